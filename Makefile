@@ -3,10 +3,13 @@
 #   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, in an environment of its own
 #   make test PYTEST="-k timestamp -x"              further arguments for pytest
 #   make test WORKERS=0                             all tests in one process, one after the other
+#   make bench BENCH="--json after.json"            further options for the benchmarks
+#   make gpu GPU_PYTHON=/opt/torch/bin/python       an environment that is there, whose torch has CUDA; nothing is installed
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?=
+BENCH ?=
 WORKERS ?= auto
 
 BIN := $(VENV)/bin
@@ -15,7 +18,7 @@ LOG := $(VENV)/setup.log
 TEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: help composer setup demo test test-all check docs bench fuzz
+.PHONY: help composer setup demo test test-all check docs bench bench-peers fuzz gpu
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
@@ -23,19 +26,23 @@ help:
 	@echo "make test-all    run all tests; fail if a program that some of them need is not installed"
 	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
-	@echo "make bench       measure the training loop, other frameworks, the stream and the dashboard"
+	@echo "make bench       run all benchmarks, about 25 minutes, and show which goals are met"
+	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/comparison.md"
+	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"
 
 setup: $(READY)
 
 # pip and setuptools come first: dependency groups need a newer pip than older Pythons bring, and with setuptools in the
-# environment the build takes the pinned one.
+# environment the build takes the pinned one. Compiling is left to all cores: pip uses one. Like pip it passes over files
+# that are for other versions of Python.
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): some minutes the first time (progress: $(LOG))"
 	@$(PYTHON) -m venv $(VENV)
-	@{ $(PIP) pip setuptools && $(PIP) --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,parquet,prometheus,system,tensorboard,wandb]' --group dev; } >$(LOG) 2>&1 \
+	@{ $(PIP) pip setuptools && $(PIP) --no-compile --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,parquet,prometheus,system,tensorboard,wandb]' --group dev; } >$(LOG) 2>&1 \
 		|| { tail -n 20 $(LOG); echo "the setup failed: its whole output is in $(LOG)"; exit 1; } >&2
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 demo: $(READY)
@@ -71,10 +78,11 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(READY)
-	$(BIN)/python benchmarks/hot_loop.py
-	$(BIN)/python benchmarks/frameworks.py
-	$(BIN)/python benchmarks/stream.py
-	$(BIN)/python benchmarks/dashboard.py
+	$(BIN)/python benchmarks/all.py $(BENCH)
+
+# Tools that are not among the development's own get environments of their own in $(VENV)/peers.
+bench-peers: $(READY) composer
+	$(BIN)/python benchmarks/peers.py --docs . $(BENCH)
 
 SECONDS ?= 60
 
@@ -82,3 +90,10 @@ fuzz: $(READY)
 	$(PIP) --group fuzz
 	$(BIN)/python fuzz/decoders.py --all --seconds $(SECONDS)
 	$(BIN)/python fuzz/sockets.py --seconds $(SECONDS)
+
+# With the environment's own torch, or with that of another one, which then needs no network.
+GPU_PYTHON ?=
+
+gpu: $(if $(GPU_PYTHON),,$(READY))
+	PYTHONPATH=. timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -vv -m gpu tests/gpu $(PYTEST)
+	PYTHONPATH=. timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py $(BENCH)

@@ -6,6 +6,7 @@ for. The first save of each kind is told apart: it has to get its memory from th
 after the first batch; a save that is due at once, which is measured too, waits for the rest of it."""
 
 import contextlib
+import functools
 import os
 import shutil
 import statistics
@@ -18,11 +19,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from common import Report, arguments, consumer_process, scratch, wait_until
+from common import Report, argument_parser, consumer_process, run, wait_until
 from torch import Tensor, nn
 
 from bus import Event
 from trainer import Algorithm, Logger, State, Trainer
+from trainer.device.device import get_device
 
 EVERY = 2
 CACHES = 200_000_000
@@ -50,11 +52,14 @@ class Watch(Algorithm):
     """Times what happens between BATCH_CHECKPOINT, of the batches at which a checkpoint is due, and the event after it,
     then waits."""
 
-    def __init__(self, wait: Callable[[int], object], before_first: Callable[[], object]) -> None:
+    def __init__(
+        self, wait: Callable[[int], object], before_first: Callable[[], object], settle: Callable[[], object]
+    ) -> None:
         self.stalls: list[float] = []
         self.idle: list[float] = []
         self._wait = wait
         self._before_first = before_first
+        self._settle = settle
         self._began = 0.0
         self._batch = 0
 
@@ -64,8 +69,10 @@ class Watch(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event is Event.BATCH_CHECKPOINT:
             self._batch = state.timestamp.values.batch
+            self._settle()
             self._began = time.perf_counter()
         elif self._batch:
+            self._settle()
             took = time.perf_counter() - self._began
             is_due = self._batch % EVERY == 0
             (self.stalls if is_due else self.idle).append(took)
@@ -76,9 +83,16 @@ class Watch(Algorithm):
             self._batch = 0
 
 
-def consumed(size: int, runs_dir: Path, saves: int, at_once: bool) -> tuple[list[float], int]:
+def settled() -> None:
+    """Waits until the host has done everything."""
+
+
+def consumed(
+    size: int, runs_dir: Path, saves: int, at_once: bool, device: str = "cpu", settle: Callable[[], object] = settled
+) -> tuple[list[float], int]:
     """Seconds that the training stood still for each save by a consumer, and the bytes of a checkpoint. Before the
-    first save the training goes on until its memory is there, unless it is due ``at_once``."""
+    first save the training goes on until its memory is there, unless it is due ``at_once``. ``settle`` waits until the
+    device has done everything."""
     folder = runs_dir / "consumed"
     latest = folder / "latest"
 
@@ -94,7 +108,7 @@ def consumed(size: int, runs_dir: Path, saves: int, at_once: bool) -> tuple[list
         pool = trainer._stream.sharing._pool
         wait_until(lambda: at_once or pool.size > 0, "memory for checkpoints")
 
-    watch, model = Watch(wait, go_on), Weights(size)
+    watch, model = Watch(wait, go_on, settle), Weights(size)
     trainer = Trainer(
         model,
         [torch.zeros(1)] * (EVERY * saves + 1),
@@ -103,7 +117,7 @@ def consumed(size: int, runs_dir: Path, saves: int, at_once: bool) -> tuple[list
         algorithms=[watch],
         publish=True,
         runs_dir=runs_dir,
-        device="cpu",
+        device=device,
         progress_bar=False,
     )
     options = {
@@ -131,18 +145,25 @@ def consumed(size: int, runs_dir: Path, saves: int, at_once: bool) -> tuple[list
 
 
 def in_loop(
-    size: int, folder: Path, saves: int, save: Callable[[dict[str, Any], Path], Callable[[], object]]
+    size: int,
+    folder: Path,
+    saves: int,
+    save: Callable[[dict[str, Any], Path], Callable[[], object]],
+    device: str = "cpu",
+    settle: Callable[[], object] = settled,
 ) -> list[float]:
     """Seconds for each call of ``save``; what it returns waits until it has been written."""
-    model = Weights(size)
+    model = Weights(size).to(get_device(device).torch_device)
     optimizer = torch.optim.Adam(model.parameters())
     model.loss(model(None), None).backward()
     optimizer.step()
     times = []
     for number in range(saves):
         path = folder / f"save{number}"
+        settle()
         began = time.perf_counter()
         done = save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        settle()
         times.append(time.perf_counter() - began)
         done()
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -183,32 +204,34 @@ def plain_copy(nbytes: int, times: int = 5) -> float:
     return statistics.median(taken[count:])
 
 
-def main() -> None:
-    options = arguments(__doc__ or "")
-    report = Report("checkpoint", options.quick)
-    sizes = {"2 MB": 2_000_000} if options.quick else SIZES
-    saves = 2 if options.quick else 5
-    with scratch() as runs_dir, process_group():
-        for name, size in sizes.items():
-            copies = [plain_copy(size)]
-            at_once, _ = consumed(size, runs_dir, 1, at_once=True)
-            copies.append(plain_copy(size))
-            stalls, nbytes = consumed(size, runs_dir, saves, at_once=False)
-            copies.append(plain_copy(nbytes))
-            saved = in_loop(size, runs_dir, 2, torch_save)
-            copies.append(plain_copy(size))
-            asynchronous = in_loop(size, runs_dir, saves, async_save)
-            copies.append(plain_copy(size))
-            copy = statistics.median(copies)
-            report.add(f"{name}: plain copy", copy * 1000, "ms")
-            report.add(f"{name}: consumer, a save after the second batch", at_once[0] / copy, "copies")
-            report.add(f"{name}: consumer, first save", stalls[0] / copy, "copies", 1.3)
-            report.add(f"{name}: consumer, later saves", statistics.median(stalls[1:]) / copy, "copies", 1.3)
-            report.add(f"{name}: torch.save in the loop", statistics.median(saved) / copy, "copies")
-            report.add(f"{name}: async_save, first", asynchronous[0] / copy, "copies")
-            report.add(f"{name}: async_save, later", statistics.median(asynchronous[1:]) / copy, "copies")
-    report.show(options.json)
+def measure_size(report: Report, runs_dir: Path, quick: bool, name: str) -> None:
+    """Checkpoints of one size."""
+    size, saves = (2_000_000, 2) if quick else (SIZES[name], 5)
+    with process_group():
+        copies = [plain_copy(size)]
+        report.progress(f"{name}: by a consumer, at once")
+        at_once, _ = consumed(size, runs_dir, 1, at_once=True)
+        copies.append(plain_copy(size))
+        report.progress(f"{name}: by a consumer")
+        stalls, nbytes = consumed(size, runs_dir, saves, at_once=False)
+        copies.append(plain_copy(nbytes))
+        report.progress(f"{name}: torch.save")
+        saved = in_loop(size, runs_dir, 2, torch_save)
+        copies.append(plain_copy(size))
+        report.progress(f"{name}: async_save")
+        asynchronous = in_loop(size, runs_dir, saves, async_save)
+        copies.append(plain_copy(size))
+    copy = statistics.median(copies)
+    report.add(f"{name}: plain copy", [one * 1000 for one in copies], "ms")
+    report.add(f"{name}: consumer, a save after the second batch", at_once[0] / copy, "copies")
+    report.add(f"{name}: consumer, first save", stalls[0] / copy, "copies", 1.3)
+    report.add(f"{name}: consumer, later saves", [stall / copy for stall in stalls[1:]], "copies", 1.3)
+    report.add(f"{name}: torch.save in the loop", [one / copy for one in saved], "copies")
+    report.add(f"{name}: async_save, first", asynchronous[0] / copy, "copies")
+    report.add(f"{name}: async_save, later", [one / copy for one in asynchronous[1:]], "copies")
 
+
+PARTS = {name.replace(" ", ""): functools.partial(measure_size, name=name) for name in SIZES}
 
 if __name__ == "__main__":
-    main()
+    run("checkpoint", PARTS, argument_parser(__doc__, PARTS).parse_args())

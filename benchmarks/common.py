@@ -1,4 +1,16 @@
-"""What the benchmarks share: where they run, how they time, how they print."""
+"""What the benchmarks share: their options, their parts, how they time, and how they report.
+
+A benchmark is a program of parts, each a function of a :class:`Report`, a directory of its own for runs, and whether
+tiny sizes will do::
+
+    def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
+        times = [one_round() for _ in report.rounds("events", 1 if quick else 5)]
+        report.add("published event", times, "us", 3)
+
+    if __name__ == "__main__":
+        parts = {"events": measure_events}
+        run("hot loop", parts, argument_parser(__doc__, parts).parse_args())
+"""
 
 import argparse
 import contextlib
@@ -10,17 +22,72 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from bus.errors import close_matches
+
+PLAIN_PROGRESS_SECONDS = 5.0
+"""Between two lines of progress where there is no terminal."""
 
 
-def arguments(text: str) -> argparse.Namespace:
-    """The options of every benchmark."""
-    parser = argparse.ArgumentParser(description=text)
+def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.ArgumentParser:
+    """The options of every benchmark; ``parts`` are what ``--only`` allows."""
+    allowed = list(parts)
+
+    def chosen(names: str) -> list[str]:
+        wanted = names.split(",")
+        for name in wanted:
+            if name not in allowed:
+                hint = close_matches(name, allowed)
+                raise argparse.ArgumentTypeError(f"unknown part {name!r}: {hint}allowed: {', '.join(allowed)}")
+        return [name for name in allowed if name in wanted]
+
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
-    return parser.parse_args()
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures to FILE, each when it is there"
+    )
+    parser.add_argument(
+        "--only", type=chosen, default=allowed, metavar="PART[,PART]", help=f"parts to run: {', '.join(allowed)}"
+    )
+    return parser
+
+
+def run(title: str, parts: Mapping[str, Callable[..., object]], options: argparse.Namespace, *given: Any) -> None:
+    """Runs the chosen parts. One that fails does not keep the others from running.
+
+    Args:
+        given: what each part gets after the report and its directory, by default whether ``--quick`` is given.
+
+    Raises:
+        SystemExit: a part failed, or the user interrupted it.
+    """
+    try:
+        report = Report(title, options.quick, options.json)
+    except OSError as error:
+        raise SystemExit(f"error: cannot write {options.json}: {error.strerror}: choose another --json") from None
+    failed = []
+    for name in options.only:
+        report.progress(name)
+        try:
+            with scratch() as where:
+                parts[name](report, where, *(given or (options.quick,)))
+        except KeyboardInterrupt:
+            report.close(name)
+            raise SystemExit(130) from None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other parts are measured in any case
+            report.clear_progress()
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            print(f"part {name} failed: {error}", file=sys.stderr)
+            failed.append(name)
+    report.close(*failed)
+    if failed:
+        raise SystemExit(1)
 
 
 @contextlib.contextmanager
@@ -30,16 +97,23 @@ def scratch() -> Iterator[Path]:
         yield Path(path)
 
 
-def microseconds(function: Callable[[], object], calls: int, bursts: int, pause: float = 0.01) -> float:
-    """Median over bursts of the time of one call. The pauses let the other processes keep up, as a training does."""
+def microseconds(
+    function: Callable[[], object], calls: int, bursts: Iterable[object], pause: float = 0.01
+) -> list[float]:
+    """The time of one call in each of the bursts. The pauses let the other processes keep up, as a training does."""
     times = []
-    for _ in range(bursts):
+    for _ in bursts:
         begin = time.perf_counter_ns()
         for _ in range(calls):
             function()
         times.append((time.perf_counter_ns() - begin) / calls / 1000)
         time.sleep(pause)
-    return statistics.median(times)
+    return times
+
+
+def ratios(values: Iterable[float], bases: Iterable[float]) -> list[float]:
+    """The ratio of each value to the base of the same round."""
+    return [value / base for value, base in zip(values, bases, strict=True)]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
@@ -64,40 +138,120 @@ def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 class Report:
-    """Collects figures with their goals and prints them as a table."""
+    """Prints each figure with its goal as soon as it is known, and keeps all of them in a JSON file."""
 
-    def __init__(self, title: str, quick: bool) -> None:
-        self._judge = not quick  # tiny sizes say nothing
-        self._rows: list[tuple[str, str, str, str]] = []
-        self._figures: dict[str, float] = {}
-        print(f"{title}\n{_machine()}\n")
+    def __init__(self, title: str, quick: bool, json_file: Path | None = None) -> None:
+        self.figures: dict[str, dict[str, Any]] = {}
+        self.details: dict[str, Any] = {}
+        """What else the JSON file holds."""
+        self._header = {"benchmark": title, "quick": quick, "machine": machine()}
+        self._json_file = json_file
+        self._begin = time.monotonic()
+        self._next_progress = 0.0
+        print(f"{title}\n{machine()}\n", flush=True)
+        self._write(complete=False)
 
-    def add(self, name: str, value: float, unit: str, goal: float | None = None, *, at_least: bool = False) -> None:
-        """Notes one figure; ``goal`` is what it has to keep below, or with ``at_least`` above."""
-        self._figures[name] = value
-        verdict = ""
-        if goal is not None and self._judge:
-            met = value >= goal if at_least else value <= goal
-            verdict = f"{'at least' if at_least else 'at most'} {goal:g}: {'met' if met else 'MISSED'}"
-        digits = 0 if abs(value) >= 1000 else 3
-        self._rows.append((name, f"{value:,.{digits}f}", unit, verdict))
+    def add(
+        self,
+        name: str,
+        value: float | Sequence[float],
+        unit: str,
+        goal: float | None = None,
+        *,
+        at_least: bool = False,
+    ) -> None:
+        """Reports one figure.
 
-    def show(self, json_file: str | None) -> None:
-        """Prints the table, and writes the figures to a file if one is named."""
-        widths = [max(len(row[column]) for row in self._rows) for column in range(3)]
-        for name, value, unit, verdict in self._rows:
-            print(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {unit:<{widths[2]}}  {verdict}".rstrip())
-        if json_file:
-            Path(json_file).write_text(json.dumps({"machine": _machine(), "figures": self._figures}, indent=2) + "\n")
+        Args:
+            value: the figure, or what was measured in each round: then their median is the figure, shown with the
+                least and the greatest.
+            goal: what it must not exceed, or with ``at_least`` reach. Tiny sizes are not judged.
+        """
+        figure: dict[str, Any] = {"value": value, "unit": unit}
+        if isinstance(value, Sequence):
+            figure["value"] = statistics.median(value)
+            if len(value) > 1:
+                figure["spread"] = [min(value), max(value)]
+        if goal is not None and not self._header["quick"]:
+            met = figure["value"] >= goal if at_least else figure["value"] <= goal
+            figure |= {"goal": f"at {'least' if at_least else 'most'} {goal:,g}", "met": met}
+        self.include(name, figure)
+        self.clear_progress()
+        print(line(name, figure), flush=True)
+
+    def include(self, name: str, figure: dict[str, Any]) -> None:
+        """Takes a figure as it is in the JSON file of a report, without printing it."""
+        self.figures[name] = figure
+        self._write(complete=False)
+
+    def rounds(self, what: str, count: int) -> Iterator[int]:
+        """Counts the rounds of a measurement, and shows which one is running."""
+        for number in range(count):
+            self.progress(f"{what}: round {number + 1} of {count}")
+            yield number
+
+    def progress(self, what: str) -> None:
+        """Shows on stderr what is running: in one line of a terminal, or as lines every few seconds."""
+        now = time.monotonic()
+        text = f"[{now - self._begin:4.0f} s] {what}"
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif now >= self._next_progress:
+            self._next_progress = now + PLAIN_PROGRESS_SECONDS
+            print(text, file=sys.stderr, flush=True)
+
+    def clear_progress(self) -> None:
+        """Removes the line of progress from a terminal."""
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def close(self, *failed: str) -> None:
+        """Prints a table of the goals, and says which parts did not get to their end."""
+        self.clear_progress()
+        self._write(complete=not failed)
+        judged = {name: figure for name, figure in self.figures.items() if "met" in figure}
+        if judged:
+            width = max(map(len, judged))
+            print("\n" + "\n".join(line(name, figure, width) for name, figure in judged.items()))
+            print(f"{sum(figure['met'] for figure in judged.values())} of {len(judged)} goals met", flush=True)
+        if failed:
+            print(f"not complete: {', '.join(failed)}", file=sys.stderr)
+
+    def _write(self, complete: bool) -> None:
+        if self._json_file:
+            content = {**self._header, "complete": complete, "figures": self.figures, **self.details}
+            self._json_file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _machine() -> str:
+def number(value: float) -> str:
+    """A figure as it is shown: with three decimals, large ones with none."""
+    return f"{value:,.{0 if abs(value) >= 1000 else 3}f}"
+
+
+def line(name: str, figure: Mapping[str, Any], width: int = 72) -> str:
+    """A figure of a report in one line: name, value, unit, spread, goal."""
+    spread = "({} to {})".format(*map(number, figure["spread"])) if "spread" in figure else ""
+    verdict = f"{figure['goal']}: {'met' if figure['met'] else 'MISSED'}" if "goal" in figure else ""
+    return f"{name:<{width}} {number(figure['value']):>10} {figure['unit']:<12} {spread:<24} {verdict}".rstrip()
+
+
+def machine() -> str:
+    """What the figures were measured on, and with."""
     names = ("offloop", "torch", "pyzmq", "msgpack", "mcap")
-    packages = " ".join(f"{name} {metadata.version(name)}" for name in names)
+    installed = {name: _version(name) for name in names}
+    packages = " ".join(f"{name} {version}" for name, version in installed.items() if version)
     return (
         f"{os.cpu_count()} cores ({_processor()}), {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}, {packages}, {time.strftime('%Y-%m-%d')}"
     )
+
+
+def _version(name: str) -> str | None:
+    """Of a package, unless it runs from its repository without being installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

@@ -1,6 +1,6 @@
 """What the web dashboard takes: seconds from the command to a drawn page, milliseconds to draw and to zoom a chart of a
-long run, seconds to load a long history, and, with ``--training``, the speed of a training with a dashboard and three
-browsers attached against none.
+long run, seconds to load a long history, and the speed of a training with a dashboard and three browsers attached
+against none.
 
 The browsers are headless Chromium on the same machine and draw without a GPU. Beside a training they only get the time
 that nobody else wants (SCHED_IDLE; of ``nice`` Chromium rids itself), because otherwise they would take from it, on few
@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from common import Report, scratch
+from common import Report, argument_parser, ratios, run
 
 from bus import Event, Publisher, Recording
 from consumers.dashboard.view.run_view import RunView
@@ -109,7 +108,7 @@ def measure_page(report: Report, where: Path, quick: bool) -> None:
     events, rounds = (1_000, 1) if quick else (100_000, 5)
     recording = record(where, "page", events)
     drawn, served = [], []
-    for number in range(rounds):
+    for number in report.rounds("page", rounds):
         with pages(1) as (page,):
             begin = time.perf_counter()
             with dashboard("--replay", str(recording)) as url:
@@ -120,8 +119,8 @@ def measure_page(report: Report, where: Path, quick: bool) -> None:
                 drawn.append(time.perf_counter() - begin)
                 if number + 1 == rounds:
                     measure_fluency(report, page, events, quick)
-    report.add(f"command to the first drawn chart, {events:,} events", statistics.median(served), "s")
-    report.add(f"command to the whole history drawn, {events:,} events", statistics.median(drawn), "s", 10)
+    report.add(f"command to the first drawn chart, {events:,} events", served, "s")
+    report.add(f"command to the whole history drawn, {events:,} events", drawn, "s", 10)
 
 
 def measure_fluency(report: Report, page: Any, events: int, quick: bool) -> None:
@@ -133,15 +132,17 @@ def measure_fluency(report: Report, page: Any, events: int, quick: bool) -> None
     drawn = page.evaluate(DRAW, [LOSS, rounds])
     parts = [[events * 0.02 * step, events * (0.5 + 0.02 * step)] for step in range(1, rounds + 1)]
     first, finer = zip(*(page.evaluate(ZOOM, [LOSS, part]) for part in parts), strict=True)
-    report.add(f"drawing a chart of {events:,} batches", statistics.median(drawn), "ms", 16)
-    report.add(f"a zoom into {events:,} batches, first picture", statistics.median(first), "ms", 100)
-    report.add(f"a zoom into {events:,} batches, finer points drawn", statistics.median(finer), "ms", 500)
+    report.add(f"drawing a chart of {events:,} batches", drawn, "ms", 16)
+    report.add(f"a zoom into {events:,} batches, first picture", first, "ms", 100)
+    report.add(f"a zoom into {events:,} batches, finer points drawn", finer, "ms", 500)
 
 
 def measure_history(report: Report, where: Path, quick: bool) -> None:
     """Seconds to read a long recording into what the dashboard draws from."""
     events = 10_000 if quick else 1_000_000
+    report.progress(f"recording {events:,} events")
     recording = record(where, "history", events)
+    report.progress(f"reading {events:,} events")
     view, begin = RunView("history"), time.perf_counter()
     for snapshot in Recording(recording):
         view.see(snapshot)
@@ -180,37 +181,21 @@ def train(where: Path, batches: int, watched: bool) -> tuple[float, float]:
 
 def measure_training(report: Report, where: Path, quick: bool) -> None:
     """The ratio of the two speeds, in rounds that take turns."""
-    batches, rounds = (20, 1) if quick else (1500, 5)
+    batches, rounds = (20, 1) if quick else (1000, 3)
     alone, watched = [], []
-    for _ in range(rounds):
+    for _ in report.rounds("training", rounds):
         alone.append(train(where, batches, watched=False))
         watched.append(train(where, batches, watched=True))
-    report.add("training, nobody watching", statistics.median(speed for speed, _ in alone), "batches/s")
+    report.add("training, nobody watching", [speed for speed, _ in alone], "batches/s")
     for place, what in enumerate(("by the clock", "the training thread's own time")):
-        ratio = statistics.median(one[place] / other[place] for one, other in zip(watched, alone, strict=True))
-        report.add(f"with a dashboard and three browsers / nobody, {what}", ratio, "x", 0.98, at_least=True)
+        speeds = ratios((one[place] for one in watched), (one[place] for one in alone))
+        report.add(f"with a dashboard and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
 
 
-def main() -> None:
-    """Measures and prints."""
-    import argparse
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
-    parser.add_argument("--training", action="store_true", help="measure the training alone, which needs torch")
-    options = parser.parse_args()
-    if not CHROMIUM:
-        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
-    report = Report("dashboard", options.quick)
-    with scratch() as where:
-        if options.training:
-            measure_training(report, where, options.quick)
-        else:
-            measure_page(report, where, options.quick)
-            measure_history(report, where, options.quick)
-    report.show(options.json)
-
+PARTS = {"page": measure_page, "history": measure_history, "training": measure_training}
 
 if __name__ == "__main__":
-    main()
+    chosen = argument_parser(__doc__, PARTS).parse_args()
+    if not CHROMIUM:
+        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
+    run("dashboard", PARTS, chosen)

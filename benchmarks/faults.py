@@ -5,12 +5,10 @@ stands in ``docs/reliability.md``. Every figure is taken with nothing lost, or t
 time on the clock includes the waiting for a core, where there are fewer of those than processes.
 """
 
-import argparse
 import contextlib
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Report, scratch
+from common import Report, argument_parser, run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -82,7 +80,7 @@ def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     moments = random.Random(7)
     recoveries = []
     with Training(runs_dir, restart_pauses=(0.0, 0.0)) as training, Follower(runs_dir) as follower:
-        for _ in range(sizes.deaths):
+        for _ in report.rounds("own broker killed", sizes.deaths):
             training.await_recorded(training.published + 1)
             time.sleep(moments.uniform(0, 0.3))
             os.kill(training.broker_pid, signal.SIGKILL)
@@ -92,8 +90,7 @@ def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     read_recording(runs_dir / "r", told["events"])
     what = f"own broker killed {sizes.deaths} times"
     add_stalls(report, what, told)
-    report.add(f"{what}: until what is published then is on disk, median", statistics.median(recoveries), "s")
-    report.add(f"{what}: the same, longest", max(recoveries), "s")
+    report.add(f"{what}: until what is published then is on disk", recoveries, "s")
     report.add(f"{what}: events published", told["events"], "events")
     report.add(f"{what}: events sent again", told["resent"], "events")
     report.add(f"{what}: events missing", 0, "events", 0)
@@ -118,7 +115,7 @@ def standing_broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None
     read_recording(runs_dir / "r", told["events"])
     what = "standing broker killed, back after a second"
     add_stalls(report, what, told)
-    report.add(f"{what}: until everything is on disk, median", statistics.median(recoveries), "s")
+    report.add(f"{what}: until everything is on disk", recoveries, "s")
     report.add(f"{what}: events sent again", told["resent"], "events")
 
 
@@ -134,15 +131,15 @@ def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     for with_broker in (False, True):
         waits, unrecorded = [], []
         for number in range(max(1, sizes.deaths // 4)):
-            run = f"r{number}{with_broker:d}"
-            with Training(runs_dir, run) as training, Follower(runs_dir, run) as follower:
+            name = f"r{number}{with_broker:d}"
+            with Training(runs_dir, name) as training, Follower(runs_dir, name) as follower:
                 training.await_recorded(500)
                 if with_broker:
                     os.kill(training.broker_pid, signal.SIGKILL)
                 killed = training.kill()
                 told = follower.result(PATIENCE)
             waits.append(told["ended_at"] - killed)
-            recorded = sum(1 for _ in numbers_in(iter(Recording(runs_dir / run))))
+            recorded = sum(1 for _ in numbers_in(iter(Recording(runs_dir / name))))
             if recorded < training.acknowledged:
                 raise SystemExit(f"{training.acknowledged - recorded} events that were acknowledged are not recorded")
             unrecorded.append(training.published - recorded)
@@ -196,8 +193,8 @@ def add_growth(report: Report, what: str, grown: list[float]) -> None:
 
 def broker_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     """A broker that stands still under 5,000 events/s: with the usual backlog, and with one that is too small."""
-    for run, backlog in (("r", {}), ("small", {"backlog_bytes": 100_000, "max_delay": 0})):
-        with Training(runs_dir, run, rate=5000, **backlog) as training, Follower(runs_dir, run) as follower:
+    for name, backlog in (("r", {}), ("small", {"backlog_bytes": 100_000, "max_delay": 0})):
+        with Training(runs_dir, name, rate=5000, **backlog) as training, Follower(runs_dir, name) as follower:
             training.await_recorded(2000)
             before = resident(training.pid)
             with stopped(training.broker_pid):
@@ -207,7 +204,7 @@ def broker_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
                 grown = resident(training.pid) - before
             told = training.finish(PATIENCE)
             seen = follower.result(PATIENCE)
-        recording = Recording(runs_dir / run)
+        recording = Recording(runs_dir / name)
         kept = list(numbers_in(iter(recording)))
         missing = sum(gap.last - gap.first + 1 for gap in recording.gaps)
         if (missing, len(kept) + missing, seen["numbers"]) != (told["dropped"], told["events"], kept):
@@ -269,21 +266,9 @@ MEASUREMENTS = (
 )
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
-    size.add_argument("--long", action="store_true", help="a minute of standing still, 100 deaths, 2 million events")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    sizes = QUICK if options.quick else LONG if options.long else SHORT
-    report = Report("faults", options.quick)
-    for measure in MEASUREMENTS:
-        with scratch() as runs_dir:
-            measure(report, runs_dir, sizes)
-    report.show(options.json)
-
-
 if __name__ == "__main__":
-    main()
+    parts = {measure.__name__.replace("_", "-"): measure for measure in MEASUREMENTS}
+    parser = argument_parser(__doc__, parts)
+    parser.add_argument("--long", action="store_true", help="stalls of a minute, 100 deaths, 2 million events")
+    options = parser.parse_args()
+    run("faults", parts, options, QUICK if options.quick else LONG if options.long else SHORT)

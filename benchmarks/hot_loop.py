@@ -5,12 +5,12 @@ is the training's time. They are medians, and ratios of medians taken in turn in
 drifts."""
 
 import contextlib
+import functools
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +19,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import msgpack
 import torch
 import zmq
-from common import Report, arguments, consumer_process, microseconds, scratch, wait_until
+from common import Report, argument_parser, consumer_process, microseconds, ratios, run, wait_until
 from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
 
 from bus import Event
 from trainer import Trainer
 
 SLEEPER = Path(__file__).with_name("sleeper.py")
+STOPWATCH = f"{Path(__file__).with_name('stopwatch.py')}:Stopwatch"
+MAX_DELAYS = (0.05, 0.02, 0.008, 0.005)
+SHORT_DELAY = 0.008
 FOLLOWER = """
 import sys
 from bus import Event, Subscriber
@@ -34,6 +37,8 @@ for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
 
+SLEEPING_EVERY = 3
+"""The rounds in which a callback that sleeps is measured: it differs little from the others."""
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
 ALL_FILES = (
@@ -109,30 +114,32 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
     trainer.fit()
     run_event = trainer.engine.run_event
     unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
-    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 10 * calls, bursts), "us", 0.25)
+    rounds = report.rounds("unwanted event", bursts)
+    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 10 * calls, rounds), "us", 0.1)
 
     def next_batch() -> None:
         # What a consumer asks for takes effect with another batch, and is looked out for until then.
         trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
 
     for count in (0, 1, 4 if quick else 32):
-        with followers(trainer, count), raw_sender(trainer) as send_raw:
-            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, bursts, count, next_batch)
         beside = f"beside {count} consumers"
+        with followers(trainer, count), raw_sender(trainer) as send_raw:
+            rounds = report.rounds(f"published event {beside}", bursts)
+            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, rounds, count, next_batch)
         report.add(f"published base event {beside}: on the clock", published.passed, "us", 3)
-        report.add(f"published base event {beside}: the thread's own time", published.busy, "us", 3)
+        report.add(f"published base event {beside}: the thread's own time", published.busy, "us", 2.5)
         report.add(f"raw pack and send {beside}: on the clock", raw.passed, "us")
         report.add(f"raw pack and send {beside}: the thread's own time", raw.busy, "us")
-        report.add(f"published / raw {beside}, the thread's own time", published.busy / raw.busy, "x", 2.5)
+        report.add(f"published / raw {beside}, the thread's own time", ratios(published.busy, raw.busy), "x", 1.4)
     trainer.close()
 
 
 class Cost(NamedTuple):
-    """Microseconds of one call, medians over bursts."""
+    """Microseconds of one call, in each burst."""
 
-    busy: float
+    busy: list[float]
     """What the thread computed, in Python and in the kernel."""
-    passed: float
+    passed: list[float]
     """What passed on the clock: with more processes than cores, also the waiting for a core."""
 
 
@@ -140,28 +147,28 @@ def in_turn(
     first: Callable[[], object],
     second: Callable[[], object],
     calls: int,
-    bursts: int,
+    bursts: Iterable[object],
     consumers: int,
     between: Callable[[], object],
 ) -> tuple[Cost, Cost]:
     """The costs of two functions whose bursts take turns, with pauses in which so many consumers can keep up."""
-    costs: tuple[list[Cost], list[Cost]] = ([], [])
-    for _ in range(bursts):
+    costs = Cost([], []), Cost([], [])
+    for _ in bursts:
         between()
-        costs[0].append(burst(first, calls))
-        costs[1].append(burst(second, calls))
+        burst(first, calls, costs[0])
+        burst(second, calls, costs[1])
         time.sleep(0.02 + calls * consumers * 15e-6)
-    medians = [Cost(*(statistics.median(column) for column in zip(*rows, strict=True))) for rows in costs]
-    return medians[0], medians[1]
+    return costs
 
 
-def burst(function: Callable[[], object], calls: int) -> Cost:
-    """The cost of one call, from so many in a row."""
+def burst(function: Callable[[], object], calls: int, cost: Cost) -> None:
+    """Adds the cost of one call, from so many in a row."""
     begin, busy = time.perf_counter_ns(), time.thread_time_ns()
     for _ in range(calls):
         function()
     busy, passed = time.thread_time_ns() - busy, time.perf_counter_ns() - begin
-    return Cost(busy / calls / 1000, passed / calls / 1000)
+    cost.busy.append(busy / calls / 1000)
+    cost.passed.append(passed / calls / 1000)
 
 
 @contextlib.contextmanager
@@ -221,25 +228,58 @@ def followers(trainer: Trainer, count: int) -> Iterator[None]:
             process.communicate()
 
 
-def measure_training(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Training speed against the bare loop, for every job."""
-    for name, job in JOBS.items():
-        batches, rounds = (min(job.batches, 20), 1) if quick else (job.batches, job.rounds)
-        bare_loop(job, batches)
-        speeds: dict[str, list[float]] = {"bare": [], "alone": [], "speed,lr": [], "sleeping": []}
-        for _ in range(rounds):
-            speeds["bare"].append(bare_loop(job, batches))
-            speeds["alone"].append(trainer_loop(job, batches, runs_dir, None))
-            speeds["speed,lr"].append(trainer_loop(job, batches, runs_dir, "speed,lr"))
+def measure_training(report: Report, runs_dir: Path, quick: bool, name: str) -> None:
+    """Training speed of a job against the bare loop."""
+    job = JOBS[name]
+    batches, rounds = (min(job.batches, 20), 1) if quick else (job.batches, job.rounds)
+    bare_loop(job, batches)
+    speeds: dict[str, list[float]] = {"bare": [], "alone": [], "speed,lr": [], "sleeping": []}
+    for turn in report.rounds(name, rounds):
+        speeds["bare"].append(bare_loop(job, batches))
+        speeds["alone"].append(trainer_loop(job, batches, runs_dir, None))
+        speeds["speed,lr"].append(trainer_loop(job, batches, runs_dir, "speed,lr"))
+        if turn % SLEEPING_EVERY == 0:
             speeds["sleeping"].append(trainer_loop(job, batches, runs_dir, f"{SLEEPER}:Sleeper"))
-        median = {kind: statistics.median(values) for kind, values in speeds.items()}
-        report.add(f"{name}: bare loop", median["bare"], "batches/s")
-        ratio = median["alone"] / median["bare"]
-        report.add(f"{name}: trainer without stream / bare", ratio, "x", job.alone, at_least=True)
-        ratio = median["speed,lr"] / median["bare"]
-        report.add(f"{name}: trainer with speed,lr / bare", ratio, "x", job.watched, at_least=True)
-        ratio = median["sleeping"] / median["speed,lr"]
-        report.add(f"{name}: callback that sleeps 50 ms / speed,lr", ratio, "x", 0.98, at_least=True)
+    report.add(f"{name}: bare loop", speeds["bare"], "batches/s")
+    alone = ratios(speeds["alone"], speeds["bare"])
+    report.add(f"{name}: trainer without stream / bare", alone, "x", job.alone, at_least=True)
+    watched = ratios(speeds["speed,lr"], speeds["bare"])
+    report.add(f"{name}: trainer with speed,lr / bare", watched, "x", job.watched, at_least=True)
+    slowed = ratios(speeds["sleeping"], speeds["speed,lr"][::SLEEPING_EVERY])
+    report.add(f"{name}: callback that sleeps 50 ms / speed,lr", slowed, "x", 0.98, at_least=True)
+
+
+def measure_delays(report: Report, runs_dir: Path, quick: bool) -> None:
+    """How soon events of a fast loop reach callbacks, and what that costs the loop."""
+    name = "tiny MLP"
+    job = JOBS[name]
+    batches, rounds = (20, 1) if quick else (job.batches, 7)
+    bare_loop(job, batches)
+    bare, found = [], {max_delay: [] for max_delay in MAX_DELAYS}
+    for _ in report.rounds("delays", rounds):
+        bare.append(bare_loop(job, batches))
+        for max_delay, results in found.items():
+            results.append(hurried_loop(job, batches, runs_dir, max_delay))
+    for max_delay, results in found.items():
+        speeds, delays = zip(*results, strict=True)
+        is_goal = max_delay == SHORT_DELAY
+        text = f"max_delay {max_delay * 1000:g} ms"
+        watched = ratios(speeds, bare)
+        report.add(f"{name}: speed,lr with {text} / bare", watched, "x", 0.92 if is_goal else None, at_least=True)
+        report.add(f"publish to callback in a fast loop, {text}: median", delays, "ms", 5 if is_goal else None)
+
+
+def hurried_loop(job: Job, batches: int, runs_dir: Path, max_delay: float) -> tuple[float, float]:
+    """Batches a second with ``speed,lr`` attached and events that may be so many seconds late, and the median of the
+    milliseconds after which they reach a callback."""
+    trainer = make_trainer(job, batches, runs_dir)
+    path = trainer.recording.parent / "delay"
+    options = ("--callbacks", f"speed,lr,{STOPWATCH}", "-o", f"{STOPWATCH}.path={path}", "--max-delay", str(max_delay))
+    with attached(trainer, runs_dir, *options) as consumer:
+        speed = fit(trainer, batches)
+        trainer.close()
+        consumer.communicate(timeout=60)
+    return speed, float(path.read_text())
 
 
 def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
@@ -249,24 +289,20 @@ def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
     batches, rounds = (20, 1) if quick else (job.batches, job.rounds)
     bare_loop(job, batches)
     bare, watched = [], []
-    for _ in range(rounds):
+    for _ in report.rounds("all callbacks", rounds):
         bare.append(bare_loop(job, batches))
         watched.append(watched_by_all(job, batches, runs_dir))
-    ratio = statistics.median(watched) / statistics.median(bare)
-    report.add("medium MLP: all callbacks and three loggers / bare", ratio, "x", job.watched, at_least=True)
+    name = "medium MLP: all callbacks and three loggers / bare"
+    report.add(name, ratios(watched, bare), "x", job.watched, at_least=True)
 
 
-def main() -> None:
-    """Measures and prints."""
-    options = arguments(__doc__ or "")
-    torch.set_num_threads(1)
-    report = Report("hot loop", options.quick)
-    with scratch() as runs_dir:
-        measure_events(report, runs_dir, options.quick)
-        measure_training(report, runs_dir, options.quick)
-        measure_all_callbacks(report, runs_dir, options.quick)
-    report.show(options.json)
-
+PARTS = {
+    "events": measure_events,
+    **{name.replace(" ", "-").lower(): functools.partial(measure_training, name=name) for name in JOBS},
+    "delays": measure_delays,
+    "all-callbacks": measure_all_callbacks,
+}
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run("hot loop", PARTS, argument_parser(__doc__, PARTS).parse_args())

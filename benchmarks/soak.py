@@ -5,7 +5,6 @@ way. Each process's memory is looked at several times a second. It counts as fla
 the samples is at most 16 MiB above that over the second fifth (in the first one rings and buffers fill). The exit code
 is 1 when something was lost or grew."""
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 import psutil
-from common import Report, scratch
+from common import Report, argument_parser, run
 from stream import publish
 
 from bus import Publisher, find_run
@@ -80,7 +79,7 @@ def start_consumer(run: str, runs_dir: Path, name: str) -> "subprocess.Popen[str
     return process
 
 
-def flood(publisher: Publisher, events: int, memory: Memory) -> None:
+def flood(publisher: Publisher, events: int, memory: Memory, report: Report) -> None:
     """Publishes so many events as fast as the ring is emptied, and returns when all are on disk.
 
     Raises:
@@ -90,6 +89,8 @@ def flood(publisher: Publisher, events: int, memory: Memory) -> None:
         publish(publisher, 1 / number)
         if number % BURST == 0:
             memory.look()
+            if number % (BURST * 64) == 0:
+                report.progress(f"{number:,} of {events:,} events")
             if publisher.statistics().backlog_bytes > RING_BYTES // 2:
                 drain(publisher, memory, RING_BYTES // 4)
     drain(publisher, memory, 0)
@@ -108,8 +109,12 @@ def drain(publisher: Publisher, memory: Memory, size: int) -> None:
         time.sleep(0.001)
 
 
-def soak(runs_dir: Path, events: int, report: Report) -> list[str]:
-    """Runs it, and returns what went wrong."""
+def soak(report: Report, runs_dir: Path, events: int) -> None:
+    """Runs it.
+
+    Raises:
+        SystemExit: with what went wrong.
+    """
     wrong = []
     with Publisher("soak", runs_dir=runs_dir, backlog_bytes=RING_BYTES) as publisher:
         broker = next(child for child in psutil.Process().children() if "bus.broker" in child.cmdline())
@@ -119,7 +124,7 @@ def soak(runs_dir: Path, events: int, report: Report) -> list[str]:
             | {f"consumer {number}": process.pid for number, process in enumerate(consumers, 1)}
         )
         begin = time.perf_counter()
-        flood(publisher, events, memory)
+        flood(publisher, events, memory, report)
         recorded = time.perf_counter() - begin
         sent = publisher.statistics()
     while any(process.poll() is None for process in consumers):
@@ -145,22 +150,18 @@ def soak(runs_dir: Path, events: int, report: Report) -> list[str]:
         report.add(f"memory of the {name}: at the end", after, "MiB")
         if after - before > GROWTH_BYTES / 2**20:
             wrong.append(f"the memory of the {name} grew from {before:.0f} to {after:.0f} MiB")
-    return wrong
+    if wrong:
+        raise SystemExit("; ".join(wrong))
+    print("nothing lost, memory flat")
 
 
 def main() -> None:
     """Measures, prints, and judges."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=10_000_000, metavar="N", help="default: 10,000,000")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    parts = {"soak": soak}
+    parser = argument_parser(__doc__, parts)
+    parser.add_argument("--events", type=int, metavar="N", help="default: 10,000,000, with --quick 2,000")
     options = parser.parse_args()
-    report = Report("soak", quick=False)
-    with scratch() as runs_dir:
-        wrong = soak(runs_dir, options.events, report)
-    report.show(options.json)
-    if wrong:
-        sys.exit("; ".join(wrong))
-    print("nothing lost, memory flat")
+    run("soak", parts, options, options.events or (2_000 if options.quick else 10_000_000))
 
 
 if __name__ == "__main__":

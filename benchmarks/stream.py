@@ -4,14 +4,14 @@ Publisher, broker and subscriber are three processes on one machine; with fewer 
 the throughput is that of all three together.
 """
 
-import statistics
+import json
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
-from common import Report, arguments, scratch, wait_until
+import psutil
+from common import Report, argument_parser, run, wait_until
 
 from bus import Event, Publisher, Recording, Subscriber
 
@@ -35,13 +35,16 @@ def publish(publisher: Publisher, loss: float) -> None:
     publisher.send(Event.BATCH_END, TIMESTAMP, TIMESTAMP, FIELDS, CONTEXT)
 
 
-def throughput(runs_dir: Path, events: int, followed: bool) -> float:
-    """Events a second from the first publish until all are on disk, and with a subscriber also received."""
+def throughput(runs_dir: Path, events: int, followed: bool) -> tuple[float, float]:
+    """Events a second from the first publish until all are on disk, and with a subscriber also received; and the
+    microseconds of processor time that each of them takes the broker."""
     with Publisher("flood" if followed else "record", runs_dir=runs_dir) as publisher:
+        broker = psutil.Process(json.loads((publisher.run_dir / "broker.json").read_text())["pid"])
         if followed:
             command = [sys.executable, "-c", COUNTER, str(publisher.run_dir)]
             follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             follower.stdout.readline()
+        busy = sum(broker.cpu_times()[:2])
         begin = time.perf_counter()
         for index in range(events):
             publish(publisher, 1 / (index + 1))
@@ -49,14 +52,15 @@ def throughput(runs_dir: Path, events: int, followed: bool) -> float:
             publisher.poll()
             time.sleep(0.0005)
         recorded = time.perf_counter() - begin
+        busy = (sum(broker.cpu_times()[:2]) - busy) * 1e6 / events
         if publisher.statistics().dropped:
             raise SystemExit("events were dropped")
     if not followed:
-        return events / recorded
+        return events / recorded, busy
     out, _ = follower.communicate(timeout=120)
     if out != f"{events} ()\n":
         raise SystemExit(f"the subscriber got {out!r} of {events} events")
-    return events / (time.perf_counter() - begin)
+    return events / (time.perf_counter() - begin), busy
 
 
 def latency(runs_dir: Path, events: int, rate: int, max_delay: float) -> list[float]:
@@ -116,32 +120,40 @@ def consumer_replay(path: Path, events: int) -> float:
     return events / (time.perf_counter() - begin)
 
 
-def main() -> None:
-    """Measures and prints."""
-    options = arguments(__doc__ or "")
-    events, rounds = (2_000, 1) if options.quick else (200_000, 5)
-    report = Report("stream", options.quick)
-    recorded: list[float] = []
-    followed: list[float] = []
-    replays: deque[float] = deque()
-    for _ in range(rounds):
-        with scratch() as runs_dir:
-            recorded.append(throughput(runs_dir, events, followed=False))
-            followed.append(throughput(runs_dir, events, followed=True))
-            replays.append(replay(runs_dir / "record"))
-            wait_until(lambda: (runs_dir / "record" / "run.json").exists(), "the record")
-            by_consumer = consumer_replay(runs_dir / "record", events)
-    report.add("publish, record", statistics.median(recorded), "events/s", 50_000, at_least=True)
-    report.add("publish, record, receive", statistics.median(followed), "events/s", 50_000, at_least=True)
+def measure_throughput(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Events a second onto disk, and also to a subscriber."""
+    events, rounds = (2_000, 1) if quick else (200_000, 5)
+    recorded, followed = [], []
+    for turn in report.rounds("throughput", rounds):
+        recorded.append(throughput(runs_dir / str(turn), events, followed=False))
+        followed.append(throughput(runs_dir / str(turn), events, followed=True))
+    for name, found in (("publish, record", recorded), ("publish, record, receive", followed)):
+        report.add(name, [speed for speed, _ in found], "events/s", 250_000, at_least=True)
+        report.add(f"{name}: the broker's processor time for an event", [busy for _, busy in found], "us", 4.0)
+
+
+def measure_latency(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Microseconds from publish to a subscriber."""
     for max_delay, name in ((0.05, "in bursts"), (0.0, "each at once")):
-        with scratch() as runs_dir:
-            delays = latency(runs_dir, 400 if options.quick else 20_000, 2000, max_delay)
+        report.progress(f"latency {name}")
+        delays = latency(runs_dir / name, 400 if quick else 20_000, 2000, max_delay)
         report.add(f"publish to subscriber at 2,000/s, {name}: median", delays[len(delays) // 2], "us")
         report.add(f"publish to subscriber at 2,000/s, {name}: 99 %", delays[int(len(delays) * 0.99)], "us")
-    report.add("replay", statistics.median(replays), "events/s", 100_000, at_least=True)
-    report.add("consumer --replay, speed,lr", by_consumer, "events/s")
-    report.show(options.json)
 
+
+def measure_replay(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Events a second out of a recording."""
+    events, rounds = (2_000, 1) if quick else (200_000, 5)
+    throughput(runs_dir, events, followed=False)
+    recording = runs_dir / "record"
+    wait_until(lambda: (recording / "run.json").exists(), "the record")
+    replays = [replay(recording) for _ in report.rounds("replay", rounds)]
+    report.add("replay", replays, "events/s", 300_000, at_least=True)
+    replays = [consumer_replay(recording, events) for _ in report.rounds("consumer --replay", rounds)]
+    report.add("consumer --replay, speed,lr", replays, "events/s")
+
+
+PARTS = {"throughput": measure_throughput, "latency": measure_latency, "replay": measure_replay}
 
 if __name__ == "__main__":
-    main()
+    run("stream", PARTS, argument_parser(__doc__, PARTS).parse_args())

@@ -1,4 +1,4 @@
-"""Processes: whether the one that is meant still runs, and how many files this one may have open."""
+"""Processes: whether the one that is meant still runs, how many files this one may have open, and when it runs."""
 
 import contextlib
 import errno
@@ -46,6 +46,16 @@ def _answers(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def avoid_preemption() -> None:
+    """Keeps this process, and the threads and processes that it starts from now on, from interrupting others: what
+    wakes up waits for a free core, or its turn. Else each message of a training would interrupt the training, where it
+    has no core to spare. The share of processor time stays the same. A policy that was chosen for it is kept."""
+    # Only Linux has it, and a container may forbid it.
+    with contextlib.suppress(AttributeError, OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def allow_many_connections() -> None:

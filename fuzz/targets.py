@@ -54,6 +54,7 @@ from bus.protocol.frames import (
     decode_body,
     decode_control,
     decode_event,
+    decode_whole_event,
     encode_control,
     encode_frame_batch,
     encode_heartbeat,
@@ -112,7 +113,16 @@ def _frame(data: bytes) -> None:
             return
         check(parse_topic(topic.encode()[:-1]) == topic, "a topic came out differently")
         decode_body(body)
-        _event_again(topic, decode_event(body))
+        try:
+            event = decode_event(body)
+            tuple(event)
+        except ProtocolError:
+            with contextlib.suppress(ProtocolError):
+                decode_whole_event(body)
+                raise AssertionError("a malformed event was read whole") from None
+            raise
+        check(repr(event) == repr(decode_whole_event(body)), "an event is another when it is read whole")
+        _event_again(topic, event)
 
 
 def _event_again(topic: Topic, event: EventBody) -> None:
@@ -120,7 +130,7 @@ def _event_again(topic: Topic, event: EventBody) -> None:
     frame = event_encoder(topic, attempt)(seq, base_seq, time, timestamp, previous, fields, pack_map(context))
     found, body = split_frame(frame)
     check(found == topic, "the topic of an event came out differently")
-    check(packed(decode_event(body)[1:]) == packed(event[1:]), "an event came out differently")
+    check(packed(list(decode_event(body))[1:]) == packed(list(event)[1:]), "an event came out differently")
 
 
 # -- demand -----------------------------------------------------------------------------------------------------------
@@ -177,7 +187,7 @@ def _follow(order: StreamOrder, steps: list[Any]) -> None:
                 if topic is None:
                     continue
                 take = order.from_live if live else order.from_record
-                given = take(f"{topic.run}/{topic.name}/{topic.rank}", body)
+                given = take(f"{topic.run}/{topic.name}/{topic.rank}".encode(), body)
                 if isinstance(given, Snapshot):
                     check(given.seq > numbers.get(given.rank, 0), "an event was given twice, or out of order")
                     numbers[given.rank] = given.seq
@@ -551,7 +561,7 @@ def _checkpoints() -> list[bytes]:
     tree = {"model": {"weight": torch.ones(2)}, "rest": [1, None, 2**70, float("inf"), b"x", (1, {2: "a"})]}
     write_checkpoint(FOLDER / "seed.safetensors", tree)
     packed = {"model": {}, "rest": [{"$tuple": [1]}, {"$int": "0x5"}, {"$float": "7ff0000000000000"}]}
-    packed["rest"] += [{"$bytes": "eA=="}, {"$dict": [[2, "a"]]}, {"$tensor": "model.weight"}]
+    packed["rest"] += [{"$bytes": "model.weight"}, {"$dict": [[2, "a"]]}, {"$tensor": "model.weight"}]
     text = json.dumps({"version": 1, "tree": packed, "tensors": {}})
     return [(FOLDER / "seed.safetensors").read_bytes(), text.encode()]
 

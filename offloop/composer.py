@@ -28,8 +28,10 @@ except ModuleNotFoundError as error:
     raise missing(error, "offloop.composer", "'mosaicml>=0.32'", ("composer",)) from None
 
 _FRAMEWORK = Framework("Composer", "mosaicml", frozenset(Event))
+_COUNTS, _DURATIONS = TrainingTime._fields[:-4], TrainingTime._fields[-4:]
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _TOTAL = "loss/train/total"
+_OURS = {event: Event(event.value) for event in composer.Event}
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
@@ -57,16 +59,16 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
         """Publishes an event."""
-        ours = Event(event.value)
-        if ours is Event.INIT:
-            self._start(state)
-        elif self._training is not None:
-            handle = _HANDLERS.get(ours)
-            if handle is not None:
-                handle(self, self._training, state)
-            elif ours in self._training.wanted:
-                self._look(self._training, state)
-                self._training.fire(ours)
+        training, ours = self._training, _OURS[event]
+        if training is None:
+            if ours is Event.INIT:
+                self._start(state)
+        elif ours in _HANDLERS:
+            _HANDLERS[ours](self, training, state)
+        elif ours in training.wanted:
+            self._look(training, state)
+            training.state.timestamp = _time(state.timestamp)
+            training.fire(ours)
 
     def close(self, state: Any, logger: Any) -> None:
         """Ends the run, with the trainer or with the program."""
@@ -113,7 +115,6 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         """Takes over what consumers may ask for of the state."""
         ours = training.state
         ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
-        ours.timestamp = _time(state.timestamp)
 
     def _begin_fit(self, training: AttachedTraining, state: Any) -> None:
         ours = training.state
@@ -248,6 +249,5 @@ def _text(duration: Any) -> str | None:
 
 def _time(timestamp: Any) -> Timestamp:
     """Composer's training time as one of ours."""
-    values = timestamp.state_dict()
-    counts = [values[name] for name in TrainingTime._fields]
-    return Timestamp.from_values([one if isinstance(one, int) else one // _MICROSECOND for one in counts])
+    counts = [getattr(timestamp, name).value for name in _COUNTS]
+    return Timestamp.from_values(counts + [getattr(timestamp, name) // _MICROSECOND for name in _DURATIONS])

@@ -149,9 +149,9 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             return
         if outputs and (loss := outputs.get("loss")) is not None:
             self._losses.append(loss)
-        if trainer.global_step == self._steps:
+        if (steps := trainer.global_step) == self._steps:
             return
-        self._steps, self._has_stepped = trainer.global_step, False
+        self._steps, self._has_stepped = steps, False
         losses, self._losses = self._losses, []
         for loss in losses:
             # Lightning has divided by the full number of microbatches, also where there were fewer.

@@ -252,7 +252,11 @@ class WatchedRun:
 
     def _log(self, values: dict[str, Any]) -> None:
         if "loss" in values:
-            self._losses.append(values.pop("loss"))
+            loss = values.pop("loss")
+            if self._accumulation > 1 and isinstance(loss, torch.Tensor):
+                # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
+                loss = loss.detach().clone()
+            self._losses.append(loss)
         if values:
             self._training.log(values)
 

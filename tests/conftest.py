@@ -53,8 +53,36 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_notes] = {}
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
     config.addinivalue_line("markers", "slow: takes long, so 'make test' leaves it to 'make test-all'")
+    config.addinivalue_line("markers", "gpu: needs a GPU, so it runs with 'make gpu' alone")
+    if _is_for_gpu(config) and not config.option.collectonly:
+        _require_gpu()
     if config.getoption("all_tools") and (missing := [name for name in TOOLS if not _is_installed(name)]):
         raise pytest.UsageError(f"not all tests can run, {_how_to_install(missing)}")
+
+
+def _is_for_gpu(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "gpu")
+
+
+def _require_gpu() -> None:
+    from bus.errors import ConfigurationError
+    from trainer.device.device import get_device
+
+    try:
+        get_device("gpu")
+    except ConfigurationError as error:
+        raise pytest.UsageError(
+            f"no GPU to test on ({error}): on a machine that has one, make gpu GPU_PYTHON=PATH with a Python whose "
+            "torch has CUDA"
+        ) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if not _is_for_gpu(config) or config.option.collectonly:
+        return []
+    import torch
+
+    return [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"]
 
 
 def _how_to_install(missing: list[str]) -> str:
@@ -73,6 +101,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if _is_for_gpu(config):
+        for item in on_gpu:
+            # Which torch there is, and what it warns of, is not up to us there.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+    elif on_gpu:
+        _note(config, "gpu", f"{_tests(on_gpu, 'gpu ')} left for 'make gpu', on a machine with a GPU")
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
     needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
     missing = sorted(name for name in set().union(*needs) if not _is_installed(name))
     left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]

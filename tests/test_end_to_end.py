@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from attached_callbacks import Echo
 from gold import GoldMLP
 from helpers import REFERENCE, wait_for
 from paths import SUPPORT
 from training import Act, gold_evaluators, gold_trainer
 
 from bus import Event, Recording, find_run, list_runs
-from consumers import Callback, SpeedMonitor
+from consumers import SpeedMonitor
 from offloop import commands
 
 TRACES = [
@@ -232,17 +233,6 @@ def test_callbacks_of_the_users_own_script_run_in_their_own_process(runs_dir, tm
     assert sum(row.get("rows") == 10 for row in rows) == 12
     assert [row["lr-SGD/group0"] for row in rows if "lr-SGD/group0" in row] == [0.5] * 12
     assert sum("loss/train/total" in row for row in rows) == 12
-
-
-class Echo(Callback):
-    """Writes down each event that it sees."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def run_event(self, event, state, logger):
-        with open(self.path, "a") as file:
-            file.write(f"{event.value}\n")
 
 
 def test_an_event_that_is_run_by_hand_reaches_the_callbacks(runs_dir, tmp_path):

@@ -57,6 +57,14 @@ def test_importing_a_package_does_not_load_torch(package):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.parametrize("module", ["bus.broker.__main__", "bus.publisher.publisher", "consumers.cli.attached"])
+def test_a_module_that_every_run_starts_with_costs_little_processor_time(module):
+    # Processor time, of which all of them need 0.2 s: that other programs run beside this one does not matter.
+    code = f"import time, {module}; print(time.process_time())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5
+
+
 HEAVY = {"asyncio", "mcap", "nicegui", "numpy", "rich", "torch", "zmq"}
 
 
@@ -97,9 +105,14 @@ def test_a_training_loads_nothing_of_commands_and_displays() -> None:
     assert not loaded_by("from trainer import Trainer") & {"click", "rich", "nicegui", "consumers"}
 
 
+@pytest.mark.parametrize("code", ["from trainer import Trainer", "from offloop import watch"])
+def test_a_training_loads_torchmetrics_only_for_a_model_that_has_metrics(code: str) -> None:
+    assert not loaded_by(code) & {"torchmetrics", "transformers"}
+
+
 def test_the_errors_can_be_imported_without_the_rest() -> None:
     loaded = loaded_by("import bus.errors")
-    assert not loaded & {*HEAVY, "msgpack"}
+    assert not loaded & {*HEAVY, "msgpack", "msgspec"}
     assert {name for name in loaded if name.partition(".")[0] in {"bus", "consumers", "trainer"}} == {
         "bus",
         "bus.errors",

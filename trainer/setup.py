@@ -13,7 +13,7 @@ from trainer.config import TrainerArguments
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import check_settings
 from trainer.data.evaluator import Evaluator, as_evaluators
-from trainer.data.models import check_model
+from trainer.data.metrics import check_model
 from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec, as_data_spec
 from trainer.device.device import get_device, is_gpu, make_scaler

@@ -18,7 +18,7 @@ from trainer.control.interrupts import defer_signals
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import make_settings
 from trainer.data.evaluator import Evaluator, as_evaluators
-from trainer.data.models import check_model
+from trainer.data.metrics import check_model
 from trainer.data.spec import DataSpec, as_data_spec
 from trainer.distributed.parallel import check_shards
 from trainer.distributed.ranks import report_lost_ranks

@@ -1,8 +1,9 @@
 """The broker: it collects the events of publishers, writes them to the recording and fans them out to consumers."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,31 @@ from bus.broker.connection_guard import ConnectionGuard
 from bus.broker.control import MAX_REASON, ControlHandler
 from bus.broker.peers import Peers
 from bus.broker.rank import LiveRank, Placement
-from bus.broker.run import LiveRun
+from bus.broker.run import LIVE_FRAME, LiveRun
 from bus.broker.runs import BrokerStatistics, LiveRuns
 from bus.errors import OffloopError, ProtocolError
 from bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
 from bus.net.sockets import listen
 from bus.processes import allow_many_connections
 from bus.protocol.frames import (
+    ALL,
+    BASE,
     END,
     FRAME_BATCH,
+    MAX_BATCH_FRAMES,
     MAX_TOPIC,
     Control,
     Topic,
     decode_control,
+    decode_frame_batch,
+    encode_frame_batch,
     encode_heartbeat,
     event_encoder,
     is_frame_batch,
     pack_map,
     split_frame,
 )
+from bus.protocol.numbering import BASE_STEPS
 from bus.protocol.order import Ending
 from bus.runs.directory import RunDirectory, check_path
 from bus.types.timeouts import Timeouts
@@ -40,9 +47,12 @@ from bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")
 
-LIVE_FRAME = 32 * 1024
-MAX_BATCH_FRAMES = 4096
+LIVE_BATCH = 80 * 1024
+"""Bytes of a message on the event feed: with the length of its queues it bounds what slow consumers cost."""
 NAMED_REFUSALS = 10
+SUMMARIZE_EVERY = 0.05
+SUMMARIZE_SECONDS = 0.005
+LAST_SUMMARY_SECONDS = 0.2
 MAX_UNREAD = 1 << 20
 """Bytes of a message that is read although its sender publishes no run."""
 
@@ -126,7 +136,7 @@ class Broker:
     def serve(self) -> list[str]:
         """Collects, records and fans out until stopped; then closes every recording in order. Returns the names of the
         runs that were live when it was stopped."""
-        next_flush = next_heartbeat = 0.0
+        next_flush = next_heartbeat = next_summary = 0.0
         begun = time.monotonic()
         self._guard.start()
         try:
@@ -134,8 +144,7 @@ class Broker:
                 ready = dict(self._poller.poll(50))
                 if self._admission is not None:
                     self._admission.handle()
-                if self._control_socket in ready:
-                    self._collect()
+                has_time = self._control_socket not in ready or self._collect()
                 now = time.monotonic()
                 if self._control_socket in ready:
                     self._heard = now
@@ -149,6 +158,10 @@ class Broker:
                     self._expire_unreachable_publishers(now)
                     self._runs.forget_disconnected()
                     self._sum_up_refusals()
+                if has_time and now >= next_summary:
+                    next_summary = now + SUMMARIZE_EVERY
+                    for run in self._runs:
+                        run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
             return self.live_runs
         finally:
             self._close()
@@ -160,7 +173,8 @@ class Broker:
 
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Takes what has come; returns whether that was all."""
         receive = self._control_socket.recv
         gone: dict[bytes, bool] = {}
         until = time.monotonic() + self._timeouts.collect
@@ -171,7 +185,7 @@ class Broker:
             except zmq.Again:
                 # Nothing waits that was dropped in vain.
                 self._peers.forget_waste()
-                return
+                return True
             # As a Frame it says itself whether more follow, which costs less than asking the socket.
             frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
             is_whole = not frame.more
@@ -188,6 +202,7 @@ class Broker:
                 self._take_message(identity, frame)
             else:
                 self._refuse(identity, frame, "a message of several frames")
+        return False
 
     def _is_ignored(self, identity: bytes) -> bool:
         """Whether what a connection sends is left unread: too much of it was dropped, or it is gone, and answers would
@@ -206,7 +221,12 @@ class Broker:
             frame = message.bytes
             if not frame.startswith(b"\0"):
                 self._admit(message, FRAME_BATCH)
-                self._take_event(identity, message, frame)
+                self._take_events(identity, message, [frame])
+                return
+            events = _events_in(frame)
+            if events is not None:
+                self._admit(message, FRAME_BATCH)
+                self._take_events(identity, message, events, frame)
                 return
             control = decode_control(split_frame(frame)[1])
             request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
@@ -228,6 +248,42 @@ class Broker:
             return
         for event in frames:
             self._take_event(identity, message, event)
+
+    def _take_events(
+        self, identity: bytes, message: zmq.Frame, frames: list[bytes], batch: bytes | None = None
+    ) -> None:
+        """Takes the events of a message, ``batch`` if they came as one: together where they are in order."""
+        left = frames
+        while left:
+            place = self._runs.publisher(identity)
+            count = 0
+            if place is not None:
+                base_seq = place[1].base_seq
+                count = place[0].take_in_order(place[1], left)
+                if count:
+                    whole = batch if count == len(frames) else None
+                    self._send_live(*place, left[:count], place[1].base_seq - base_seq, whole)
+            if count < len(left):
+                self._take_event(identity, message, left[count])
+            left = left[count + 1 :]
+
+    def _send_live(
+        self, run: LiveRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
+    ) -> None:
+        """Sends events on the event feed, of which ``base`` are base events."""
+        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
+        # recording.
+        for name in (ALL, BASE) if base else (ALL,):
+            topic = Topic(run.name, name, rank.rank).encode()
+            if name == BASE and base < len(frames):
+                # Later versions may have further base events; readers know which names they do not know.
+                frames = [frame for frame in frames if BASE_STEPS.get(rank.names[frame.partition(b"\0")[0]], 1)]
+                batch = None
+            if batch is not None and len(batch) <= LIVE_BATCH:
+                self._stream_socket.send(topic + batch[1:], zmq.NOBLOCK)
+                continue
+            for part in _parts(frames):
+                self._stream_socket.send(topic + encode_frame_batch(part)[1:], zmq.NOBLOCK)
 
     def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
         """Whether a message from a peer that is not known as a publisher is left unread.
@@ -289,6 +345,7 @@ class Broker:
                 self._peers.send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
 
     def _take(self, run: LiveRun, rank: LiveRank, frame: bytes) -> None:
+        base_seq = rank.base_seq
         placement = run.take(rank, frame)
         if placement is Placement.DUPLICATE:
             return
@@ -298,9 +355,7 @@ class Broker:
         if placement is Placement.EARLY:
             return
         if len(frame) <= LIVE_FRAME:
-            # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
-            # recording.
-            self._stream_socket.send(frame, zmq.NOBLOCK)
+            self._send_live(run, rank, [frame], int(rank.base_seq > base_seq))
         else:
             # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
             run.flush_soon = True
@@ -427,6 +482,7 @@ class Broker:
             self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
+        run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
 
     def _close(self) -> None:
         for run in self._runs:
@@ -438,3 +494,24 @@ class Broker:
         if self._admission is not None:
             self._admission.close()
         self._context.destroy()
+
+
+def _events_in(message: bytes) -> list[bytes] | None:
+    """The events of a batch that holds nothing else."""
+    if is_frame_batch(message):
+        with contextlib.suppress(ProtocolError):
+            return decode_frame_batch(message[1:])
+    return None
+
+
+def _parts(frames: list[bytes]) -> Iterator[list[bytes]]:
+    """The frames in parts that may be messages on the event feed."""
+    part: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if size + len(frame) > LIVE_BATCH - LIVE_FRAME and part:
+            yield part
+            part, size = [], 0
+        part.append(frame)
+        size += len(frame)
+    yield part

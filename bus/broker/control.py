@@ -181,7 +181,7 @@ class ControlHandler:
         name, report = text_or_none(want, "name"), _report(want.get("report", {}))
         demand = Demand.from_wire(want["demand"])
         run.leases.renew(identity, demand, time.monotonic(), name, report, request.may_command)
-        is_news = run.consumers.renew(identity, want, time.monotonic())
+        is_news = run.consumers.renew(identity, want, demand.fields, time.monotonic())
         self._reply(request, "leased", {"seconds": self._timeouts.lease})
         if is_news:
             # Someone may wait for this consumer.

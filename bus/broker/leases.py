@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, ProtocolError
 from bus.types.consumers import ConsumerProgress
-from bus.types.demand import MAX_EVENTS, MAX_FIELDS, Demand
+from bus.types.demand import MAX_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.timeouts import Timeouts
 
@@ -138,20 +138,19 @@ class ConsumerTable:
         self.version = 0
         """Changes whenever who is there does, or what one of them requests or decides."""
 
-    def renew(self, consumer: bytes, want: Mapping[str, Any], now: float) -> bool:
-        """Takes what is in a ``want``: ``name``, ``decides``, the fields in ``demand``, and ``handled``; returns
+    def renew(self, consumer: bytes, want: Mapping[str, Any], fields: frozenset[str], now: float) -> bool:
+        """Takes what is in a ``want`` that requests these ``fields``: ``name``, ``decides`` and ``handled``; returns
         whether any of it is news.
 
         Raises ValueError or TypeError for what is malformed."""
         name = want.get("name")
-        fields = {field for part in want["demand"].values() for field in part.get("fields", ())}
         decides = want.get("decides") or ()
-        if len(fields) > MAX_EVENTS * MAX_FIELDS or len(decides) > MAX_EVENTS:
+        if len(decides) > MAX_EVENTS:
             raise ValueError(f"more than {MAX_EVENTS} events")
         progress = ConsumerProgress(
             name[:MAX_NAME] if isinstance(name, str) else None,
             frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
-            frozenset(fields),
+            fields,
             self._numbers(want.get("handled", [])),
         )
         before = self._consumers.get(consumer)

@@ -2,13 +2,16 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bus.broker.leases import ConsumerTable, Leases
 from bus.broker.rank import LiveRank, Placement
 from bus.errors import OffloopError, ProtocolError, RunDirectoryError
-from bus.protocol.frames import COMMAND, END, EventBody, decode_event, sequence_number
+from bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
+from bus.protocol.numbering import BASE_STEPS
 from bus.protocol.order import Ending, Reached, worst_of
+from bus.recording.summary import MIN_BYTES, Summarizer
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
@@ -16,6 +19,8 @@ from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
+LIVE_FRAME = 32 * 1024
+"""Bytes of an event that is still sent on the event feed; larger ones are read from the recording."""
 MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
 
 
@@ -69,6 +74,8 @@ class LiveRun:
         """Events that came but are not in the recording."""
         self.flush_soon = False
         self._retry_at = 0.0
+        self._summarizer: Summarizer | None = None
+        self._is_summarized = True
         for number, position in writer.positions.items():
             self.ranks[number] = LiveRank(
                 number,
@@ -111,7 +118,7 @@ class LiveRun:
                 self._skip_refused(rank, None)
                 raise
         try:
-            event = decode_event(body)
+            event = decode_whole_event(body)
         except ProtocolError:
             self._skip_refused(rank, sequence_number(body))
             raise
@@ -134,6 +141,53 @@ class LiveRun:
         elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
             self._counts.duplicates += 1
         return placement
+
+    def take_in_order(self, rank: LiveRank, frames: Sequence[bytes]) -> int:
+        """Takes and records the first of these events, as :meth:`take` would, as long as there is nothing special about
+        them: no mark, new topic, number out of turn, or frame over :data:`LIVE_FRAME`. Returns how many that were."""
+        takes_records = self.write_error is None
+        if rank.seq != rank.base_seq_at or rank.ended or (takes_records and rank.seq != rank.recorded):
+            return 0
+        names, attempt, base_seq = rank.names, self.attempt, rank.base_seq
+        topic, front, size, step = b"", b"\0", 0, None
+        events: list[tuple[bytes, int, int, bytes]] = []
+        try:
+            for number, frame in enumerate(frames, rank.seq + 1):
+                if not frame.startswith(front):
+                    topic, _, _ = frame.partition(b"\0")
+                    step = BASE_STEPS.get(names.get(topic, ""))
+                    if step is None:
+                        break
+                    front, size = topic + b"\0", len(topic) + 1
+                body = frame[size:]
+                event = decode_whole_event(body)
+                if (
+                    step is None
+                    or event.seq != number
+                    or event.base_seq != base_seq + step
+                    or event.attempt != attempt
+                    or len(frame) > LIVE_FRAME
+                ):
+                    break
+                base_seq, last = event.base_seq, event
+                events.append((topic, number, event.time, body))
+        except ProtocolError:
+            pass  # it is named when it is taken alone
+        if events:
+            rank.seq = rank.base_seq_at = last.seq
+            rank.base_seq, rank.time, rank.last = base_seq, last.time, last
+            self._counts.collected += len(events)
+            if takes_records:
+                self._record_all(rank, events)
+        return len(events)
+
+    def _record_all(self, rank: LiveRank, events: list[tuple[bytes, int, int, bytes]]) -> None:
+        try:
+            self.writer.append_all(events, rank.base_seq)
+        except (OSError, OffloopError) as error:
+            self._fail(error)
+        else:
+            rank.recorded = rank.seq
 
     def _skip_refused(self, rank: LiveRank, number: int | None) -> None:
         if rank.is_lost(number):
@@ -245,6 +299,24 @@ class LiveRun:
             if self.write_error is None:
                 for rank in self.ranks.values():
                     rank.acknowledged = rank.recorded
+
+    def summarize(self, until: float, *, is_over: bool = False) -> None:
+        """Brings the summary of a long recording up to date, until that time of ``time.monotonic`` at most."""
+        if not self._is_summarized or self.writer.size < MIN_BYTES:
+            return
+        try:
+            if self._summarizer is None:
+                run_id = self.directory.run_id
+                self._summarizer = Summarizer(self.writer.path, self.name, self.attempt, run_id)
+            self._summarizer.work(until)
+            if is_over:
+                self._summarizer.save()
+        except (OSError, OffloopError) as error:
+            self._is_summarized = False
+            _log.info("run %s: its summary is not kept up any more: %s", self.name, error)
+        if self._summarizer is not None and (is_over or not self._is_summarized):
+            self._is_summarized = False
+            self._summarizer.close()
 
     def _back_to_disk(self) -> None:
         for number, position in self.writer.positions.items():

@@ -23,6 +23,8 @@ DRAFT_KEY = "offloop_draft"
 _TEXT_LIMIT = 50_000_000
 _HEADER_LIMIT = 100_000_000
 
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 def crc_of(text: str, data: Any = b"") -> str:
     """The CRC-32 of a text and the bytes behind it, as it stands in a file."""
@@ -34,9 +36,16 @@ def text_of(contents: Mapping[str, Any]) -> str:
 
     Raises :class:`bus.errors.CheckpointError` when they are too large."""
     try:
-        text = json.dumps(contents, separators=(",", ":"), allow_nan=False)
+        text = _to_json(contents)
     except RecursionError:
         raise CheckpointError("something in it is nested too deeply") from None
+    return check_size(text)
+
+
+def check_size(text: str) -> str:
+    """Returns such a text.
+
+    Raises :class:`bus.errors.CheckpointError` when it is too large."""
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
             f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "
@@ -73,7 +82,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
         raise ProtocolError(f"what was sent as a checkpoint is none: {error!r:.200}") from None
     with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
-        for name in layout.offsets:
+        for name in layout.starts:
             file.write(draft[name].data)
 
 

@@ -18,7 +18,8 @@ RECONNECT_MAX_MILLISECONDS = 2000
 # The ConnectionGuard bounds what may wait.
 RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
-STREAM_QUEUE = 5000
+STREAM_QUEUE = 600
+"""Messages for a slow consumer; each holds up to 80 KiB of events, see ``bus.broker.broker.LIVE_BATCH``."""
 STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 

@@ -11,6 +11,8 @@ from bus.types.event import Event
 
 _BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
 _INNER = frozenset(event.value for event in Event) - _BASE
+BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
+"""By how much an event raises ``base_seq``; of events alone, not of marks."""
 
 
 class Numbers(NamedTuple):
@@ -41,13 +43,14 @@ class Numbering:
     back."""
 
     def __init__(self, positions: Mapping[int, tuple[int, int]] | None = None) -> None:
-        self._last = {rank: Numbers(*position) for rank, position in (positions or {}).items()}
+        self.reached: dict[int, tuple[int, int]] = dict(positions or {})
+        """Of each rank ``(seq, base_seq)`` of its last event. A caller that has checked an event may put it in."""
         self._wrong: dict[int, str] = {}
         self._more: Counter[int] = Counter()
 
     def last(self, rank: int) -> Numbers:
         """The numbers of the last event of a rank."""
-        return self._last.get(rank, START)
+        return Numbers(*self.reached.get(rank, START))
 
     def follow(self, rank: int, name: str, seq: int, base_seq: int) -> None:
         """Advances to an event."""
@@ -56,11 +59,11 @@ class Numbering:
             self._more[rank] += 1
         elif problem is not None:
             self._wrong[rank] = problem
-        self._last[rank] = Numbers(seq, base_seq)
+        self.reached[rank] = seq, base_seq
 
     def skip_to(self, rank: int, numbers: Numbers) -> None:
         """Advances to a position that is known without its event."""
-        self._last[rank] = numbers
+        self.reached[rank] = numbers
 
     @property
     def problems(self) -> list[str]:

@@ -1,14 +1,22 @@
 """From frames to snapshots in order: what the event feed and recordings have in common."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from bus.errors import InvalidRunNameError, ProtocolError
+from bus.protocol.blocks import WINDOW, WINDOW_BYTES, BlockReader, BlockTable, Bulk, EventBlock
 from bus.protocol.frames import (
+    ALL,
+    BASE,
     CHECKPOINT,
     COMMAND,
     CUT,
+    DELIMITER,
     DEMAND,
     END,
     HEARTBEAT,
@@ -16,14 +24,18 @@ from bus.protocol.frames import (
     Topic,
     check_run_name,
     decode_event,
+    decode_whole_event,
     parse_topic,
 )
-from bus.protocol.numbering import Numbering, Numbers
+from bus.protocol.numbering import START, Numbering, Numbers
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Command, Outcome
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
+
+BATCH = 256
+"""Snapshots in a list at most."""
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """How a rank can end; of several ranks the one that comes last here says how the run ended."""
@@ -138,12 +150,17 @@ class Missing(NamedTuple):
     numbers: Numbers
 
 
+_TOPIC, _BODY = itemgetter(0), itemgetter(1)
+
+
 class _Route(NamedTuple):
     """What a topic's text means; marks, and events that this version does not know, have no event."""
 
     rank: int
     name: str
     event: Event | None
+    is_base: bool
+    """Whether it is an event that is counted among the base events."""
     wanted: bool
 
 
@@ -177,7 +194,7 @@ class StreamOrder:
         self.skipped = 0
         """Records that were not messages of the protocol, or of an event that this version does not know."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
-        self._routes: dict[str, _Route | None] = {}
+        self._routes: dict[str | bytes, _Route | None] = {}
         self._numbering = Numbering(after)
         self._ends: dict[int, Ending] = {}
         self._world_size = 1
@@ -185,17 +202,17 @@ class StreamOrder:
         """The commands that the first rank has answered, as far as it was read."""
         self.checkpoints: list[CheckpointMark] = []
         """The checkpoints that the first rank has saved and loaded, as far as it was read."""
-        self._demand = demand or Demand()
+        self._demand = (demand or Demand()).content
+        self._blocks: BlockReader | None = None
+        self._window: list[tuple[str, bytes]] = []
+        self._window_bytes = 0
         self.in_effect: dict[int, DemandActive] = {}
         """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
 
     @property
     def topics(self) -> list[str]:
         """What to subscribe to on the event feed."""
-        if not self._base_only:
-            return [f"{self.run}/"]
-        marks = (END, DEMAND, COMMAND, CHECKPOINT, CUT, HEARTBEAT)
-        return [f"{self.run}/{name}/" for name in (*(event.value for event in BASE_EVENTS), *marks)]
+        return [f"{self.run}/{name}/" for name in (BASE if self._base_only else ALL, HEARTBEAT)]
 
     @property
     def endings(self) -> list[Ending]:
@@ -209,27 +226,172 @@ class StreamOrder:
             return None
         return worst_of(self._ends.values())
 
-    def from_record(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | None:
+    def from_record(self, topic: str | bytes, body: bytes) -> Snapshot | CheckpointMark | None:
         """The snapshot in a record, if it is wanted and new, or the first rank's mark of a checkpoint. What is missing
         before it is missing for good: a gap."""
-        found = self._next(topic, body)
-        if found is None:
+        found = self._find(topic, body)
+        return None if found is None else self._take_recorded(*found)
+
+    def in_batches(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
+        """What :meth:`from_record` gives of several records, the snapshots in lists. A list ends where anything else
+        comes than an event that follows the one before it: that takes effect once the list has been handled."""
+        reached, run, base_only = self._numbering.reached, self.run, self._base_only
+        routes, attempt = self._routes, self.attempt
+        batch: list[Snapshot] = []
+        for topic, body in records:
+            route = routes.get(topic) or self._route(topic)
+            if route is None:
+                continue
+            event = self._decode(route, body)
+            if event is None or event.attempt != attempt:
+                continue
+            seq, base_seq = event.seq, event.base_seq
+            last_seq, last_base_seq = reached.get(route.rank, START)
+            if (
+                route.event is not None
+                and base_seq == last_base_seq + route.is_base
+                and (seq == last_seq + 1 or (base_only and seq > last_seq))
+            ):
+                reached[route.rank] = seq, base_seq
+                if route.wanted:
+                    batch.append(Snapshot(route.event, run, route.rank, event))
+                    if len(batch) == BATCH:
+                        yield batch
+                        batch = []
+                continue
+            if batch:
+                yield batch
+                batch = []
+            taken = self._take_recorded(route, event)
+            if isinstance(taken, CheckpointMark):
+                yield taken
+            elif taken is not None:
+                batch.append(taken)
+        if batch:
+            yield batch
+
+    def _take_recorded(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
+        numbers = self._numbers(route, event)
+        if numbers is None:
             return None
-        route, event, number, expected = found
+        number, expected = numbers
         if number > expected and (first := self._first_covered(route, event, number)) > expected:
             self.gaps.append(Gap(route.rank, expected, first - 1))
         return self._accept(route, event)
 
-    def from_live(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
+    def read_in_blocks(self, bulk: Bulk) -> None:
+        """Has :meth:`from_records` give events of one kind in blocks."""
+        self._blocks = BlockReader(self.run, self.attempt, bulk)
+
+    def from_records(self, records: Iterable[tuple[str, bytes]]) -> "Iterator[Snapshot | CheckpointMark | EventBlock]":
+        """As :meth:`from_record`, of several records. With :meth:`read_in_blocks` some thousand are gathered; then
+        :meth:`rest` gives what is left where there are no more. After every few thousand events a snapshot comes."""
+        if self._blocks is None:
+            yield from self._singles(records)
+            return
+        before = len(self._window)
+        self._window += records
+        self._window_bytes += sum(map(len, map(_BODY, self._window[before:])))
+        if len(self._window) >= WINDOW or self._window_bytes >= WINDOW_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> "Iterator[Snapshot | CheckpointMark | EventBlock]":
+        """What :meth:`from_records` has gathered."""
+        window, self._window, self._window_bytes = self._window, [], 0
+        if self._blocks is None or not window:
+            return
+        # All but the last one, so that the reader has a snapshot from time to time.
+        runs = [(topic, list(map(_BODY, of_topic))) for topic, of_topic in groupby(window[:-1], _TOPIC)]
+        bodies: dict[tuple[str, int], list[bytes]] = {}
+        for topic, of_topic in runs:
+            route = self._route(topic)
+            if route is not None and route.wanted and route.event is self._blocks.bulk.event:
+                bodies.setdefault((topic, route.rank), []).extend(of_topic)
+        tables = {topic: self._blocks.table(rank, found) for (topic, rank), found in bodies.items()}
+        begun: Counter[str] = Counter()
+        gathered: Counter[str] = Counter()
+        for topic, of_topic in runs:
+            if topic in tables:
+                gathered[topic] += len(of_topic)
+            else:
+                yield from self._from_tables(tables, begun, gathered)
+                yield from self._singles(zip(repeat(topic), of_topic))
+        yield from self._from_tables(tables, begun, gathered)
+        yield from self._singles(window[-1:])
+
+    def _singles(self, records: Iterable[tuple[str, bytes]]) -> Iterator[Snapshot | CheckpointMark]:
+        for found in self.in_batches(records):
+            if isinstance(found, CheckpointMark):
+                yield found
+            else:
+                yield from found
+
+    def _from_tables(
+        self, tables: Mapping[str, BlockTable], begun: "Counter[str]", gathered: "Counter[str]"
+    ) -> Iterator[Snapshot | CheckpointMark | EventBlock]:
+        """The next rows of each topic, as many as were ``gathered``."""
+        for topic, count in gathered.items():
+            begin, end = begun[topic], begun[topic] + count
+            begun[topic], table = end, tables[topic]
+            block = table.block(begin, end, self._numbering.last(table.rank), not self._base_only)
+            if block is None:
+                yield from self._singles(zip(repeat(topic), table.bodies[begin:end]))
+            else:
+                self._numbering.skip_to(table.rank, Numbers(*block.numbers_of_last))
+                yield block
+        gathered.clear()
+
+    def from_live(self, topic: bytes, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
         """The snapshot in a live frame, if it is wanted, new and next, or the first rank's mark of a checkpoint; what
         is missing before it, if something is; else ``None``."""
-        found = self._next(topic, body)
-        if found is None:
+        found = self._find(topic, body)
+        numbers = None if found is None else self._numbers(*found)
+        if found is None or numbers is None:
             return None
-        route, event, number, expected = found
+        (route, event), (number, expected) = found, numbers
         if number > expected and self._first_covered(route, event, number) > expected:
             return Missing(route.rank, Numbers(event.seq, event.base_seq))
         return self._accept(route, event)
+
+    def from_batch(
+        self, frames: Sequence[bytes], take: Callable[[Snapshot | CheckpointMark], object]
+    ) -> Missing | None:
+        """Passes to ``take`` what :meth:`from_live` gives of each frame of a batch. What is missing before one, if
+        something is: then the frames from there on are missing, too."""
+        reached, run, base_only, attempt = self._numbering.reached, self.run, self._base_only, self.attempt
+        topic, front, size, route = b"", DELIMITER, 0, None
+        for frame in frames:
+            if not frame.startswith(front):
+                topic, _, _ = frame.partition(DELIMITER)
+                front, size, route = topic + DELIMITER, len(topic) + 1, self._route(topic)
+            body = frame[size:]
+            if route is not None and route.event is not None:
+                # Nearly all follow the event before them.
+                try:
+                    event = decode_event(body)
+                except ProtocolError:
+                    self.skipped += 1
+                    continue
+                seq, base_seq = event.seq, event.base_seq
+                last_seq, last_base_seq = reached.get(route.rank, START)
+                if (
+                    base_seq == last_base_seq + route.is_base
+                    and (seq == last_seq + 1 or (base_only and seq > last_seq))
+                    and event.attempt == attempt
+                ):
+                    reached[route.rank] = seq, base_seq
+                    if route.wanted:
+                        take(Snapshot(route.event, run, route.rank, event))
+                    continue
+            found = self.from_live(topic, body)
+            if isinstance(found, Missing):
+                with suppress(ProtocolError):
+                    last = decode_event(frames[-1].partition(DELIMITER)[2])
+                    found = found._replace(numbers=Numbers(last.seq, last.base_seq))
+                return found
+            if found is not None:
+                take(found)
+        return None
 
     def missing_at(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
         """What is missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if nothing is."""
@@ -262,18 +424,16 @@ class StreamOrder:
     def _number(self, position: tuple[int, int]) -> int:
         return position[1] if self._base_only else position[0]
 
-    def _next(self, topic: str, body: bytes) -> tuple[_Route, EventBody, int, int] | None:
-        """The event in a frame with its number and the number that is next, unless it is old, or none of ours."""
-        route = self._route(topic)
-        event = self._decode(body) if route is not None else None
+    def _numbers(self, route: _Route, event: EventBody) -> tuple[int, int] | None:
+        """The number of an event and the one that is next; ``None`` if it is old, or none of ours."""
         # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
-        if route is None or event is None or event.seq <= self._numbering.last(route.rank).seq:
+        if event.seq <= self._numbering.last(route.rank).seq:
             return None
         number = event.base_seq if self._base_only else event.seq
         if self._base_only and route.name == CUT and event.fields.get("base_first") == number + 1:
             # In the place of events that this reader is not given either: the number that it bears is of one before.
             return None
-        return route, event, number, self._last_number(route.rank) + 1
+        return number, self._last_number(route.rank) + 1
 
     def _first_covered(self, route: _Route, event: EventBody, number: int) -> int:
         """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
@@ -298,7 +458,7 @@ class StreamOrder:
 
     def _note_demand(self, rank: int, event: EventBody) -> None:
         try:
-            demand = Demand.from_wire(event.fields.get("demand"))
+            demand = Demand.from_wire(event.fields.get("demand")).content
         except ProtocolError:
             self.skipped += 1
             return
@@ -333,24 +493,30 @@ class StreamOrder:
         world_size = event.context.get("world_size", 1)
         self._world_size = world_size if isinstance(world_size, int) else 1
 
-    def _decode(self, body: bytes) -> EventBody | None:
+    def _decode(self, route: _Route, body: bytes) -> EventBody | None:
         try:
-            event = decode_event(body)
+            # All readers have to understand marks; the maps of other events may never be looked at.
+            return decode_event(body) if route.event is not None else decode_whole_event(body)
         except ProtocolError:
             self.skipped += 1
             return None
-        return event if event.attempt == self.attempt else None
 
-    def _route(self, text: str) -> _Route | None:
+    def _find(self, topic: str | bytes, body: bytes) -> tuple[_Route, EventBody] | None:
+        """The event in a frame, old or new, unless it is none of ours."""
+        route = self._route(topic)
+        event = None if route is None else self._decode(route, body)
+        return None if route is None or event is None or event.attempt != self.attempt else (route, event)
+
+    def _route(self, text: str | bytes) -> _Route | None:
         try:
             return self._routes[text]
         except KeyError:
             route = self._routes[text] = self._parse_route(text)
             return route
 
-    def _parse_route(self, text: str) -> _Route | None:
+    def _parse_route(self, text: str | bytes) -> _Route | None:
         try:
-            topic: Topic = parse_topic(text.encode())
+            topic: Topic = parse_topic(text.encode() if isinstance(text, str) else text)
         except ProtocolError:
             self.skipped += 1
             return None
@@ -360,7 +526,8 @@ class StreamOrder:
             event = Event(topic.name)
         except ValueError:
             # It is numbered like every other, so it must not look like a loss.
-            return _Route(topic.rank, topic.name, None, False)
-        if self._base_only and event not in BASE_EVENTS:
+            return _Route(topic.rank, topic.name, None, False, False)
+        is_base = event in BASE_EVENTS
+        if self._base_only and not is_base:
             return None
-        return _Route(topic.rank, topic.name, event, self.events is None or event in self.events)
+        return _Route(topic.rank, topic.name, event, is_base, self.events is None or event in self.events)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
+import msgspec
+
 from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
 from bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
 from bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
@@ -15,10 +17,8 @@ from bus.types.timestamp import Timestamp
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
 """What takes a command from a snapshot."""
 
-_set = object.__setattr__
 
-
-class Snapshot:
+class Snapshot(msgspec.Struct, eq=False):
     """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with
     it.
 
@@ -27,8 +27,6 @@ class Snapshot:
     the same whether it came live or from a recording. A field that it does not carry raises
     :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`."""
 
-    __slots__ = ("_body", "_fetch", "_opened", "_send", "event", "rank", "run_name")
-
     event: Event
     """Which event this is."""
     run_name: str
@@ -36,18 +34,9 @@ class Snapshot:
     rank: int
     """The rank of the process that published it."""
     _body: EventBody
-    _send: "CommandSender | None"
-    _fetch: "Fetch | None"
-    _opened: dict[str, Tensors] | None
-
-    def __init__(self, event: Event, run_name: str, rank: int, body: EventBody) -> None:
-        _set(self, "event", event)
-        _set(self, "run_name", run_name)
-        _set(self, "rank", rank)
-        _set(self, "_body", body)
-        _set(self, "_send", None)
-        _set(self, "_fetch", None)
-        _set(self, "_opened", None)
+    _send: "CommandSender | None" = None
+    _fetch: "Fetch | None" = None
+    _opened: dict[str, Tensors] | None = None
 
     @classmethod
     def build(
@@ -88,15 +77,16 @@ class Snapshot:
     def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
         """Says where this snapshot's commands go, and how to get tensors that are in another machine's memory. Without
         it, as in a replay, commands go nowhere."""
-        _set(self, "_send", send)
-        _set(self, "_fetch", fetch)
+        _set_send(self, send)
+        _set_fetch(self, fetch)
 
     def release(self) -> None:
         """Gives back the tensors that were looked at, whose memory the training may need; whatever was taken from them
         without a copy can no longer be used."""
-        for tensors in (self._opened or {}).values():
-            tensors.close()
-        _set(self, "_opened", None)
+        if self._opened is not None:
+            for tensors in self._opened.values():
+                tensors.close()
+            _set_opened(self, None)
 
     @property
     def is_borrowed(self) -> bool:
@@ -171,19 +161,19 @@ class Snapshot:
     @property
     def max_duration(self) -> Time | None:
         """How long the training lasts; ``None`` when it is not known."""
-        text = self._get("max_duration", None)
+        text = self.get("max_duration", None)
         return None if text is None else Time.from_timestring(str(text))
 
     @property
     def planned_duration(self) -> Time | None:
         """``max_duration`` before a stop, which ends the training earlier."""
-        text = self._get("planned_duration", None)
+        text = self.get("planned_duration", None)
         return self.max_duration if text is None else Time.from_timestring(str(text))
 
     @property
     def loss(self) -> float | None:
         """Training loss of the last batch; ``None`` before the first."""
-        loss: float | None = self._get("loss", None)
+        loss: float | None = self.get("loss", None)
         return loss
 
     @property
@@ -194,19 +184,19 @@ class Snapshot:
     @property
     def batch_size(self) -> int | None:
         """Samples in the current batch; ``None`` before the first."""
-        size: int | None = self._get("batch_size", None)
+        size: int | None = self.get("batch_size", None)
         return size
 
     @property
     def dataloader_label(self) -> str | None:
         """Label of the dataloader in use: ``train``, or an evaluator's."""
-        label: str | None = self._get("dataloader_label", None)
+        label: str | None = self.get("dataloader_label", None)
         return label
 
     @property
     def dataloader_len(self) -> int | None:
         """Batches in the dataloader in use, when it has a length."""
-        length: int | None = self._get("dataloader_len", None)
+        length: int | None = self.get("dataloader_len", None)
         return length
 
     @property
@@ -227,7 +217,7 @@ class Snapshot:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        size: int = self._get("world_size", 1)
+        size: int = self.get("world_size", 1)
         return size
 
     @property
@@ -249,7 +239,7 @@ class Snapshot:
             fields["on_demand"] = on_demand
         else:
             fields.pop("on_demand", None)
-        rest = Snapshot(self.event, self.run_name, self.rank, self._body._replace(fields=fields))
+        rest = Snapshot(self.event, self.run_name, self.rank, self._body.replace(fields=fields))
         if self._send is not None:
             rest.bind(self._send, self._fetch)
         return rest
@@ -265,14 +255,15 @@ class Snapshot:
         elapsed: Time = self.timestamp.get(max_duration.unit) / max_duration
         return elapsed
 
-    def _get(self, name: str, default: Any) -> Any:
+    def get(self, name: str, default: Any = None) -> Any:
+        """A published field as it travelled, or ``default`` where the snapshot does not carry it."""
         body = self._body
         if name in body.fields:
             return body.fields[name]
         return body.context.get(name, default)
 
     def _training_time(self, name: str) -> Timestamp:
-        values = self._get(name, None)
+        values = self.get(name, None)
         if values is None:
             return Timestamp()
         if not is_training_time(values):
@@ -280,7 +271,7 @@ class Snapshot:
         return Timestamp.from_values(values)
 
     def _map(self, name: str) -> Mapping[str, Any]:
-        value = self._get(name, {})
+        value = self.get(name, {})
         if not isinstance(value, dict):
             raise ProtocolError(f"the {self.event.value} snapshot's {name} is a {type(value).__name__}, not a map")
         return MappingProxyType(value)
@@ -307,7 +298,7 @@ class Snapshot:
 
     def _tensors(self, name: str, value: dict[str, Any]) -> Tensors:
         if self._opened is None:
-            _set(self, "_opened", {})
+            _set_opened(self, {})
         assert self._opened is not None  # just made
         if name not in self._opened:
             self._opened[name] = open_tensors(value, self._fetch)
@@ -345,3 +336,7 @@ class Snapshot:
         return (
             f"<Snapshot {self.event.value} of {self.run_name}, rank {self.rank}, seq {body.seq}: {epoch}ep {batch}ba>"
         )
+
+
+# Around its own ``__setattr__``.
+_set_send, _set_fetch, _set_opened = (vars(Snapshot)[name].__set__ for name in ("_send", "_fetch", "_opened"))

@@ -1,13 +1,18 @@
 """What all streams of a run have in common, whether live, recorded, replayed or simulated."""
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from bus.protocol.blocks import Bulk, EventBlock
 from bus.protocol.order import CheckpointMark, Ending, Gap
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Outcome
 from bus.types.demand import Demand
 from bus.types.event import Event
+
+Item = TypeVar("Item")
 
 SNAPSHOTS_PER_TURN = 256
 """After how many snapshots without a wait other tasks of the event loop have their turn."""
@@ -22,6 +27,8 @@ class RunStream:
     attempt: int = 1
     run_dir: Path | None = None
     """The run's directory; ``None`` where there is none, or on another machine."""
+    recording: Path | None = None
+    """The recording, where all of it is read from a file on this machine."""
     on_checkpoint: Callable[[CheckpointMark], object] = staticmethod(lambda mark: None)
     """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
     name_sender: Callable[[], str | None] = staticmethod(lambda: None)
@@ -30,10 +37,18 @@ class RunStream:
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         raise NotImplementedError
 
-    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
-        """The snapshots; those of other events than ``events``, and those up to ``after``, of each rank ``(seq,
-        base_seq)``, may be left out."""
-        return self.__aiter__()
+    async def read(
+        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+    ) -> AsyncGenerator[Sequence[Snapshot], None]:
+        """The snapshots, together those that are ready together; those of other events than ``events``, and those up to
+        ``after``, of each rank ``(seq, base_seq)``, may be left out."""
+        async with contextlib.aclosing(self.__aiter__()) as snapshots:
+            async for snapshot in snapshots:
+                yield (snapshot,)
+
+    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
+        """Has history given to ``take`` in blocks as far as that is possible, between the snapshots before and after
+        them. A stream may give single snapshots all the same."""
 
     @property
     def ending(self) -> Ending | None:
@@ -89,11 +104,11 @@ async def _all_of(snapshots: AsyncIterable[Snapshot]) -> AsyncGenerator[Snapshot
         yield snapshot
 
 
-async def in_turns(snapshots: Iterable[Snapshot]) -> AsyncGenerator[Snapshot, None]:
-    """Snapshots that never have to be waited for, without keeping other tasks of the event loop from running."""
+async def in_turns(items: Iterable[Item], per_turn: int = SNAPSHOTS_PER_TURN) -> AsyncGenerator[Item, None]:
+    """What never has to be waited for, without keeping other tasks of the event loop from running."""
     import asyncio
 
-    for count, snapshot in enumerate(snapshots, 1):
-        yield snapshot
-        if count % SNAPSHOTS_PER_TURN == 0:
+    for count, item in enumerate(items, 1):
+        yield item
+        if count % per_turn == 0:
             await asyncio.sleep(0)

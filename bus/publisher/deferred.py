@@ -39,28 +39,18 @@ class PendingEvent(NamedTuple):
             return bare
 
 
-class PendingEvents:
+class PendingEvents(deque[PendingEvent]):
     """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
-
-    def __init__(self) -> None:
-        self._events: deque[PendingEvent] = deque()
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def append(self, event: PendingEvent) -> None:
-        """Puts an event at the end."""
-        self._events.append(event)
 
     def take(self, *, wait: bool) -> list[bytes]:
         """The frames of the events at the front whose values are there; with ``wait`` those of all events, waiting for
         their values."""
         frames: list[bytes] = []
-        while self._events:
-            fields = _complete(self._events[0], wait)
+        while self:
+            fields = _complete(self[0], wait)
             if fields is None:
                 break
-            frames.append(self._events.popleft()._replace(fields=fields).to_frame())
+            frames.append(self.popleft()._replace(fields=fields).to_frame())
         return frames
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import zmq
 
 from bus.errors import ConfigurationError
-from bus.protocol.frames import MAX_FRAME, encode_control, encode_frame_batch, frames_of
+from bus.protocol.frames import MAX_FRAME, decode_frame_batch, encode_control, encode_frame_batch
 
 BATCH_FRAMES = 256
 BATCH_BYTES = 64 * 1024
@@ -135,12 +135,17 @@ class Outbox:
         """Takes the frames of the next message from the front of the queue."""
         queue = self._frames
         first = self._put - len(queue) + 1
-        gathered = [queue.popleft()]
-        size = len(gathered[0])
-        while queue and len(gathered) < BATCH_FRAMES and size + len(queue[0]) <= BATCH_BYTES:
-            frame = queue.popleft()
-            gathered.append(frame)
-            size += len(frame)
+        size = sum(map(len, queue)) if len(queue) <= BATCH_FRAMES else BATCH_BYTES + 1
+        if size <= BATCH_BYTES:
+            gathered = list(queue)
+            queue.clear()
+        else:
+            gathered = [queue.popleft()]
+            size = len(gathered[0])
+            while queue and len(gathered) < BATCH_FRAMES and size + len(queue[0]) <= BATCH_BYTES:
+                frame = queue.popleft()
+                gathered.append(frame)
+                size += len(frame)
         message = gathered[0] if len(gathered) == 1 else encode_frame_batch(gathered)
         return _Batch(message, first, first + len(gathered) - 1, size)
 
@@ -162,7 +167,7 @@ class Outbox:
         for batches in (self._sent, self._unsent):
             if batches:
                 message, first, last, _ = batches[0]
-                frame: bytes = message if first == last else frames_of(message)[0]
+                frame: bytes = message if first == last else decode_frame_batch(message[1:])[0]
                 return frame
         return self._frames[0] if self._frames else None
 

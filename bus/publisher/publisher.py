@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from time import thread_time_ns
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.net.curve import ClientSecurity
-from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, MAX_DEPTH, Topic, event_encoder, is_shallow, pack_map
+from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, Topic, check_plain, event_encoder, pack_map
 from bus.protocol.order import Ending
 from bus.publisher.connection import connect
 from bus.publisher.deferred import PendingEvent, PendingEvents
@@ -27,7 +27,7 @@ from bus.runs.directory import runs_dir as runs_directory
 from bus.types.commands import Command
 from bus.types.consumers import ConsumerProgress
 from bus.types.deferred import Deferred
-from bus.types.demand import BASE_EVENTS, Demand
+from bus.types.demand import BASE_EVENTS, Demand, check_max_delay, shortest_delay
 from bus.types.event import Event
 from bus.types.intervals import EventPosition, batch_number
 from bus.types.source import FIELDS as SOURCE_FIELDS
@@ -42,6 +42,8 @@ _SAMPLE_MASK = 0x3F
 LOG_VALUES = 1000
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
+VIEWERS_DELAY = 0.02
+"""The shortest delay, in seconds, that consumers get which may only view: shorter ones slow a fast loop down."""
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _TRAINING_TIME = (
     *("iteration", "epoch", "batch", "sample", "token"),
@@ -84,16 +86,14 @@ class PublisherStatistics:
     and of sending and listening (measured always). Without what the caller does before it publishes."""
 
 
-class _EventEncoder:
-    """What is kept for one event: its encoder, whether it counts among the base events (1) or not (0), and whether it
-    is sent at once."""
+class _EventEncoder(NamedTuple):
+    """What is kept for one event."""
 
-    __slots__ = ("counts", "encode", "is_urgent")
-
-    def __init__(self, event: Event, encode: Callable[..., bytes]) -> None:
-        self.encode = encode
-        self.counts = int(event in BASE_EVENTS)
-        self.is_urgent = event in BASE_EVENTS and event is not Event.BATCH_END
+    encode: Callable[..., bytes]
+    counts: int
+    """1 for base events, 0 for others."""
+    is_urgent: bool
+    """Whether it is sent at once."""
 
 
 class Publisher:
@@ -103,7 +103,8 @@ class Publisher:
     broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
     oldest are dropped and counted. Inner events and ``batch_end`` are gathered, because waking other processes costs
     the loop more than the sending, and sent with the first event or :meth:`poll` that comes ``max_delay`` seconds or
-    more after the last sending. All other events are sent at once, with what was gathered before.
+    more after the last sending, or sooner where a consumer's demand has a shorter delay. All other events are sent at
+    once, with what was gathered before.
 
     ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
     default one is started in the run's directory. ``events`` are published in any case, further ones while a consumer
@@ -138,8 +139,7 @@ class Publisher:
         security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        if not 0 <= max_delay <= 1:
-            raise ConfigurationError(f"max_delay is {max_delay}; it is in seconds: 0 to 1, 0 sends every event at once")
+        check_max_delay(max_delay)
         check_backlog_bytes(backlog_bytes)
         check_unavailable((info or {}).get("unavailable", {}))
         self.stop_requested = False
@@ -175,12 +175,20 @@ class Publisher:
         self._world_size = world_size
         self._clock = clock or wall_clock()
         self._began = self._clock()
-        self._encoders = {event: _EventEncoder(event, self._new_encoder(event.value)) for event in Event}
+        self._encoders = {
+            event: _EventEncoder(
+                self._new_encoder(event.value),
+                int(event in BASE_EVENTS),
+                event in BASE_EVENTS and event is not Event.BATCH_END,
+            )
+            for event in Event
+        }
         self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute(), timeouts)
         self._state = self._session.state
         self._outbox = self._state.outbox
+        self._put = self._outbox.put
         self._pending = PendingEvents()
-        self._max_delay = round(max_delay * 1e9)
+        self._own_delay = self._max_delay = round(max_delay * 1e9)
         self._exchange_every, self._report_every, self._log_every = (
             round(seconds * 1e9) for seconds in (timeouts.listen, timeouts.report, timeouts.log)
         )
@@ -239,24 +247,23 @@ class Publisher:
             now = self._clock()
             if now < self._last_time:
                 now = self._last_time
-            encoder = self._encoders[event]
+            encode, counts, is_urgent = self._encoders[event]
             seq = self._seq + 1
-            base_seq = self._base_seq + encoder.counts
-            began = 0 if seq & _SAMPLE_MASK else thread_time_ns()
+            base_seq = self._base_seq + counts
             if has_deferred or self._pending:
-                self._pending.append(
-                    PendingEvent(encoder.encode, seq, base_seq, now, timestamp, previous, fields, context)
-                )
+                self._pending.append(PendingEvent(encode, seq, base_seq, now, timestamp, previous, fields, context))
+            elif seq & _SAMPLE_MASK:
+                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context))
             else:
-                self._outbox.put(encoder.encode(seq, base_seq, now, timestamp, previous, fields, context))
+                began = thread_time_ns()
+                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context))
+                self._encoding_time += thread_time_ns() - began
+                self._encodings_timed += 1
             # Numbers are given only now: a field that cannot be packed leaves no hole in them.
             self._last_time = now
             self._seq = seq
             self._base_seq = base_seq
-            if began:
-                self._encoding_time += thread_time_ns() - began
-                self._encodings_timed += 1
-            if now >= self._flush_at or encoder.is_urgent or not seq & _FLUSH_MASK:
+            if now >= self._flush_at or is_urgent or not seq & _FLUSH_MASK:
                 self._flush(wait=event is Event.FIT_END)
         finally:
             self._sending -= 1
@@ -302,10 +309,11 @@ class Publisher:
             if "lr" in fields and not isinstance(fields["lr"], dict):
                 rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
                 fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
-            if not is_shallow(fields):
-                raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
-            if loss is not None and not has_deferred:
-                fields["loss"] = float(loss.detach() if hasattr(loss, "detach") else loss)
+            if loss is not None:
+                fields["loss"] = None if has_deferred else float(loss.detach() if hasattr(loss, "detach") else loss)
+            check_plain(fields)
+            if has_deferred:
+                fields["loss"] = loss
             self._at = timestamp
             if self._introduction:
                 self._introduce(event, fields, context)
@@ -398,6 +406,7 @@ class Publisher:
             context["max_duration"] = str(context["max_duration"])
         context["world_size"] = self._world_size
         if context != self._context[0]:
+            check_plain(context)
             self._context = (context, self.pack_context(context))
         return self._context[1]
 
@@ -437,7 +446,7 @@ class Publisher:
         self._flush_at = self._last_time + self._max_delay
         if self._pending:
             for frame in self._pending.take(wait=wait):
-                self._outbox.put(frame)
+                self._put(frame)
         self._outbox.send()
         if self._last_time >= self._next_exchange:
             self._next_exchange = self._last_time + self._exchange_every
@@ -563,11 +572,21 @@ class Publisher:
         except ProtocolError as error:
             _log.warning("run %s: what the broker says consumers want is malformed: %s", self.run_name, error)
             return
+        self._use_delay(demand, unlimited)
+        demand, unlimited = demand.content, unlimited and unlimited.content
         if (demand, unlimited) != (self.demand, self.unlimited_demand):
             self.demand, self.unlimited_demand = demand, unlimited
             self.demand_version += 1
             self.wanted &= self._always | demand.events
             self.wanted |= demand.events
+
+    def _use_delay(self, demand: Demand, unlimited: Demand | None) -> None:
+        """Sends as soon as consumers ask for it, from now on."""
+        delay = demand.max_delay
+        if delay is not None and unlimited is not None:
+            delay = shortest_delay([unlimited.max_delay, max(delay, VIEWERS_DELAY)])
+        self._max_delay = self._own_delay if delay is None else min(self._own_delay, round(delay * 1e9))
+        self._flush_at = min(self._flush_at, self._last_time + self._max_delay)
 
     def wants(self, event: Event | str, field: str, batch: int) -> bool:
         """Whether a consumer requests a field of an event at that batch, counted from 1: for loops of your own, which
@@ -599,7 +618,7 @@ class Publisher:
         if self._pending:
             self._pending.append(mark)
         else:
-            self._outbox.put(mark.to_frame())
+            self._put(mark.to_frame())
         self._last_time = now
         self._seq += 1
         self._base_seq += 1

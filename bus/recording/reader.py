@@ -40,6 +40,9 @@ class Record(NamedTuple):
     body: bytes
 
 
+_new_record = tuple.__new__  # what Record(...) calls, at half the cost
+
+
 class ByteSource(Protocol):
     """Where a recording's bytes come from."""
 
@@ -377,7 +380,7 @@ class RecordingReader:
                 topic = channels.get(channel)
                 if topic is None:
                     raise DamageError(f"a message is of channel {channel}, which has no topic")
-                found.append(Record(topic, data[content:end]))
+                found.append(_new_record(Record, (topic, data[content:end])))
             else:
                 channels.update([records.read_channel(data[content:end])])
         return found

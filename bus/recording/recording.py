@@ -1,10 +1,12 @@
 """Recordings as people use them: iterate over a file's snapshots."""
 
+import itertools
 import os
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bus.errors import RecordingError, RunNotFoundError
+from bus.protocol.blocks import Bulk, EventBlock
 from bus.protocol.frames import CHECKPOINT, COMMAND, END
 from bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
@@ -28,7 +30,7 @@ class Recording(RunStream):
     """
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
-        self.path = _find(Path(path), attempt)
+        self.path = self.recording = _find(Path(path), attempt)
         with RecordingReader(self.path) as reader:
             # The name stands in a metadata record before the first chunk.
             for _ in reader.read():
@@ -48,6 +50,7 @@ class Recording(RunStream):
         self._ending: Ending | None = None
         self._damage: str | None = None
         self._order = StreamOrder(self.run_name, self.attempt, None)
+        self._in_blocks: tuple[Bulk, Callable[[EventBlock], object]] | None = None
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
@@ -55,9 +58,15 @@ class Recording(RunStream):
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         return in_turns(self.snapshots())
 
-    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
-        """As :meth:`snapshots`: what is not wanted is not decoded."""
-        return in_turns(self.snapshots(events, after=after))
+    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
+        """As :meth:`bus.protocol.stream.RunStream.read_in_blocks`, in every iteration from now on."""
+        self._in_blocks = bulk, take
+
+    def read(
+        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+    ) -> AsyncGenerator[Sequence[Snapshot], None]:
+        """As :meth:`batches`."""
+        return in_turns(self.batches(events, after=after), 1)
 
     @property
     def ending(self) -> Ending | None:
@@ -80,19 +89,41 @@ class Recording(RunStream):
         """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
         ``None``. ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last snapshot that
         need not come again."""
+        return itertools.chain.from_iterable(self.batches(events, after=after))
+
+    def batches(
+        self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
+    ) -> Iterator[list[Snapshot]]:
+        """As :meth:`snapshots`, many at a time. What else the recording says, such as :attr:`gaps`, comes between the
+        batches."""
         self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
-        from_record = order.from_record
         with RecordingReader(self.path) as reader:
+            if self._in_blocks is not None:
+                for snapshot in self._snapshots_between_blocks(reader, *self._in_blocks):
+                    yield [snapshot]
             for records in reader.read():
-                for record in records:
-                    snapshot = from_record(record.topic, record.body)
-                    if isinstance(snapshot, CheckpointMark):
-                        self.on_checkpoint(snapshot)
-                    elif snapshot is not None:
-                        yield snapshot
+                for batch in order.in_batches(records):
+                    if isinstance(batch, CheckpointMark):
+                        self.on_checkpoint(batch)
+                    else:
+                        yield batch
             problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
         self._damage = "; ".join(problems) or None
         self._ending = order.ending or Ending("lost")
+
+    def _snapshots_between_blocks(
+        self, reader: RecordingReader, bulk: Bulk, take: Callable[[EventBlock], object]
+    ) -> Iterator[Snapshot]:
+        order = self._order
+        order.read_in_blocks(bulk)
+        for items in itertools.chain(map(order.from_records, reader.read()), [order.rest()]):
+            for item in items:
+                if isinstance(item, EventBlock):
+                    take(item)
+                elif isinstance(item, CheckpointMark):
+                    self.on_checkpoint(item)
+                else:
+                    yield item
 
     def answered(self) -> tuple[Outcome, ...]:
         """The commands that the training answered, in order, as far as the iteration has come."""

@@ -38,6 +38,8 @@ HEAD = struct.Struct("<BQ")
 MESSAGE = struct.Struct("<BQHIQQ")
 """The head of a message's record, then channel, sequence, log time and publish time; the data follow."""
 _MESSAGE_FIELDS = MESSAGE.size - HEAD.size
+_MESSAGE_BYTES = MESSAGE.size
+_FRONT = HEAD.size + 2
 
 _CHUNK = struct.Struct("<BQQQQI4s4sQ")
 _CHUNK_FIELDS = _CHUNK.size - HEAD.size
@@ -311,7 +313,14 @@ def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
     data, left = chunk.data, _MESSAGES_PER_BYTE * chunk.head.data_size
     unpack_head, unpack_channel, head_size = HEAD.unpack_from, _U16.unpack_from, HEAD.size
     offset, end = 0, len(data)
+    # Opcode, length and channel of the last message: nearly always the next one's too.
+    front, size, channel = b"", 0, 0
     while offset < end:
+        if data[offset : offset + _FRONT] == front and offset + size <= end and left > 0:
+            left -= 1
+            offset += size
+            yield channel, offset - size, offset - size + _MESSAGE_BYTES, offset
+            continue
         if offset + head_size > end:
             raise DamageError("a chunk ends within a message")
         opcode, length = unpack_head(data, offset)
@@ -325,7 +334,12 @@ def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
         if opcode == OP_MESSAGE:
             if length < _MESSAGE_FIELDS:
                 raise DamageError("a message is too short")
-            yield unpack_channel(data, begin + head_size)[0], begin, begin + head_size + _MESSAGE_FIELDS, offset
+            front, size, channel = (
+                data[begin : begin + _FRONT],
+                offset - begin,
+                unpack_channel(data, begin + head_size)[0],
+            )
+            yield channel, begin, begin + _MESSAGE_BYTES, offset
         elif opcode == OP_CHANNEL:
             yield -1, begin, begin + head_size, offset
 

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 from bus.errors import ProtocolError
 from bus.printing import Damage
-from bus.protocol.frames import CUT, EventBody, Topic, decode_event, event_encoder, pack_map, parse_topic
+from bus.protocol.frames import (
+    CUT,
+    EventBody,
+    Topic,
+    decode_event,
+    decode_whole_event,
+    event_encoder,
+    pack_map,
+    parse_topic,
+)
 from bus.protocol.numbering import Numbering
 from bus.protocol.order import Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
@@ -185,7 +194,7 @@ class RecordSource:
         if topic is None or not self._wants(topic.rank):
             return None
         try:
-            event = decode_event(body)
+            event = decode_whole_event(body)
         except ProtocolError as error:
             self._leave_out(name, str(error))
             return None

@@ -193,21 +193,29 @@ class RecordingWriter:
             RunDirectoryError: the file is gone, or writing failed before.
             ProtocolError: ``topic`` is none, or one too many for a file.
         """
-        channel = self._channels.get(topic)
-        if channel is None:
-            channel = self._open_channel(topic)
-        identity, rank, is_end, entries = channel
-        buffer = self._buffer
-        entries += time, len(buffer)
-        size = len(body) + 22
-        buffer += records.MESSAGE.pack(records.OP_MESSAGE, size, identity, seq & 0xFFFFFFFF, time, time)
-        buffer += body
-        self._reached[rank] = (seq, base_seq, time, is_end)
-        self._appended += 1
+        self.append_all([(topic, seq, time, body)], base_seq)
+
+    def append_all(self, events: list[tuple[bytes, int, int, bytes]], base_seq: int) -> None:
+        """Appends frames of one rank that follow each other: of each topic, ``seq``, time and body, as for
+        :meth:`append`; ``base_seq`` is that of the last one. Raises as :meth:`append` does."""
+        channels, buffer = self._channels, self._buffer
+        pack, opcode, head = records.MESSAGE.pack, records.OP_MESSAGE, records.MESSAGE.size - records.HEAD.size
+        for topic in sorted({event[0] for event in events} - channels.keys()):
+            self._open_channel(topic)
+        current = None
+        for topic, seq, time, body in events:
+            if topic != current:
+                channel, current = channels[topic], topic
+                identity, entries = channel.identity, channel.entries
+            entries += time, len(buffer)
+            buffer += pack(opcode, len(body) + head, identity, seq & 0xFFFFFFFF, time, time)
+            buffer += body
+        self._reached[channel.rank] = (seq, base_seq, time, channel.is_end)
+        self._appended += len(events)
         if len(buffer) >= CHUNK_BYTES:
             self.flush()
 
-    def _open_channel(self, topic: bytes) -> _Channel:
+    def _open_channel(self, topic: bytes) -> None:
         """The first message of a topic in a chunk: the chunk holds the channel too, so that it stands alone."""
         self._check_usable()
         parsed = parse_topic(topic)
@@ -220,9 +228,7 @@ class RecordingWriter:
             self._identities[name] = identity
             self._topics[identity] = name
         self._buffer += records.encode(records.channel_record(identity, name))
-        channel = _Channel(identity, parsed.rank, parsed.name == END, [])
-        self._channels[topic] = channel
-        return channel
+        self._channels[topic] = _Channel(identity, parsed.rank, parsed.name == END, [])
 
     def flush(self) -> None:
         """Ends the chunk in progress, so that readers see everything appended so far.

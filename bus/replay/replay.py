@@ -125,7 +125,7 @@ class Replay(RunStream):
         rank before them: the training is where it was then."""
         for outcome in self._recording.answered()[self._judged :]:
             self._judged += 1
-            at = None if last is None or outcome.time_ns is None else last._body._replace(time=outcome.time_ns)
+            at = None if last is None or outcome.time_ns is None else last._body.replace(time=outcome.time_ns)
             if at is None or window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
                 self._commands.append(outcome)
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bus.errors import ProtocolError
-from bus.protocol.frames import HEARTBEAT, decode_body, decode_positions, split_frame
+from bus.protocol.blocks import EventBlock
+from bus.protocol.frames import (
+    HEARTBEAT,
+    decode_body,
+    decode_frame_batch,
+    decode_positions,
+    split_frame,
+)
 from bus.protocol.order import CheckpointMark, Ending, Missing, StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.recording.reader import Record
@@ -69,7 +76,7 @@ class Following:
     def __init__(self, order: StreamOrder, timeouts: Timeouts) -> None:
         self.order = order
         self._timeouts = timeouts
-        self.ready: deque[Snapshot | CheckpointMark] = deque()
+        self.ready: deque[Snapshot | CheckpointMark | EventBlock] = deque()
         self.phase = Phase.HISTORY
         self.ending: Ending | None = None
         """How the run ended; ``None`` until all of it was passed in."""
@@ -90,16 +97,16 @@ class Following:
 
     def take_records(self, records: Iterable[Record]) -> None:
         """Takes records of the recording."""
-        from_record = self.order.from_record
-        for record in records:
-            snapshot = from_record(record.topic, record.body)
-            if snapshot is not None:
-                self.ready.append(snapshot)
+        self.ready.extend(self.order.from_records(records))
         self.ending = self.order.ending
 
     def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
         """Takes note that the recording was read to its end, then that the run has ``status``; with ``is_pending``,
         a part that was requested is still on its way."""
+        self.ready.extend(self.order.rest())
+        self.ending = self.order.ending
+        if self.ending is not None:
+            return Step()
         if is_pending:
             if status is RunStatus.UNREACHABLE:
                 return self._end("unreachable", "its broker does not answer any more")
@@ -153,19 +160,14 @@ class Following:
         """Takes a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
         try:
             topic, body = split_frame(frame)
+            if topic is not None and topic.name == HEARTBEAT:
+                self._compare(body)
+            elif topic is not None:
+                missing = self.order.from_batch(decode_frame_batch(body), self.ready.append)
+                if missing is not None:
+                    self._fall_back(missing)
         except ProtocolError:
             self.order.skipped += 1
-            return
-        if topic is None:
-            return
-        if topic.name == HEARTBEAT:
-            self._compare(body)
-            return
-        result = self.order.from_live(f"{topic.run}/{topic.name}/{topic.rank}", body)
-        if isinstance(result, Missing):
-            self._fall_back(result)
-        elif result is not None:
-            self.ready.append(result)
         self.ending = self.order.ending
 
     def heard(self, now: float) -> None:

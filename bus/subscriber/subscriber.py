@@ -13,6 +13,7 @@ from typing import Any
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
 from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.requests import RequestClient
+from bus.protocol.blocks import Bulk, EventBlock
 from bus.protocol.frames import Control
 from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
@@ -66,7 +67,9 @@ class Subscriber(RunStream):
 
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
     and fields on demand, are published from the moment a subscriber requests them: by name in ``events``, or, more
-    exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``name`` is the consumer's name.
+    exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``max_delay`` is by how many seconds
+    events of a fast loop may be late, from 0 to 1; by default as late as the training sends them by itself (50 ms).
+    ``name`` is the consumer's name.
     ``barrier_events`` are the events at which the caller may stop the training: a trainer with ``wait_for`` waits there
     until the next snapshot is requested. ``after`` is the position to continue from: of each rank ``(seq, base_seq)``
     of the last snapshot that need not come again.
@@ -78,7 +81,8 @@ class Subscriber(RunStream):
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
         BrokerError: no broker answers at that address.
-        ConfigurationError: ``barrier_events`` has an event that is not among ``events``.
+        ConfigurationError: ``barrier_events`` has an event that is not among ``events``, or ``max_delay`` is not from
+            0 to 1.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Subscriber(RunStream):
         runs_dir: str | os.PathLike[str] | None = None,
         events: Iterable[Event] | None = None,
         demand: Demand | None = None,
+        max_delay: float | None = None,
         name: str | None = None,
         barrier_events: Iterable[Event | str] = (),
         after: Mapping[int, tuple[int, int]] | None = None,
@@ -97,6 +102,7 @@ class Subscriber(RunStream):
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
         self._name = name
+        self._delay = Demand(max_delay=max_delay)
         self._barrier_events = frozenset(Event(event) for event in barrier_events)
         if events is not None:
             events = frozenset(events)
@@ -132,6 +138,7 @@ class Subscriber(RunStream):
         self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._following = Following(self._order, self._timeouts)
+        self._take_block: Callable[[EventBlock], object] = lambda block: None
         self._closed = False
         self._subscription: LiveSubscription | None = None
         self._given = self._last_seq = 0
@@ -164,7 +171,7 @@ class Subscriber(RunStream):
     def _wanted(self) -> dict[str, Any]:
         return {
             "name": self._name,
-            "demand": self._demand.to_wire(),
+            "demand": Demand.merge([self._demand, self._delay]).to_wire(),
             "decides": sorted(event.value for event in self._barrier_events),
         }
 
@@ -222,6 +229,11 @@ class Subscriber(RunStream):
         """From where on a rank publishes what was asked for beyond what is always there; ``None`` until it has said
         so."""
         return self._order.in_effect.get(rank)
+
+    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
+        """As :meth:`bus.protocol.stream.RunStream.read_in_blocks`: what is recorded comes in blocks."""
+        self._order.read_in_blocks(bulk)
+        self._take_block = take
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -308,7 +320,9 @@ class Subscriber(RunStream):
 
     def _note_handled(self, snapshot: Snapshot) -> None:
         self._handled[snapshot.rank] = snapshot.seq
-        if snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed):
+        if self._reports_handled and (
+            snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed)
+        ):
             self._is_awaited = True
 
     def _report_handled(self) -> None:
@@ -358,8 +372,13 @@ class Subscriber(RunStream):
         return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _next(self) -> Snapshot | None:
-        """The next snapshot; ``None`` where a mark of a checkpoint came instead."""
+        """The next snapshot; ``None`` where a mark of a checkpoint or a block came instead."""
         snapshot = self._following.ready.popleft()
+        if isinstance(snapshot, EventBlock):
+            self._take_block(snapshot)
+            self._given += len(snapshot)
+            self._handled[snapshot.rank], _ = snapshot.numbers_of_last
+            return None
         if isinstance(snapshot, CheckpointMark):
             self.on_checkpoint(snapshot)
             return None
@@ -405,7 +424,7 @@ class Subscriber(RunStream):
                 break
             has_heard = True
             following.take_frame(frame)
-            if following.phase is not Phase.LIVE or following.ending is not None:
+            if following.phase is not Phase.LIVE or following.ending is not None or len(following.ready) >= BURST:
                 break
         now = time.monotonic()
         if has_heard:

@@ -12,12 +12,10 @@ import zmq
 
 from bus.errors import ProtocolError
 from bus.net.curve import ClientSecurity
-from bus.net.sockets import connect_socket
+from bus.net.sockets import STREAM_QUEUE, connect_socket
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 from bus.protocol.order import StreamOrder
 from bus.types.timeouts import Timeouts
-
-STREAM_QUEUE = 5000
 
 
 class LiveSubscription:

@@ -50,7 +50,7 @@ _FRONT = struct.Struct("<8s16sQQ")
 _MAGIC = b"OFFLOOP\0"
 
 Pin = Callable[[memoryview], Callable[[], object]]
-"""Makes memory ready for copies from a device, and returns what undoes that."""
+"""Makes memory ready for copies from a device, and returns what undoes that; an ``OSError`` where that cannot be."""
 
 
 class SegmentElsewhereError(FieldNotAvailableError):
@@ -102,7 +102,7 @@ class SegmentReference(NamedTuple):
 class _Slot:
     """One piece of shared memory, of a size that never changes."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, pin: Pin | None) -> None:
         self.capacity = capacity
         self.number = 0
         self.reserved = False
@@ -111,18 +111,15 @@ class _Slot:
         self.since = 0.0
         """When it was last published or released, on the steady clock."""
         self.token = os.urandom(16)
-        self._unpin: Callable[[], object] | None = None
+        self.kept: dict[str, Any] = {}
         self.descriptor, self.shared = create_memory(IMAGE_OFFSET + capacity, self.token)
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.memory: mmap | None = map_memory(self.descriptor, IMAGE_OFFSET + capacity, writable=True)
+            self._unpin = None if pin is None else pin(memoryview(self.memory))
         except BaseException:
             discard_memory(self.descriptor, self.token)
             raise
-
-    def pin(self, pin: Pin) -> None:
-        assert self.memory is not None  # it has just been made
-        self._unpin = pin(memoryview(self.memory))
 
     def take(self) -> bool:
         """Takes the exclusive lock, if no process has it mapped."""
@@ -142,6 +139,7 @@ class _Slot:
             self._unpin()
         # It is not closed: a tensor that was made of it may be there still.
         self.memory = None
+        self.kept.clear()
         discard_memory(self.descriptor, self.token)
 
 
@@ -155,6 +153,8 @@ class Segment:
         assert slot.memory is not None
         self.buffer = memoryview(slot.memory)[IMAGE_OFFSET : IMAGE_OFFSET + size]
         """To be filled with the image. Nothing may be written to it after :meth:`publish`."""
+        self.kept = slot.kept
+        """What the owner wants to find again when it gets this memory again; forgotten with the memory."""
 
     def publish(self, seq: int) -> dict[str, Any]:
         """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.
@@ -187,8 +187,9 @@ class Segment:
 class _SlotToCome:
     """A slot that is being got from the system, by a thread that nothing else waits for."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, pin: Pin | None) -> None:
         self.capacity = capacity
+        self._pin = pin
         self._slot: _Slot | None = None
         self._thread = threading.Thread(target=self._get, name="offloop-segment", daemon=True)
         self._thread.start()
@@ -196,7 +197,7 @@ class _SlotToCome:
     def _get(self) -> None:
         # Without memory, the next save tries once more, and reports it.
         with contextlib.suppress(OSError):
-            self._slot = _Slot(self.capacity)
+            self._slot = _Slot(self.capacity, self._pin)
 
     @property
     def has_come(self) -> bool:
@@ -213,8 +214,8 @@ class SegmentPool:
 
     ``is_handled(seq, field)`` says whether every live consumer that asks for the field has handled event ``seq``; one
     that has not is waited for at most ``hold_seconds``, for as long as it does not hold the segment itself. ``pin`` is
-    called once for the memory of each segment, to make it ready for copies from a device, and what it returned before
-    that memory is given back.
+    called once for the memory of each segment, to make it ready for copies from a device, in whichever thread gets that
+    memory, and what it returned before that memory is given back.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class SegmentPool:
         if os.getpid() != self._pid or self._to_come is not None or len(self._slots) >= self._limit:
             return
         if all(slot.capacity < nbytes for slot in self._slots):
-            self._to_come = _SlotToCome(_capacity_for(nbytes))
+            self._to_come = _SlotToCome(_capacity_for(nbytes), self._pin)
 
     def trim(self) -> None:
         """Gives memory back that was not used for two minutes. :meth:`reserve` does it too, with what it leaves."""
@@ -295,9 +296,10 @@ class SegmentPool:
             self._give_back(too_small)
         self.trim()
         try:
-            slot = _Slot(_capacity_for(nbytes))
+            slot = _Slot(_capacity_for(nbytes), self._pin)
         except OSError as error:
-            _log.warning("no shared memory for %d bytes: %s", nbytes, error)
+            # As text: with the error, a record that is kept keeps the memory.
+            _log.warning("no shared memory for %d bytes: %s", nbytes, str(error))
             return None
         self._add(slot)
         return slot
@@ -319,12 +321,6 @@ class SegmentPool:
     def _add(self, slot: _Slot) -> None:
         slot.since = time.monotonic()
         self._slots.append(slot)
-        if self._pin is not None:
-            try:
-                slot.pin(self._pin)
-            except BaseException:
-                self._give_back(slot)
-                raise
 
     def _is_over(self, slot: _Slot) -> bool:
         """Whether a slot is not being written, and its contents need not be kept for readers any longer."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.tensors.segments import SegmentElsewhereError, SegmentReference, open_segment
 
@@ -222,10 +224,56 @@ class ImageLayout(NamedTuple):
 
     header: bytes
     """What the image begins with."""
-    offsets: dict[str, int]
-    """Where each tensor's bytes begin, counted from the beginning of the image; in the order of their bytes."""
+    starts: dict[str, int]
+    """Where each tensor's bytes begin, counted from the end of the header; in the order of their bytes."""
     size: int
     """Of the whole image, in bytes."""
+
+
+class TensorPlaces(NamedTuple):
+    """Where tensors of certain dtypes and shapes stand behind the header, whatever else that says: made once for many
+    images."""
+
+    entries: bytes
+    """What the header says of them."""
+    starts: dict[str, int]
+    size: int
+
+    def layout(self, metadata: Mapping[str, str] | None = None, align: int = 8) -> ImageLayout:
+        """The layout with these strings; the data begin at a multiple of ``align``, of which 8 is the format's own."""
+        parts = [] if metadata is None else [_inner_json({_METADATA: dict(metadata)})]
+        text = b"{%b}" % b",".join([*parts, *filter(None, [self.entries])])
+        text += b" " * (-(len(text) + 8) % align)
+        if len(text) > MAX_HEADER:
+            raise _too_large(len(self.starts), len(text))
+        header = len(text).to_bytes(8, "little") + text
+        return ImageLayout(header, self.starts, len(header) + self.size)
+
+
+def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlaces:
+    """Finds a place for tensors of the given ``(dtype, shape)``.
+
+    Raises:
+        ConfigurationError: a name, dtype or shape that cannot stand in an image.
+    """
+    entries: dict[str, Any] = {}
+    starts: dict[str, int] = {}
+    end = 0
+    for name in sorted(specs, key=lambda name: (_RANKING.get(specs[name][0], -1), name)):
+        dtype, shape = specs[name][0], list(specs[name][1])
+        size = _size_of(dtype, shape)
+        if size is None or name == _METADATA:
+            raise ConfigurationError(
+                f"tensor {name!r} of dtype {dtype!r} and shape {shape} cannot be sent: use the dtypes "
+                f"{', '.join(_BITS)}, whole bytes, and another name than {_METADATA}"
+            )
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        starts[name] = end
+        end += size
+    text = _inner_json(entries)
+    if len(specs) > MAX_TENSORS:
+        raise _too_large(len(specs), len(text))
+    return TensorPlaces(text, starts, end)
 
 
 def image_layout(
@@ -239,35 +287,21 @@ def image_layout(
     Raises:
         ConfigurationError: a name, dtype or shape that cannot stand in an image.
     """
-    header: dict[str, Any] = {}
-    if metadata is not None:
-        header[_METADATA] = dict(metadata)
-    starts: dict[str, int] = {}
-    end = 0
-    for name in sorted(specs, key=lambda name: (_RANKING.get(specs[name][0], -1), name)):
-        dtype, shape = specs[name][0], list(specs[name][1])
-        size = _size_of(dtype, shape)
-        if size is None or name == _METADATA:
-            raise ConfigurationError(
-                f"tensor {name!r} of dtype {dtype!r} and shape {shape} cannot be sent: use the dtypes "
-                f"{', '.join(_BITS)}, whole bytes, and another name than {_METADATA}"
-            )
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        starts[name] = end
-        end += size
+    return tensor_places(specs).layout(metadata)
+
+
+def _inner_json(entries: dict[str, Any]) -> bytes:
+    """The entries of a JSON object, without its braces."""
     try:
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        return msgspec.json.encode(entries)[1:-1]
     except UnicodeEncodeError as error:
         raise ConfigurationError(f"a name or text of tensors that is not Unicode cannot be sent: {error}") from None
-    # The data begin at a multiple of eight bytes.
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER or len(specs) > MAX_TENSORS:
-        raise ConfigurationError(
-            f"{len(specs)} tensors with a header of {len(text)} bytes cannot be sent: at most {MAX_TENSORS} and "
-            f"{MAX_HEADER} bytes"
-        )
-    front = len(text).to_bytes(8, "little") + text
-    return ImageLayout(front, {name: len(front) + start for name, start in starts.items()}, len(front) + end)
+
+
+def _too_large(count: int, size: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"{count} tensors with a header of {size} bytes cannot be sent: at most {MAX_TENSORS} and {MAX_HEADER} bytes"
+    )
 
 
 # -- reading a header -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus.errors import ConfigurationError, RecordingError
 from bus.files import atomic_output
-from bus.protocol.frames import END, EventBody
+from bus.protocol.frames import END, EVENT_ELEMENTS
 from bus.protocol.order import Gap
 from bus.recording.source import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
 from bus.recording.writer import RecordingWriter
@@ -187,7 +187,7 @@ def _difference(one: Recorded, other: Recorded) -> str:
     if one.topic.name != other.topic.name:
         return f"what it is: {one.topic.name} or {other.topic.name}"
     names: list[str] = []
-    for name, mine, yours in zip(EventBody._fields, one.event, other.event, strict=True):
+    for name, mine, yours in zip(EVENT_ELEMENTS, one.event, other.event, strict=True):
         if isinstance(mine, dict) and isinstance(yours, dict):
             # Not compared as values: a NaN is not equal to itself.
             names += [str(key) for key in {**mine, **yours} if repr(mine.get(key)) != repr(yours.get(key))]

@@ -14,6 +14,8 @@ MAX_EVENTS = 40
 MAX_FIELDS = 64
 MAX_FIELD_NAME = 100
 MAX_INTERVALS = 64
+MAX_DELAY = 1.0
+_DELAY_KEY = "max_delay"
 
 BASE_EVENTS: frozenset[Event] = frozenset(Event) - (BATCH_EVENTS - {Event.BATCH_END})
 """The events that are always published and recorded, so that late readers have a complete history. The
@@ -56,6 +58,22 @@ class Want:
             )
 
 
+def check_max_delay(seconds: Any, argument: str = "max_delay") -> float:
+    """Returns a delay of events in seconds.
+
+    Raises :class:`bus.errors.ConfigurationError` for anything else than a number from 0 to 1."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
+        raise ConfigurationError(
+            f"{argument} is {seconds!r}; it is in seconds: use 0 to {MAX_DELAY:g}, 0 sends every event at once"
+        )
+    return float(seconds)
+
+
+def shortest_delay(delays: Iterable[float | None]) -> float | None:
+    """The shortest of several delays; ``None`` where none of them is given."""
+    return min((delay for delay in delays if delay is not None), default=None)
+
+
 class _Intervals(NamedTuple):
     """Several intervals, by how they are counted; due when one of them is."""
 
@@ -96,17 +114,23 @@ class _Wanted(NamedTuple):
 
 
 class Demand:
-    """Which events and further fields are wanted, and how often each. Immutable.
+    """Which events and further fields are wanted, how often each, and how soon. Immutable.
 
     Intervals are kept apart when demands are merged: two consumers that want every 10th and every 15th batch cause 10,
-    15, 20, 30, ... and no more.
+    15, 20, 30, ... and no more. Of their delays the shortest remains.
+
+    Raises :class:`bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1.
     """
 
-    __slots__ = ("_wanted",)
+    __slots__ = ("_wanted", "max_delay")
     _wanted: Mapping[Event, _Wanted]
+    max_delay: float | None
+    """By how many seconds events of a fast loop may be late, because they are sent together; ``None`` for as late as
+    the publisher sends them by itself."""
 
-    def __init__(self, wants: Mapping[Event, Want] | None = None) -> None:
+    def __init__(self, wants: Mapping[Event, Want] | None = None, max_delay: float | None = None) -> None:
         self._wanted = {event: _read_want(event, want) for event, want in (wants or {}).items()}
+        self.max_delay = None if max_delay is None else check_max_delay(max_delay)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Demand":
@@ -115,7 +139,8 @@ class Demand:
 
     @classmethod
     def merge(cls, demands: Iterable["Demand"]) -> "Demand":
-        """A demand that is due exactly when one of these is."""
+        """A demand that is due exactly when one of these is, and as soon as the one with the shortest delay."""
+        demands = tuple(demands)
         intervals: dict[Event, set[int | str]] = {}
         fields: dict[Event, dict[str, set[int | str]]] = {}
         for demand in demands:
@@ -124,13 +149,19 @@ class Demand:
                 of_event = fields.setdefault(event, {})
                 for name, every in wanted.fields.items():
                     of_event.setdefault(name, set()).update(every.each())
-        return cls._of({event: _wanted(event, every, fields[event]) for event, every in intervals.items()})
+        merged = {event: _wanted(event, every, fields[event]) for event, every in intervals.items()}
+        return cls._of(merged, shortest_delay(demand.max_delay for demand in demands))
 
     @classmethod
-    def _of(cls, wanted: Mapping[Event, _Wanted]) -> "Demand":
-        demand = cls()
+    def _of(cls, wanted: Mapping[Event, _Wanted], max_delay: float | None) -> "Demand":
+        demand = cls(max_delay=max_delay)
         demand._wanted = wanted
         return demand
+
+    @property
+    def content(self) -> "Demand":
+        """The same without :attr:`max_delay`: what it makes a stream hold."""
+        return self._of(self._wanted, None)
 
     @property
     def events(self) -> frozenset[Event]:
@@ -149,7 +180,8 @@ class Demand:
                 event: wanted
                 for event, wanted in self._wanted.items()
                 if wanted.own != _NEVER or not fields >= wanted.fields.keys()
-            }
+            },
+            self.max_delay,
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
@@ -194,8 +226,9 @@ class Demand:
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is wanted for its
-        fields' sake alone, and ``fields``, a map of name to such lists."""
-        return {
+        fields' sake alone, and ``fields``, a map of name to such lists; and ``max_delay`` if it has one."""
+        delay = {} if self.max_delay is None else {_DELAY_KEY: self.max_delay}
+        return delay | {
             event.value: {
                 "every": wanted.own.each(),
                 "fields": {name: intervals.each() for name, intervals in wanted.fields.items()},
@@ -208,12 +241,18 @@ class Demand:
         """Reads :meth:`to_wire`. Events that are not known are skipped.
 
         Raises :class:`bus.errors.ProtocolError` for anything else, and for more than the limits of this module."""
-        names = _bounded(value, MAX_EVENTS, "events")
+        delay = value.get(_DELAY_KEY) if isinstance(value, dict) else None
+        names = _bounded(value, MAX_EVENTS + (delay is not None), "events")
         parts = {Event(name): names[name] for name in names if name in _NAMES}
-        return cls._of({event: _read(event, part) for event, part in parts.items()})
+        try:
+            return cls._of({event: _read(event, part) for event, part in parts.items()}, delay)
+        except ConfigurationError as error:
+            raise ProtocolError(f"in the demand is {str(error)[:150]}") from None
 
     def __eq__(self, other: object) -> bool:
-        return self._wanted == other._wanted if isinstance(other, Demand) else NotImplemented
+        if not isinstance(other, Demand):
+            return NotImplemented
+        return (self._wanted, self.max_delay) == (other._wanted, other.max_delay)
 
     def __hash__(self) -> int:
         return hash(self.events)

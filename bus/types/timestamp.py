@@ -53,6 +53,7 @@ class TrainingTime(NamedTuple):
 
 
 _VALUES = len(TrainingTime._fields)
+TrainingTime._field_defaults = {}  # for msgspec: on the wire every number has to come
 
 
 class Timestamp:
@@ -68,8 +69,9 @@ class Timestamp:
     for a count in another unit. Reference: ``composer/core/time.py``.
     """
 
-    __slots__ = ("_values",)
-    _values: TrainingTime
+    __slots__ = ("values",)
+    values: TrainingTime
+    """The 14 numbers; durations in microseconds."""
 
     def __init__(
         self,
@@ -91,20 +93,15 @@ class Timestamp:
         totals = (iteration, epoch, batch, sample, token)
         parts = (epoch_in_iteration, token_in_iteration, batch_in_epoch, sample_in_epoch, token_in_epoch)
         durations = (total_wct, iteration_wct, epoch_wct, batch_wct)
-        self._values = TrainingTime(*map(_count, (*totals, *parts), _COUNTERS), *map(_microseconds, durations))
+        self.values = TrainingTime(*map(_count, (*totals, *parts), _COUNTERS), *map(_microseconds, durations))
 
     @classmethod
     def from_values(cls, values: Iterable[int]) -> "Timestamp":
         """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written. A later version may
         have written more of them."""
         self = cls.__new__(cls)
-        self._values = values if type(values) is TrainingTime else TrainingTime._make(islice(values, _VALUES))
+        self.values = values if type(values) is TrainingTime else TrainingTime._make(islice(values, _VALUES))
         return self
-
-    @property
-    def values(self) -> TrainingTime:
-        """The 14 numbers; durations in microseconds."""
-        return self._values
 
     def get(self, unit: TimeUnit | str) -> Time:
         """The counter of a unit since the start of the run; ``sec`` gives whole seconds of training.
@@ -112,13 +109,13 @@ class Timestamp:
         Raises :class:`bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will be."""
         unit = TimeUnit(unit)
         if unit is TimeUnit.SECOND:
-            return Time(self._values.total_wct // 1_000_000, unit)
+            return Time(self.values.total_wct // 1_000_000, unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
                 "a timestamp does not know its share of the training ('dur'): "
                 "use iter, ep, ba, sp, tok or sec, such as '10ep'"
             )
-        return Time(self._values[_INDEX_OF_UNIT[unit]], unit)
+        return Time(self.values[_INDEX_OF_UNIT[unit]], unit)
 
     def copy(self, **changes: Any) -> "Timestamp":
         """The same timestamp with some counters or durations changed: ``timestamp.copy(epoch=3)``."""
@@ -127,10 +124,10 @@ class Timestamp:
     def advance_batch(self, samples: int, tokens: int, microseconds: int) -> "Timestamp":
         """:meth:`to_next_batch` for the training loop: plain numbers, nothing checked."""
         (iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, in_i, in_e, _) = (
-            self._values
+            self.values
         )
         following = Timestamp.__new__(Timestamp)
-        following._values = _new_tuple(
+        following.values = _new_tuple(
             TrainingTime,
             (
                 iteration,
@@ -160,7 +157,7 @@ class Timestamp:
     def to_next_epoch(self, tokens: TimeInput = 0, duration: datetime.timedelta | None = None) -> "Timestamp":
         """The timestamp at the start of the next epoch; ``tokens`` and ``duration`` came after the last batch."""
         more_tokens, more_time = _count(tokens, "token"), _microseconds(duration)
-        now = self._values
+        now = self.values
         return Timestamp.from_values(
             TrainingTime(
                 iteration=now.iteration,
@@ -177,7 +174,7 @@ class Timestamp:
 
     def to_next_iteration(self, duration: datetime.timedelta | None = None) -> "Timestamp":
         """The timestamp at the start of the next iteration; ``duration`` came after the last batch."""
-        now = self._values
+        now = self.values
         return Timestamp.from_values(
             TrainingTime(
                 iteration=now.iteration + 1,
@@ -190,19 +187,19 @@ class Timestamp:
         )
 
     def __repr__(self) -> str:
-        counters = [f"{name}={value}" for name, value in zip(_COUNTERS, self._values, strict=False)]
+        counters = [f"{name}={value}" for name, value in zip(_COUNTERS, self.values, strict=False)]
         durations = [f"{name}={getattr(self, name)!r}" for name in _DURATIONS]
         return f"Timestamp({', '.join(counters + durations)})"
 
     def __hash__(self) -> int:
-        return hash(self._values)
+        return hash(self.values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Timestamp.from_values, (self._values,)
+        return Timestamp.from_values, (self.values,)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):
-            return self._values == other._values
+            return self.values == other.values
         if isinstance(other, str):
             other = Time.from_timestring(other)
         if isinstance(other, Time):
@@ -223,7 +220,7 @@ class Timestamp:
 
     def _compare(self, other: "Timestamp | Time | str", compare: Callable[[Any, Any], bool]) -> bool:
         if isinstance(other, Timestamp):
-            return compare(self._values, other._values)
+            return compare(self.values, other.values)
         if not isinstance(other, Time | str):
             return NotImplemented
         time = Time.from_input(other)
@@ -232,72 +229,72 @@ class Timestamp:
     @property
     def iteration(self) -> Time:
         """Complete iterations."""
-        return Time(self._values.iteration, TimeUnit.ITERATION)
+        return Time(self.values.iteration, TimeUnit.ITERATION)
 
     @property
     def epoch(self) -> Time:
         """Complete epochs."""
-        return Time(self._values.epoch, TimeUnit.EPOCH)
+        return Time(self.values.epoch, TimeUnit.EPOCH)
 
     @property
     def batch(self) -> Time:
         """Batches trained on."""
-        return Time(self._values.batch, TimeUnit.BATCH)
+        return Time(self.values.batch, TimeUnit.BATCH)
 
     @property
     def sample(self) -> Time:
         """Samples trained on."""
-        return Time(self._values.sample, TimeUnit.SAMPLE)
+        return Time(self.values.sample, TimeUnit.SAMPLE)
 
     @property
     def token(self) -> Time:
         """Tokens trained on."""
-        return Time(self._values.token, TimeUnit.TOKEN)
+        return Time(self.values.token, TimeUnit.TOKEN)
 
     @property
     def epoch_in_iteration(self) -> Time:
         """Complete epochs of this iteration."""
-        return Time(self._values.epoch_in_iteration, TimeUnit.EPOCH)
+        return Time(self.values.epoch_in_iteration, TimeUnit.EPOCH)
 
     @property
     def token_in_iteration(self) -> Time:
         """Tokens of this iteration."""
-        return Time(self._values.token_in_iteration, TimeUnit.TOKEN)
+        return Time(self.values.token_in_iteration, TimeUnit.TOKEN)
 
     @property
     def batch_in_epoch(self) -> Time:
         """Batches of this epoch."""
-        return Time(self._values.batch_in_epoch, TimeUnit.BATCH)
+        return Time(self.values.batch_in_epoch, TimeUnit.BATCH)
 
     @property
     def sample_in_epoch(self) -> Time:
         """Samples of this epoch."""
-        return Time(self._values.sample_in_epoch, TimeUnit.SAMPLE)
+        return Time(self.values.sample_in_epoch, TimeUnit.SAMPLE)
 
     @property
     def token_in_epoch(self) -> Time:
         """Tokens of this epoch."""
-        return Time(self._values.token_in_epoch, TimeUnit.TOKEN)
+        return Time(self.values.token_in_epoch, TimeUnit.TOKEN)
 
     @property
     def total_wct(self) -> datetime.timedelta:
         """Time spent training since the start of the run."""
-        return datetime.timedelta(microseconds=self._values.total_wct)
+        return datetime.timedelta(microseconds=self.values.total_wct)
 
     @property
     def iteration_wct(self) -> datetime.timedelta:
         """Time spent training in this iteration."""
-        return datetime.timedelta(microseconds=self._values.iteration_wct)
+        return datetime.timedelta(microseconds=self.values.iteration_wct)
 
     @property
     def epoch_wct(self) -> datetime.timedelta:
         """Time spent training in this epoch."""
-        return datetime.timedelta(microseconds=self._values.epoch_wct)
+        return datetime.timedelta(microseconds=self.values.epoch_wct)
 
     @property
     def batch_wct(self) -> datetime.timedelta:
         """Time that the last batch took."""
-        return datetime.timedelta(microseconds=self._values.batch_wct)
+        return datetime.timedelta(microseconds=self.values.batch_wct)
 
 
 _NAMES = (*_COUNTERS, *_DURATIONS)

@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
+from bus.protocol.blocks import Bulk, EventBlock
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
+from bus.types.demand import Demand, Want, check_max_delay
 from bus.types.event import Event
 from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
 from bus.types.timestamp import TrainingTime
@@ -55,6 +57,11 @@ class Callback:
     are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch.
     An object may set its own in ``__init__``."""
 
+    max_delay: ClassVar[float | None] = None
+    """By how many seconds, from 0 to 1, events may be late in a fast loop, which sends them together; ``None`` for as
+    late as the training sends them by itself: 50 ms, unless it was started with another ``max_delay``. The shortest
+    delay of all consumers counts, and a very short one slows the training down: see ``docs/performance.md``."""
+
     background: ClassVar[bool | None] = None
     """Whether the callback runs in the background, with its own stream, so that it delays no other callback.
 
@@ -70,6 +77,10 @@ class Callback:
     resumes: ClassVar[bool] = True
     """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
     ``False`` for a state that is about one attempt, such as a position in its file or the time of its last event."""
+
+    bulk: ClassVar[Bulk | None] = None
+    """Which events of a long history :meth:`take_block` takes many at a time, in the place of :meth:`run_event`; for a
+    callback with ``all_ranks`` that shares its stream with no other."""
 
     owns_terminal: ClassVar[bool] = False
     """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
@@ -102,6 +113,12 @@ class Callback:
             )
         want = Want(self.every, dict.fromkeys(self.fields, self.every))
         return Demand(dict.fromkeys(self.wanted_events(), want))
+
+    def begin_history(self, recording: Path) -> None:
+        """Called before a recording on this machine is read from its front, for a callback with :attr:`bulk`."""
+
+    def take_block(self, block: EventBlock) -> None:
+        """Handles events of :attr:`bulk` that followed one another; single ones still come to :meth:`run_event`."""
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Called for every wanted event; calls the event's method. An override replaces those methods."""
@@ -275,7 +292,12 @@ def demand_of(callbacks: Iterable[Callback]) -> Demand:
     """What several callbacks ask for, together.
 
     Raises :class:`bus.errors.ConfigurationError` for one whose demand is not allowed."""
-    return Demand.merge(callback.demand() for callback in callbacks)
+    return Demand.merge(part for callback in callbacks for part in (callback.demand(), _delay_of(callback)))
+
+
+def _delay_of(callback: Callback) -> Demand:
+    delay, name = callback.max_delay, type(callback).__name__
+    return Demand(max_delay=None if delay is None else check_max_delay(delay, f"max_delay of callback {name}"))
 
 
 def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:

@@ -21,7 +21,9 @@ LogValue: TypeAlias = float | int | str | bool
 """A metric's value as destinations get it."""
 
 _RESERVED = ("step", "time")
+_PLAIN = frozenset({float, int, str, bool})
 _DEEPEST = 8
+_new_tuple = tuple.__new__
 _LARGEST = 2**63 - 1
 
 
@@ -142,6 +144,9 @@ class LoggerDestination:
     streams are to give equal output.
     """
 
+    max_delay: ClassVar[float | None] = None
+    """By how many seconds what it takes may be late, as for :attr:`consumers.Callback.max_delay`."""
+
     background: ClassVar[bool] = False
     """Whether it is fed in the background: for what may be slow or unreachable, such as a server. What was logged
     reaches it through a :class:`~consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
@@ -209,6 +214,10 @@ class LoggerDestination:
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
         """Takes a file; it is there until this returns. Left out unless a destination overrides it."""
 
+    def flush(self) -> None:
+        """Hands on what is held back, so that others see it. Called when no more events are ready, at least every 50 ms
+        while there are some, and before :meth:`close`; not called where ``background`` is true."""
+
     def on_commit(self) -> None:
         """Called when what it was given so far does not come again: the position that :meth:`state_dict` returned last
         is stored, or the run has finished and nothing follows. Never called where nothing is stored."""
@@ -243,6 +252,9 @@ class Logger:
 
     def __init__(self) -> None:
         self._state: Snapshot | None = None
+        self._now: int | None = None
+        self._has_more = False
+        """Whether anything else than rows is gathered."""
         self._rows: dict[int, dict[str, LogValue]] = {}
         self._hyperparameters: dict[str, Any] = {}
         self._of_run: dict[str, Any] = {}
@@ -259,14 +271,21 @@ class Logger:
         Raises:
             ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``.
         """
-        checked = {name: _checked(name, value) for name, value in metrics.items()}
-        if checked:
-            self._rows.setdefault(self._step("log_metrics", step), {}).update(checked)
+        if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
+            metrics = {name: _checked(name, value) for name, value in metrics.items()}
+        if not metrics:
+            return
+        number = self._step("log_metrics", step)
+        if number in self._rows:
+            self._rows[number].update(metrics)
+        else:
+            self._rows[number] = dict(metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Logs values that describe the run as a whole, beside those that it says of itself; of one name it is this
         value that counts. What is not a number, text, boolean or ``None``, nor a list or map of these, is logged as its
         text."""
+        self._has_more |= bool(hyperparameters)
         self._hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
 
     def log_images(
@@ -303,6 +322,7 @@ class Logger:
         labels = (
             None if mask_class_labels is None else {int(key): str(label) for key, label in mask_class_labels.items()}
         )
+        self._has_more = True
         self._images.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
 
     def log_table(
@@ -320,6 +340,7 @@ class Logger:
                 raise ConfigurationError(
                     f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
                 )
+        self._has_more = True
         self._tables.append(Table(self._step("log_table", step), 0.0, name, names, cells))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
@@ -330,6 +351,7 @@ class Logger:
         """
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
+        self._has_more = True
         self._texts.append(Text(self._step("log_text", step), 0.0, name, text))
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
@@ -342,27 +364,22 @@ class Logger:
         path = Path(file_path).absolute()
         if not path.is_file():
             raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")
+        self._has_more = True
         self._uploads.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
         """Says which event is handled from now on."""
         self._state = state
+        self._now = None
 
     @property
     def pending(self) -> bool:
         """Whether anything has been logged and not been taken yet."""
-        return bool(
-            self._rows
-            or self._hyperparameters
-            or self._of_run
-            or self._images
-            or self._tables
-            or self._texts
-            or self._uploads
-        )
+        return self._has_more or bool(self._rows)
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
         """Takes what the run says of itself, for a destination that takes all."""
+        self._has_more |= bool(hyperparameters)
         self._of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> EventLog:
@@ -376,13 +393,16 @@ class Logger:
             self._uploads,
             self._of_run,
         )
+        self._has_more = False
         self._of_run = {}
         self._images, self._tables, self._texts, self._uploads = [], [], [], []
         return gathered
 
     def take_rows(self, state: Snapshot) -> list[Row]:
         """Gives the gathered rows, timed by ``state``, and begins anew with those."""
-        rows = [Row(step, state.time, metrics) for step, metrics in self._rows.items()]
+        time = state.time
+        # Half the time of calling the class, for what is done at every event.
+        rows = [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()]
         self._rows = {}
         return rows
 
@@ -394,9 +414,11 @@ class Logger:
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:
             return int(chosen)
-        if self._state is None:
-            raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
-        return self._state.timestamp.values.batch
+        if self._now is None:
+            if self._state is None:
+                raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
+            self._now = self._state.timestamp.values.batch
+        return self._now
 
 
 def _checked(name: str, value: Any) -> LogValue:

@@ -44,11 +44,12 @@ class SpeedMonitor(Callback):
         self._gpu_flops_available = gpu_flops_available
         self._time_unit = time_unit
         self._divider = _SECONDS_IN[time_unit]
-        self._batches: deque[int] = deque(maxlen=window_size + 1)
-        self._samples: deque[int] = deque(maxlen=window_size + 1)
-        self._tokens: deque[int] = deque(maxlen=window_size + 1)
-        self._seconds: deque[float] = deque(maxlen=window_size + 1)
-        self._flops: deque[float] = deque(maxlen=window_size + 1)
+        self._full = window_size + 1
+        self._batches: deque[int] = deque(maxlen=self._full)
+        self._samples: deque[int] = deque(maxlen=self._full)
+        self._tokens: deque[int] = deque(maxlen=self._full)
+        self._seconds: deque[float] = deque(maxlen=self._full)
+        self._flops: deque[float] = deque(maxlen=self._full)
         self._window: dict[str, deque[Any]] = {
             "batches": self._batches,
             "samples": self._samples,
@@ -86,14 +87,13 @@ class SpeedMonitor(Callback):
         self._samples.append(timestamp.sample)
         self._tokens.append(timestamp.token)
         self._seconds.append(train_seconds)
-        flops = state.fields.get("flops_per_batch")
+        flops = state.get("flops_per_batch")
         if flops is not None:
             self._flops.append(flops)
-        elapsed = self._seconds[-1] - self._seconds[0]
+        elapsed = train_seconds - self._seconds[0]
         # A loop that publishes no training time has nothing to divide by.
         if elapsed > 0:
             self._log_throughput(elapsed, state, logger)
-            self._log_flops(elapsed, state, logger)
         logger.log_metrics(
             {
                 "time/train": train_seconds / self._divider,
@@ -107,38 +107,27 @@ class SpeedMonitor(Callback):
         self._eval_seconds += state.eval_timestamp.values.total_wct / 1e6
 
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
-        if len(self._seconds) < _full(self._seconds):
-            return
-        # Not every batch has an event in a stream made from a log. A loop of one's own may count none.
-        batches = (self._batches[-1] - self._batches[0] or len(self._seconds) - 1) / elapsed
-        samples = (self._samples[-1] - self._samples[0]) / elapsed
-        tokens = (self._tokens[-1] - self._tokens[0]) / elapsed
-        logger.log_metrics(
-            {
-                "throughput/batches_per_sec": batches,
-                "throughput/samples_per_sec": samples,
-                "throughput/device/batches_per_sec": batches / state.world_size,
-                "throughput/device/samples_per_sec": samples / state.world_size,
-            }
-        )
-        if tokens > 0:
+        ranks = state.world_size
+        if len(self._seconds) == self._full:
+            # Not every batch has an event in a stream made from a log. A loop of one's own may count none.
+            batches = (self._batches[-1] - self._batches[0] or len(self._seconds) - 1) / elapsed
+            samples = (self._samples[-1] - self._samples[0]) / elapsed
+            tokens = (self._tokens[-1] - self._tokens[0]) / elapsed
             logger.log_metrics(
                 {
-                    "throughput/tokens_per_sec": tokens,
-                    "throughput/device/tokens_per_sec": tokens / state.world_size,
+                    "throughput/batches_per_sec": batches,
+                    "throughput/samples_per_sec": samples,
+                    "throughput/device/batches_per_sec": batches / ranks,
+                    "throughput/device/samples_per_sec": samples / ranks,
                 }
             )
-
-    def _log_flops(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
-        if len(self._flops) < _full(self._flops):
-            return
-        flops = sum(list(self._flops)[1:]) / elapsed
-        per_device = flops / state.world_size
-        logger.log_metrics({"throughput/flops_per_sec": flops, "throughput/device/flops_per_sec": per_device})
-        peak = self._gpu_flops_available or peak_flops(state.fields.get("device_name"), state.fields.get("precision"))
-        if peak:
-            logger.log_metrics({"throughput/device/mfu": per_device / peak})
-
-
-def _full(window: deque[Any]) -> int:
-    return window.maxlen or 0
+            if tokens > 0:
+                logger.log_metrics(
+                    {"throughput/tokens_per_sec": tokens, "throughput/device/tokens_per_sec": tokens / ranks}
+                )
+        if len(self._flops) == self._full:
+            flops = sum(list(self._flops)[1:]) / elapsed
+            logger.log_metrics({"throughput/flops_per_sec": flops, "throughput/device/flops_per_sec": flops / ranks})
+            peak = self._gpu_flops_available or peak_flops(state.get("device_name"), state.get("precision"))
+            if peak:
+                logger.log_metrics({"throughput/device/mfu": flops / ranks / peak})

@@ -20,8 +20,10 @@ from bus.errors import ConfigurationError, OffloopError
 from bus.net.curve import ClientSecurity, client_security
 from bus.net.requests import list_remote_runs
 from bus.printing import say
+from bus.processes import avoid_preemption
 from bus.runs.directory import RUN_FILE
 from bus.subscriber.subscriber import Subscriber
+from bus.types.demand import shortest_delay
 from consumers.api.callback import Callback
 from consumers.api.logger import LoggerDestination
 from consumers.callbacks import TrainerMetrics
@@ -52,10 +54,12 @@ def run_attached(
         made.insert(0, TrainerMetrics())
     wanted_events(made)
 
-    def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Subscriber:
-        return Subscriber(run, broker=broker, security=security, **vars(Subscription.of(chosen, NAME, after)))
-
     destinations = list(loggers) or [ConsoleLogger()]
+    delay = shortest_delay(destination.max_delay for destination in destinations)
+
+    def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Subscriber:
+        return Subscriber(run, broker=broker, security=security, **vars(Subscription.of(chosen, NAME, after, delay)))
+
     _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))
     for line in format_outcomes(statistics):
         say(line, err=True)
@@ -92,6 +96,7 @@ def main() -> None:
     # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process is
     # to see the end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    avoid_preemption()
     try:
         order = read_order(sys.stdin.buffer)
         run, broker, security = order["run"], order.get("broker"), None

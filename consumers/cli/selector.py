@@ -91,14 +91,15 @@ class RunSelector:
 
 
 class SourceStreams:
-    """The streams of what was found, for a consumer called ``name``. A recording is replayed where ``choice``
-    says how, and else read."""
+    """The streams of what was found, for a consumer called ``name``, whose events may be ``max_delay`` seconds
+    late. A recording is replayed where ``choice`` says how, and else read."""
 
-    def __init__(self, found: Found, choice: ReplayChoice, name: str | None) -> None:
+    def __init__(self, found: Found, choice: ReplayChoice, name: str | None, max_delay: float | None) -> None:
         self._found = found
         self._choice = choice
         self._pace = Pace(choice.rate_or_max)
         self._name = name
+        self._max_delay = max_delay
         self._replays: list[Replay] = []
 
     @property
@@ -122,7 +123,7 @@ class SourceStreams:
             return replay
         if isinstance(found, Recording):
             return Recording(found.path)
-        return attach(found, Subscription.of(callbacks, self._name, after))
+        return attach(found, Subscription.of(callbacks, self._name, after, self._max_delay))
 
     def rewind(self) -> None:
         """Lets the replay begin again."""

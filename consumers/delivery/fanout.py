@@ -10,7 +10,7 @@ from bus import errors
 from bus.errors import OffloopError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Logger, LoggerDestination, RunContext
+from consumers.api.logger import Logger, LoggerDestination, Row, RunContext
 
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
@@ -69,6 +69,10 @@ class Fanout:
         """Takes what the logger gathered during the event ``state``, and gives it to each."""
         if not logger.pending:
             return
+        rows = logger.take_rows(state)
+        if not logger.pending:
+            self._deliver_rows(rows, state)
+            return
         gathered = logger.take(state)
         with self.lock:
             self.named |= gathered.hyperparameters.keys()
@@ -79,8 +83,8 @@ class Fanout:
         def give(destination: LoggerDestination) -> None:
             if hyperparameters:
                 destination.log_hyperparameters(hyperparameters, state)
-            if gathered.rows:
-                destination.log_rows(gathered.rows, state)
+            if rows:
+                destination.log_rows(rows, state)
             for images in gathered.images:
                 destination.log_images(images, state)
             for table in gathered.tables:
@@ -91,6 +95,19 @@ class Fanout:
                 destination.upload_file(upload, state)
 
         self.for_each(give)
+
+    def _deliver_rows(self, rows: list[Row], state: Snapshot) -> None:
+        """What most events log."""
+        with self.lock:
+            for name, destination in tuple(self._destinations.items()):
+                try:
+                    destination.log_rows(rows, state)
+                except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
+                    self._fail(name, destination, error)
+
+    def flush(self) -> None:
+        """Has each hand on what it holds back."""
+        self.for_each(lambda destination: destination.flush())
 
     def states(self) -> dict[str, dict[str, Any]] | None:
         """Name to ``state_dict()`` of each; ``None`` when one has failed, for then nothing can be continued."""
@@ -132,12 +149,15 @@ class Fanout:
                 try:
                     action(destination)
                 except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
-                    del self._destinations[name]
-                    if isinstance(error, BrokenPipeError):
-                        self._on_broken_pipe(error)
-                        continue
-                    self._failed[name] = destination
-                    show_failure(f"destination {name} failed and is given nothing more", error)
+                    self._fail(name, destination, error)
+
+    def _fail(self, name: str, destination: LoggerDestination, error: Exception) -> None:
+        del self._destinations[name]
+        if isinstance(error, BrokenPipeError):
+            self._on_broken_pipe(error)
+            return
+        self._failed[name] = destination
+        show_failure(f"destination {name} failed and is given nothing more", error)
 
 
 def show_failure(headline: str, error: BaseException) -> None:

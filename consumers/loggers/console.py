@@ -57,6 +57,7 @@ class ConsoleLogger(LoggerDestination):
     """
 
     writes_to_terminal = True
+    max_delay = 0.1
 
     def __init__(self, every: float = 1.0, hide: Sequence[str] = _HIDDEN, most: int = _MOST) -> None:
         if not every >= 0:

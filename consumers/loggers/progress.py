@@ -103,6 +103,7 @@ class ProgressLogger(LoggerDestination):
     """
 
     writes_to_terminal = True
+    max_delay = 0.1
 
     def __init__(self, every: float = 10.0) -> None:
         if not every >= 0:

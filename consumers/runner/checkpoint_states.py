@@ -131,6 +131,7 @@ class CheckpointStates:
             part,
             [(entry.name, entry.callback) for entry in entries],
             deliver=_drop,
+            flush=lambda: None,
             handling=Handling(dispatcher.handling.note_error, "continue", at_checkpoint=self.take),
         )
         _run_to_end(catching_up)
@@ -208,11 +209,13 @@ class _Part(RunStream):
         self._last = last
         self._leaves = leaves
 
-    def read(self, events: Collection[Event], after: Mapping[int, tuple[int, int]]) -> AsyncGenerator[Snapshot, None]:
+    def read(
+        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+    ) -> AsyncGenerator[Sequence[Snapshot], None]:
         """Its snapshots of those events."""
-        return in_turns(self._snapshots(events))
+        return in_turns(self._batches(events), 1)
 
-    def _snapshots(self, events: Collection[Event]) -> Iterator[Snapshot]:
+    def _batches(self, events: Collection[Event]) -> Iterator[list[Snapshot]]:
         begun, ended = self._first is None, False
 
         def see(mark: CheckpointMark) -> None:
@@ -223,11 +226,11 @@ class _Part(RunStream):
             ended = ended or mark == self._last
 
         self._recording.on_checkpoint = see
-        for snapshot in self._recording.snapshots(events):
+        for batch in self._recording.batches(events):
             if ended or self._leaves():
                 return
             if begun:
-                yield snapshot
+                yield batch
 
 
 def _run_to_end(dispatcher: Dispatcher) -> None:

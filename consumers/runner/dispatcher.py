@@ -6,12 +6,15 @@ receive -> run callbacks -> gather what they logged -> deliver it
 import asyncio
 import contextlib
 import inspect
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import OffloopError
+from bus.protocol.blocks import EventBlock
 from bus.protocol.order import CheckpointMark
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import RunStream
@@ -25,6 +28,7 @@ from consumers.delivery.commit import CallbackState
 from consumers.runner.entries import CallbackEntry, barrier_events_of
 
 _NOWHERE = (0, 0)
+_FLUSH_SECONDS = 0.05
 
 AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
 """Called with a dispatcher where the training has saved or loaded a checkpoint."""
@@ -51,12 +55,21 @@ class Handling:
     """Called with the dispatcher, between two events, where the training has saved or loaded a checkpoint."""
 
 
+class _Target(NamedTuple):
+    """A callback that is given an event."""
+
+    entry: CallbackEntry
+    call: Callable[[Snapshot, Logger], Awaitable[None] | None]
+    sees_all: bool
+    """Whether it is given every such event as it is, unless that has fields that a consumer asked for."""
+
+
 class Dispatcher:
     """Gives each snapshot of a stream to the callbacks that want its event, one after the other, until the stream ends
     or :meth:`stop` or :meth:`fail` is called; then closes them.
 
-    ``deliver`` is given the logger after each event at which something was logged. With ``logs_hyperparameters`` it
-    logs what the run says of itself.
+    ``deliver`` is given the logger after each event at which something was logged, and ``flush`` is called when nothing
+    more is ready, and from time to time before that. With ``logs_hyperparameters`` it logs what the run says of itself.
     """
 
     def __init__(
@@ -64,6 +77,7 @@ class Dispatcher:
         stream: RunStream,
         callbacks: Sequence[tuple[str, Callback]],
         deliver: Callable[[Logger, Snapshot], None],
+        flush: Callable[[], None],
         handling: Handling,
         logs_hyperparameters: bool = True,
     ) -> None:
@@ -88,6 +102,7 @@ class Dispatcher:
         """Whether it stops on request."""
         self.stream = stream
         self._deliver = deliver
+        self._flush = flush
         self.handling = handling
         self._keeps_positions = handling.keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
@@ -137,16 +152,16 @@ class Dispatcher:
             return
         self._waiting = True
         try:
+            self._read_in_blocks()
             events = {*self._table, *self._with_hyperparameters}
-            async with contextlib.aclosing(self.stream.read(events, self.positions)) as snapshots:
-                async for snapshot in snapshots:
-                    if not self._keeps_positions:
-                        await self._handle(snapshot)
-                    elif snapshot.seq > self.positions.get(snapshot.rank, _NOWHERE)[0]:
-                        await self._handle(snapshot)
-                        self.positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
-                    if not self.stopping and after_each is not None:
-                        after_each()
+            async with contextlib.aclosing(self.stream.read(events, self.positions)) as batches:
+                async for batch in batches:
+                    self._waiting = False
+                    try:
+                        await self._handle_all(batch, after_each)
+                    finally:
+                        self._flush()
+                    self._waiting = True
                     if self.stopping:
                         break
         except asyncio.CancelledError:
@@ -167,6 +182,7 @@ class Dispatcher:
             await self._end(entry, "run_ended", ending)
         closed = [entry for entry in self.entries if await self._end(entry, "close", state, self._logger)]
         self._deliver(self._logger, state)
+        self._flush()
         for entry in closed:
             await self._end(entry, "post_close")
 
@@ -190,32 +206,72 @@ class Dispatcher:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(cancel)
 
+    def _read_in_blocks(self) -> None:
+        """Has history come in blocks where that is all the same to the callback."""
+        for entry in self.entries if len(self.entries) == 1 else ():
+            bulk = entry.callback.bulk
+            if bulk is not None and entry.all_ranks and entry.demand.is_at_every_batch(bulk.event):
+                self.stream.read_in_blocks(bulk, partial(self._take_block, entry))
+                if self.stream.recording is not None and not self.positions:
+                    entry.callback.begin_history(self.stream.recording)
+
+    def _take_block(self, entry: CallbackEntry, block: EventBlock) -> None:
+        if not entry.is_active or self.stopping:
+            return
+        block.filter(partial(view_for, entry.demand))
+        for body in block.decoded.values():
+            on_demand = body.fields.get("on_demand", ())
+            for name in on_demand:
+                self.fields_since.setdefault(name, body.timestamp.batch)
+        self.positions[block.rank] = block.numbers_of_last
+        self.handled += len(block)
+        try:
+            entry.callback.take_block(block)
+        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            self._take_error(entry, error, block.event.value)
+
+    async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
+        next_flush = time.monotonic() + _FLUSH_SECONDS
+        for snapshot in batch:
+            if not self._keeps_positions:
+                await self._handle(snapshot)
+            elif snapshot.seq > self.positions.get(snapshot.rank, _NOWHERE)[0]:
+                await self._handle(snapshot)
+                self.positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
+            if self.stopping:
+                return
+            if after_each is not None:
+                after_each()
+            if time.monotonic() >= next_flush:
+                self._flush()
+                next_flush = time.monotonic() + _FLUSH_SECONDS
+
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
-        entries = self._table.get(event, ())
+        targets = self._table.get(event, ())
         if snapshot.rank:
-            entries = [entry for entry in entries if entry.all_ranks]
+            targets = [target for target in targets if target.entry.all_ranks]
         logger = self._logger
         if event in self._with_hyperparameters and not snapshot.rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
             if event is Event.INIT:
                 self.handling.note_source(Source.of(snapshot.fields))
-        if not entries:
+        if not targets:
             if logger.pending:
                 self._deliver(logger, snapshot)
             return
-        self._waiting = False
         logger.begin(snapshot)
         self.last = snapshot
-        for name in snapshot.on_demand:
+        on_demand = snapshot.on_demand
+        for name in on_demand:
             self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
-        for entry in entries:
-            seen = view_for(entry.demand, snapshot)
+        for entry, call, sees_all in targets:
+            seen = snapshot if sees_all and not on_demand else view_for(entry.demand, snapshot)
             if seen is None:
                 continue
             self._running = entry
             try:
-                result = entry.callback.run_event(event, seen, logger)
+                result = call(seen, logger)
                 if result is not None and inspect.isawaitable(result):
                     await result
             except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
@@ -226,7 +282,6 @@ class Dispatcher:
             self._deliver(logger, snapshot)
         snapshot.release()
         self.handled += 1
-        self._waiting = True
 
     def _see_checkpoint(self, mark: CheckpointMark) -> None:
         # Before its position lies what another one has seen that went before.
@@ -271,11 +326,12 @@ class Dispatcher:
         active = [entry.callback for entry in self.entries if entry.is_active]
         self.stream.ask_for(demand_of(active), barrier_events_of(active))
 
-    def _make_table(self) -> dict[Event, list[CallbackEntry]]:
-        table: defaultdict[Event, list[CallbackEntry]] = defaultdict(list)
+    def _make_table(self) -> dict[Event, list[_Target]]:
+        table: defaultdict[Event, list[_Target]] = defaultdict(list)
         for entry in self.entries:
             if not entry.is_active:
                 continue
             for event in entry.wanted:
-                table[event].append(entry)
+                sees_all = event in entry.demand.events and entry.demand.is_at_every_batch(event)
+                table[event].append(_Target(entry, entry.handler_of(event), sees_all))
         return dict(table)

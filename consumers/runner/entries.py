@@ -2,15 +2,18 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bus.errors import ConfigurationError
+from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.source import Source, shorten_names
-from consumers.api.callback import Callback, demand_of
+from consumers.api.callback import Callback, MaybeAwaitable, demand_of
+from consumers.api.logger import Logger
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -62,6 +65,8 @@ class Subscription:
     """The consumer's."""
     after: Mapping[int, tuple[int, int]] | None = None
     """Of each rank ``(seq, base_seq)`` of the last snapshot that need not come again."""
+    max_delay: float | None = None
+    """By how many seconds events may be late, whatever the callbacks ask for."""
 
     @classmethod
     def of(
@@ -69,6 +74,7 @@ class Subscription:
         callbacks: Sequence[Callback],
         name: str | None = None,
         after: Mapping[int, tuple[int, int]] | None = None,
+        max_delay: float | None = None,
     ) -> "Subscription":
         """What these callbacks ask for, together.
 
@@ -76,7 +82,7 @@ class Subscription:
             ConfigurationError: what one of them asks for is not allowed.
         """
         events, barrier_events = frozenset(wanted_events(callbacks)), frozenset(barrier_events_of(callbacks))
-        return cls(events, demand_of(callbacks), barrier_events, name, after)
+        return cls(events, demand_of(callbacks), barrier_events, name, after, max_delay)
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
@@ -149,6 +155,14 @@ class CallbackEntry:
         self.ended = False
         """Whether it is given no more events, because it cannot work; the next consumer tries it again."""
         self.closed = False
+
+    def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
+        """What is called with a snapshot of that event: ``run_event``, or the method that it would call."""
+        callback = self.callback
+        if "run_event" in vars(callback) or _overrides(callback, "run_event"):
+            return partial(callback.run_event, event)
+        handler: Callable[[Snapshot, Logger], MaybeAwaitable] = getattr(callback, event.value)
+        return handler
 
     @property
     def is_active(self) -> bool:

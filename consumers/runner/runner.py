@@ -86,6 +86,7 @@ class Runner:
             as_stream(stream),
             _named(callbacks),
             self._fanout.deliver,
+            self._fanout.flush,
             self._handling,
         )
         self._workers: list[CallbackWorker] = []

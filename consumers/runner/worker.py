@@ -43,7 +43,9 @@ class CallbackWorker:
         """How far it was when it last noted that. It changes only while the fanout's lock is held, so that it matches
         what the destinations have been given."""
         # The others' stream brings the hyperparameters.
-        self.dispatcher = Dispatcher(stream, [(name, callback)], self._deliver, handling, logs_hyperparameters=False)
+        self.dispatcher = Dispatcher(
+            stream, [(name, callback)], self._deliver, fanout.flush, handling, logs_hyperparameters=False
+        )
         self._fanout = fanout
         self._keeps_progress = handling.keeps_positions
         self._next_note = 0.0

@@ -132,11 +132,12 @@ class _CommandsKept(_Wrapped):
 
     async def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
-    ) -> AsyncGenerator[Snapshot, None]:
+    ) -> AsyncGenerator[Sequence[Snapshot], None]:
         """As of the source."""
-        async for snapshot in self._source.read(events, after):
-            snapshot.bind(self._keep)
-            yield snapshot
+        async for batch in self._source.read(events, after):
+            for snapshot in batch:
+                snapshot.bind(self._keep)
+            yield batch
 
 
 class _StrictRunner(Runner):

@@ -22,6 +22,10 @@ const INNER = new Set(
 
 const pack = (value) => Buffer.from(encode(value, { useBigInt64: true }));
 const control = (kind, content) => Buffer.concat([Buffer.from([0]), pack([VERSION, kind, content])]);
+const split = (frame) => {
+  const end = frame.indexOf(0);
+  return [Buffer.from(frame.subarray(0, end)).toString(), frame.subarray(end + 1)];
+};
 const controlOf = (frame) => (frame[0] === 0 ? unpack(frame.subarray(1)) : []);
 
 // A connection to a control endpoint. It hands every message to `take(kind, content)`, and sends in order, one at a time.
@@ -306,7 +310,7 @@ export async function* follow(source, run) {
   const reader = new RecordingReader((offset) => source.fetch(attempt, offset));
   const stream = found.status === "live" ? new Subscriber({ linger: 0, receiveTimeout: 2000 }) : null;
   stream?.connect(source.stream(found));
-  stream?.subscribe(`${run}/`);
+  stream?.subscribe(`${run}/$all/`, `${run}/$beat/`);
   try {
     for await (const frame of reader.read()) yield* take(frame);
     while (ended.size < ranks) {
@@ -318,22 +322,20 @@ export async function* follow(source, run) {
         if (now?.status !== "live" || now.attempt !== attempt) return;
         continue;
       }
-      const end = frame.indexOf(0);
-      const topic = frame.toString("utf8", 0, end);
-      const [, event, rank] = topic.split("/");
-      const body = frame.subarray(end + 1);
-      if (event === "$beat") {
+      const [topic, body] = split(frame);
+      if (topic.includes("/$beat/")) {
         const [, ofAttempt, , , , onDisk] = unpack(body);
         if (Number(ofAttempt) !== attempt) return;
         if (onDisk.every(([one, seq]) => Number(seq) <= (last.get(String(one)) ?? 0))) continue;
       } else {
-        const next = (last.get(rank) ?? 0) + 1;
-        const seq = Number(unpack(body)[2]);
-        if (seq < next) continue;
-        if (seq === next) {
-          yield* take([topic, body]);
-          continue;
+        let isComplete = true;
+        for (const event of unpack(body)[2].frames.map(split)) {
+          const next = (last.get(event[0].split("/")[2]) ?? 0) + 1;
+          isComplete = Number(unpack(event[1])[2]) <= next;
+          if (!isComplete) break;
+          yield* take(event);
         }
+        if (isComplete) continue;
       }
       for await (const recorded of reader.read()) yield* take(recorded);
     }

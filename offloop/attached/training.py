@@ -29,7 +29,7 @@ from offloop.automatic import note_attached
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
 from trainer.data.spec import DataSpec, count_samples, count_tokens
-from trainer.device.device import get_device
+from trainer.device.device import GpuDevice, get_device
 from trainer.engine.engine import Logger
 from trainer.engine.state import State
 from trainer.fields.field import Field, FieldUnsupportedError
@@ -110,12 +110,12 @@ class AttachedTraining:
         set_lr: Callable[[float], object] | str | None = None,
     ) -> None:
         self.ranks = ranks = join_ranks()
-        is_on_gpu = any(one.is_cuda for one in model.parameters())
+        gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
         _end_left(name)
         self.state = state = State(
             model=unwrapped(model),
-            device=get_device("gpu" if is_on_gpu else "cpu"),
+            device=get_device("cpu") if gpu is None else GpuDevice(gpu),
             precision=precision,
             seed=torch.initial_seed(),
             run_name=name if ranks is None else ranks.share(name),
@@ -165,6 +165,7 @@ class AttachedTraining:
         self.wanted = self.publisher.wanted
         """The events to tell now: what costs something to find out is looked up here first."""
         self._samples = self._tokens = 0
+        self._microbatches = 1
         self._in_batch = False
         self._loss: torch.Tensor | None = None
         self._save_event: Event | None = None
@@ -237,6 +238,7 @@ class AttachedTraining:
     def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
         """Says what is trained on from now on, how many optimizer steps there are in an epoch, ``None`` for what is not
         known, and how many dataloader batches go into a step."""
+        self._microbatches = microbatches
         state, size = self.state, getattr(dataloader, "batch_size", None)
         if size is None:
             size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
@@ -270,7 +272,8 @@ class AttachedTraining:
 
     def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
         """The loss of a microbatch, on its device, and what share of it the batch's loss has."""
-        part = loss.detach() if share == 1.0 else loss.detach() * share
+        # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
+        part = loss.detach() if share == 1.0 and self._microbatches == 1 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:

@@ -181,7 +181,8 @@ def test_an_ended_run_stays_until_it_is_left(recording: str, open_terminal: Call
 
 
 def test_a_replay_that_is_repeated_is_shown_each_time(recording: str, open_terminal: Callable[..., Terminal]) -> None:
-    terminal = open_terminal("--replay", recording, "--rate", "max", "--loop")
+    # The recording is one of two seconds; the display is drawn some times a second.
+    terminal = open_terminal("--replay", recording, "--rate", "2", "--loop")
     terminal.wait_for("apples", "▸total")
     wait_for(lambda: (terminal.text, terminal.written.count(b"\x1b[?1049h") > 2)[1], "the third time")
     terminal.press("q")

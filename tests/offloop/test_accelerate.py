@@ -5,8 +5,6 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -19,19 +17,20 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType, ProjectConfiguration
 from accelerate_jobs import ROWS, SIZE, Training
+from attached_callbacks import Requests
 from attached_runs import (
     RUN,
-    Requests,
     Sender,
     are_same,
     events_of,
     logged_in,
     note_marks,
+    run_two_ranks,
     snapshots_of,
     values_of,
     weights_of,
 )
-from paths import SUPPORT
+from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 from bus.errors import ConfigurationError
@@ -53,12 +52,12 @@ def _fresh(runs_dir: Path) -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def ending() -> Any:
-    return Recording(find_run(RUN).path).read_endings()[-1]
+def ending(run: str = RUN) -> Any:
+    return Recording(find_run(run).path).read_endings()[-1]
 
 
-def last_batch() -> int:
-    return int(snapshots_of()[-1].timestamp.batch.value)
+def last_batch(run: str = RUN) -> int:
+    return int(snapshots_of(run)[-1].timestamp.batch.value)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
@@ -335,7 +334,7 @@ def test_attaching_again_ends_the_run_before() -> None:
 SCRIPT = """
 import sys
 from accelerate_jobs import Training
-training = Training().attach()
+training = Training().attach(run_name={name!r})
 def act():
     if len(training.losses) == 15:
         {there}
@@ -346,27 +345,18 @@ training.epoch(training.loader)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("there", "status", "error"),
-    [
-        ("pass", "finished", None),
-        ("raise ValueError('wrong')", "failed", "ValueError: wrong"),
-    ],
-)
-def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | None) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
-    subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], timeout=60, check=False, env=environment)
-    assert (ending().status, ending().error) == (status, error)
-    assert last_batch() == (20 if status == "finished" else 14)
+def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
+    endings = {"pass": ("finished", None, 20), "raise ValueError('wrong')": ("failed", "ValueError: wrong", 14)}
+    programs = [Program(SCRIPT.format(name=f"r{number}", there=one)) for number, one in enumerate(endings)]
+    run_forked("accelerate_jobs", tmp_path, programs)
+    for number, expected in enumerate(endings.values()):
+        run = f"r{number}"
+        assert (ending(run).status, ending(run).error, last_batch(run)) == expected
 
 
 @pytest.mark.slow
 def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(tmp_path: Path) -> None:
-    job = SUPPORT / "accelerate_jobs.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", job, tmp_path]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    zero, one = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    (zero, one), _ = run_two_ranks("accelerate_jobs", tmp_path)
     assert zero.pop("errors") == [None] * 6
     assert one.pop("errors") is None
     assert zero == one

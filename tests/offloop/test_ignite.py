@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 import ignite
 import pytest
 import torch
+from attached_callbacks import Requests
 from attached_runs import (
     RUN,
-    Requests,
     Sender,
     are_same,
     events_of,
     logged_in,
     note_marks,
+    run_two_ranks,
     snapshots_of,
     values_of,
     weights_of,
@@ -28,7 +28,6 @@ from attached_runs import (
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite_jobs import LENGTH, ROWS, SIZE, Training
-from paths import SUPPORT
 
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
@@ -277,11 +276,7 @@ def test_a_second_run_of_the_trainer_is_another_attempt_that_counts_on() -> None
 
 @pytest.mark.slow
 def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(tmp_path: Path) -> None:
-    job = SUPPORT / "ignite_jobs.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", job, tmp_path]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    zero, one = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    (zero, one), _ = run_two_ranks("ignite_jobs", tmp_path)
     assert zero.pop("errors") == [None] * 6
     assert one.pop("errors") is None
     assert zero == one

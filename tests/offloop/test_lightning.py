@@ -18,9 +18,9 @@ from typing import Any
 import lightning.pytorch as lightning
 import pytest
 import torch
+from attached_callbacks import Requests, StopsAtBatches, StopsAtEvaluations
 from attached_runs import (
     RUN,
-    Requests,
     Sender,
     are_same,
     events_of,
@@ -36,11 +36,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from bus import Event
+from bus import Event, list_runs
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
-from consumers import Callback
 from offloop.attached import AttachedTraining
 from offloop.lightning import OffloopCallback
 from trainer.device.device import CpuDevice
@@ -229,6 +228,7 @@ def kill_broker_at(batch: int) -> Any:
 def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(act: Any) -> None:
     options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
     plain = fit(lightning.Callback(), **options)
+    assert not list_runs(), "without 'offloop run' nothing is attached by itself"
     published = fit(OffloopCallback(run_name=RUN, record="all"), act=act, **options)
     assert are_same(weights_of(plain), weights_of(published))
     assert plain.losses == published.losses
@@ -275,29 +275,6 @@ def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
     assert len(module.losses) == outcomes[9].batch
     assert (ending().status, "stop" in str(ending().reason)) == ("stopped", True)
     assert module.trainer.check_val_every_n_epoch == 10_000
-
-
-class StopsAt(Callback):
-    """Stops in a consumer at the first such event from the fourth batch on."""
-
-    def __init__(self, event: str) -> None:
-        self.barrier_events = (event,)
-
-    def stop(self, state: Any, logger: Any) -> None:
-        if state.timestamp.batch >= 4:
-            state.stop_training()
-
-
-class StopsAtBatches(StopsAt):
-    """After the fourth batch."""
-
-    batch_end = StopsAt.stop
-
-
-class StopsAtEvaluations(StopsAt):
-    """After an evaluation, which comes before the epoch ends."""
-
-    eval_end = StopsAt.stop
 
 
 @pytest.mark.parametrize(

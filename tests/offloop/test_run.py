@@ -135,11 +135,6 @@ def test_both_namespaces_of_lightning_are_attached_once(folder: Path, runs_dir: 
     for run in ("r", "own"):
         assert [one.info["framework"]["name"] for one in find_run(run).attempts] == ["Lightning"] * 2
         assert [batches_in(run, attempt) for attempt in (1, 2)] == [3, 3]
-    plain = subprocess.run(
-        [sys.executable, "pl.py"], cwd=folder, env=os.environ | {"OFFLOOP_RUNS_DIR": str(folder / "plain")}, check=True
-    )
-    assert plain.returncode == 0
-    assert [path.name for path in (folder / "plain").iterdir()] == ["own"]
 
 
 def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatch) -> None:

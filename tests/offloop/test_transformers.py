@@ -636,7 +636,7 @@ def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> No
 
 @pytest.mark.slow
 def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
-    found, said = run_two_ranks("transformers_ranks.py", tmp_path)
+    found, said = run_two_ranks("transformers_ranks", tmp_path)
     for one in found:
         commanded = one["commanded"]
         assert (commanded["steps"], commanded["lr"]) == (8, 0.2)

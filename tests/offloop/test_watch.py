@@ -6,8 +6,6 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from attached_runs import events_of, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
+from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 import offloop
@@ -190,6 +189,53 @@ def test_a_watched_loop_never_waits_for_its_gpu(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def test_losses_of_microbatches_that_a_compiled_model_keeps_in_one_place_are_all_counted() -> None:
+    loop = Loop()
+    memory = torch.zeros(())
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w", gradient_accumulation_steps=2)
+    for number, (rows, labels) in enumerate(run.batches([*loop.loader][:4])):
+        torch.nn.functional.cross_entropy(loop.model(rows), labels).backward()
+        run.log(loss=memory.fill_(number))
+        if number % 2:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    run.close()
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == [0.5, 2.5]
+
+
+def test_the_losses_that_an_adapter_adds_up_may_lie_in_one_place() -> None:
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    training, memory = run._training, torch.zeros(())
+    training.fit_start(microbatches=2)
+    for number in (1.0, 2.0):
+        training.batch_start()
+        training.add_loss(memory.fill_(number))
+    training.batch_end()
+    run.close()
+    [end] = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert end.loss == 3.0
+
+
+def test_the_gpu_is_the_one_that_the_model_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnOther(torch.Tensor):
+        is_cuda = True
+        device = torch.device("cuda", 1)
+
+    found: list[torch.device] = []
+
+    def make(device: torch.device) -> FakeGpu:
+        found.append(device)
+        return FakeGpu()
+
+    monkeypatch.setattr("offloop.attached.training.GpuDevice", make)
+    loop = Loop()
+    loop.model.register_parameter("more", torch.nn.Parameter(torch.ones(1).as_subclass(OnOther)))
+    offloop.watch(loop.model, loop.optimizer, run_name="w").close()
+    assert found == [torch.device("cuda", 1)]
+
+
 def commanding(loop: Loop, at: int, *commands: tuple[Any, ...]) -> list[str | None]:
     """Has commands come in a batch; what their senders hear is appended to the list."""
     answers: list[str | None] = []
@@ -331,7 +377,7 @@ SCRIPT = """
 import sys, torch, offloop
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-run = offloop.watch(model, optimizer, run_name="w")
+run = offloop.watch(model, optimizer, run_name={name!r})
 for epoch in run.epochs(3):
     for batch in run.batches([torch.ones(2, 4)] * 5):
         loss = model(batch).mean()
@@ -343,20 +389,18 @@ for epoch in run.epochs(3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("there", "status", "error"),
-    [
-        ("pass", "finished", None),
-        ("if epoch == 1: sys.exit(0)", "finished", None),
-        ("if epoch == 1: raise ValueError('wrong')", "failed", "ValueError: wrong"),
-        ("if epoch == 1: raise KeyboardInterrupt", "stopped", None),
-    ],
-)
-def test_a_program_that_ends_ends_its_run(there: str, status: str, error: str | None) -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT.format(there=there)], capture_output=True, timeout=60, check=False)
-    ending = ending_of("w")
-    assert (ending.status, ending.error) == (status, error)
-    assert ([one.event.value for one in snapshots_of("w")][-1] == "fit_end") == (status == "finished")
+def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
+    endings = {
+        "pass": ("finished", None),
+        "if epoch == 1: sys.exit(0)": ("finished", None),
+        "if epoch == 1: raise ValueError('wrong')": ("failed", "ValueError: wrong"),
+        "if epoch == 1: raise KeyboardInterrupt": ("stopped", None),
+    }
+    run_forked("torch", tmp_path, [Program(SCRIPT.format(name=f"w{n}", there=one)) for n, one in enumerate(endings)])
+    for number, (status, error) in enumerate(endings.values()):
+        ending = ending_of(f"w{number}")
+        assert (ending.status, ending.error) == (status, error)
+        assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
 
 
 def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -371,7 +415,7 @@ def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pyte
 
 @pytest.mark.slow
 def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
-    found, said = run_two_ranks("watched_ranks.py", tmp_path)
+    found, said = run_two_ranks("watched_ranks", tmp_path)
     for one in found:
         commanded = one["commanded"]
         assert (len(commanded["losses"]), commanded["lr"]) == (8, 0.2)

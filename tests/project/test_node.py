@@ -79,7 +79,7 @@ def assert_published(run, told, events):
 def test_it_publishes_to_a_standing_broker_that_is_killed_and_started_again(standing, runs_dir):
     with node("publish", standing.address, "r", 1000) as publisher:
         assert json.loads(publisher.stdout.readline()) == {"ready": 1}
-        wait_for(lambda: (runs_dir / "r").exists(), "the first event")
+        wait_for(lambda: (runs_dir / "r" / "run.json").exists(), "the first event")
         subscriber = Subscriber("r")
         following = iter(subscriber)
         assert [next(following).seq for _ in range(100)] == list(range(1, 101))

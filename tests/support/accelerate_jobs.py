@@ -1,9 +1,7 @@
-"""A training with Accelerate as people write it, for tests; and the same on several ranks:
-``torchrun ... accelerate_jobs.py FOLDER``."""
+"""A training with Accelerate as people write it, for tests; and the same on several ranks, for ``run_two_ranks``."""
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,10 +88,9 @@ class Training:
         self.model.train()
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """A run on these ranks that is paused, resumed, evaluated, saved and stopped by command."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
     seen: list[list[Any]] = []
     training = Training(2)
 
@@ -111,7 +108,3 @@ def main() -> None:
     weights = [one.tolist() for one in training.net.parameters()]
     found = {"seen": seen, "stopped_at": training.stopped_at, "errors": errors, "weights": weights}
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

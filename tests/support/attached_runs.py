@@ -1,9 +1,6 @@
 """What the tests of all adapters share: a tiny training's data and model, commands to it, and what its run recorded."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from brokers import free_address
+from forked import Program, run_forked
 from helpers import wait_for
 from torch import nn
 
@@ -22,7 +20,6 @@ from bus.runs.directory import RunInfo, find_run
 from bus.subscriber.commands import send_command
 from bus.types.commands import Argument, Outcome
 from bus.types.event import Event
-from consumers import Callback
 
 RUN = "r"
 """The run's name, unless a test gives another."""
@@ -81,21 +78,14 @@ def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int,
 
 
 def run_two_ranks(job: str, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Runs a program of this folder on two ranks, as torchrun does; returns what each wrote to ``FOLDER/rank-N.json``,
-    and what it said."""
+    """Runs the ``main(folder)`` of a module of this folder on two ranks, as torchrun does; returns what each wrote to
+    ``FOLDER/rank-N.json``, and what it said."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_address().rpartition(":")[2], "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(job)), str(folder)],
-            env=os.environ | address | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    code = f"import {job}, pathlib; {job}.main(pathlib.Path({str(folder)!r}))"
+    ranks = [Program(code, {**address, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    ended = run_forked(job, folder, ranks)
+    said = [one.stderr for one in ended]
+    assert [one.exit_code for one in ended] == [0, 0], "\n".join(said)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], said
 
 
@@ -110,16 +100,6 @@ def note_marks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(Publisher, "mark_checkpoint", note)
     return marks
-
-
-class Requests(Callback):
-    """Requests fields at every batch, which are recorded with its end then."""
-
-    def __init__(self, *fields: str) -> None:
-        self.fields = fields  # type: ignore[misc]  # one class for all tests
-
-    def batch_end(self, state: object, logger: object) -> None:
-        """They are in the recording then."""
 
 
 class Sender:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.device.device import DeferredScalar, DeferredVector, PinnedRing, PinnedRings
+from trainer.device.device import DeferredScalar, DeferredVector, PinnedRings
 
 
 class FakeGpu:
@@ -22,20 +22,18 @@ class FakeGpu:
     def __init__(self, size: int = 64) -> None:
         self.done = self.issued = self.waits = self.allocations = 0
         self._copies: list[Callable[[], object]] = []
-        self.ring = PinnedRing(DeferredScalar, self._allocate, lambda: FakeEvent(self), size)
-        self.rings = PinnedRings(lambda width, count: self._allocate(count), lambda: FakeEvent(self), size)
+        self.rings = PinnedRings(self._allocate, lambda tensor: FakeEvent(self), (size, size))
 
-    def _allocate(self, count: int) -> Tensor:
+    def _allocate(self, shape: Any, dtype: torch.dtype) -> Tensor:
         self.allocations += 1
-        return Slots(self, count)  # type: ignore[return-value]
+        count, *width = shape if isinstance(shape, tuple) else (shape,)
+        return Slots([Slot(self, torch.empty(width, dtype=dtype)) for _ in range(count)])  # type: ignore[return-value]
 
     def read_later(self, scalar: Tensor) -> DeferredScalar:
-        assert scalar.ndim == 0
-        return self.ring.copy(scalar)
+        return self.rings.copy_scalar(scalar)
 
     def read_many_later(self, vector: Tensor) -> DeferredVector:
-        assert vector.ndim == 1
-        return self.rings.copy(vector)
+        return self.rings.copy_vector(vector)
 
     def batch_to_device(self, batch: Any) -> Any:
         return batch
@@ -53,13 +51,12 @@ class FakeGpu:
 
 
 class FakeEvent:
+    """Passed when the GPU has done what it had been given when this was made."""
+
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
-        self._at = 0
-
-    def record(self) -> None:
-        self._gpu.issued += 1
-        self._at = self._gpu.issued
+        gpu.issued += 1
+        self._at = gpu.issued
 
     def query(self) -> bool:
         return self._gpu.done >= self._at
@@ -72,32 +69,32 @@ class FakeEvent:
 class Slots:
     """Host memory that is written to when the fake GPU has come that far."""
 
-    def __init__(self, gpu: FakeGpu, count: int) -> None:
-        self._slots = [Slot(gpu) for _ in range(count)]
+    def __init__(self, slots: "list[Slot]") -> None:
+        self._slots = slots
 
     def unbind(self) -> "list[Slot]":
         return self._slots
 
 
 class Slot:
-    def __init__(self, gpu: FakeGpu) -> None:
+    def __init__(self, gpu: FakeGpu, memory: Tensor) -> None:
         self._gpu = gpu
-        self._content = torch.tensor(float("nan"))
+        self._memory = memory
 
     def __getitem__(self, part: slice) -> "Slot":
-        return self
+        return Slot(self._gpu, self._memory[part])
 
     def copy_(self, source: Tensor, *, non_blocking: bool) -> None:
         assert non_blocking
         # As it is now: what is copied may change before the GPU has come that far.
         content = source.clone()
-        self._gpu.copy(lambda: setattr(self, "_content", content))
+        self._gpu.copy(lambda: self._memory.copy_(content))
 
     def item(self) -> Any:
-        return self._content.item()
+        return self._memory.item()
 
     def tolist(self) -> Any:
-        return self._content.tolist()
+        return self._memory.tolist()
 
 
 _READING = {

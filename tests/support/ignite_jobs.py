@@ -1,9 +1,7 @@
-"""A training with Ignite as people write it, for tests; and the same on several ranks:
-``torchrun ... ignite_jobs.py FOLDER``."""
+"""A training with Ignite as people write it, for tests; and the same on several ranks, for ``run_two_ranks``."""
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,11 +77,10 @@ class Training:
         return self
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """A run on these ranks that is paused, resumed, evaluated, saved and stopped by command."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    folder = Path(sys.argv[1])
     seen: list[list[Any]] = []
     training = Training(2, wrap=torch.nn.parallel.DistributedDataParallel)
 
@@ -101,7 +98,3 @@ def main() -> None:
     found = {"seen": seen, "stopped_at": len(training.rates), "errors": errors, "weights": weights}
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Trainers of Transformers on several ranks: ``RANK=... WORLD_SIZE=... python transformers_ranks.py FOLDER``.
+"""Trainers of Transformers on several ranks, for ``run_two_ranks``.
 
 Each rank writes what it saw to ``rank-N.json``: of each part the losses that were logged, the steps in which it
 evaluated and saved, and its weights.
@@ -6,7 +6,6 @@ evaluated and saved, and its weights.
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,3 @@ def main(folder: Path) -> None:
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

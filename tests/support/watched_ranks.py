@@ -1,12 +1,10 @@
-"""Watched loops on several ranks: ``RANK=... WORLD_SIZE=... python watched_ranks.py FOLDER``.
+"""Watched loops on several ranks, for ``run_two_ranks``.
 
 Each rank writes what it saw to ``rank-N.json``: of each part its losses, what was done on command after which batch,
 and a sum over its weights.
 """
 
 import json
-import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -113,8 +111,3 @@ def main(folder: Path) -> None:
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
-    main(Path(sys.argv[1]))

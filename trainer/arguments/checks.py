@@ -81,14 +81,6 @@ def check_subset(batches: Any, argument: str) -> int:
     raise ConfigurationError(f"{argument} is {batches!r}: use a number of batches from 1, or -1 for all of them")
 
 
-def check_max_delay(seconds: Any, argument: str) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a delay of events that is not allowed."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 1:
-        raise ConfigurationError(
-            f"{argument} is {seconds!r}; it is in seconds: use 0 to 1, 0 sends every event at once"
-        )
-
-
 def kind_of(item: Any) -> str:
     """Names the kind of an object, for a message."""
     return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"

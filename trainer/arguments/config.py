@@ -10,13 +10,13 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from bus.errors import ConfigurationError
+from bus.types.demand import check_max_delay
 from bus.types.event import Event
 from bus.types.time import TimeInput
 from trainer.arguments.checks import (
     PRECISIONS,
     check_config,
     check_flag,
-    check_max_delay,
     check_path,
     check_precision,
     check_record,

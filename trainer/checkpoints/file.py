@@ -4,10 +4,10 @@ The format is in ``docs/checkpoints.md``. Nothing in it is executed: no pickle i
 the restricted reader of torch.
 """
 
-import base64
 import contextlib
 import datetime
 import functools
+import itertools
 import json
 import math
 import os
@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bus.checkpoints.image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, crc_of, metadata_of, text_of
+from bus.checkpoints.image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, check_size, crc_of, metadata_of, text_of
 from bus.errors import CheckpointError, ConfigurationError
 from bus.files import atomic_replace
 from bus.tensors.view import image_layout
@@ -33,6 +34,7 @@ PathLike = str | os.PathLike[str]
 
 # Beyond this, what reads JSON in other languages rounds integers.
 _EXACT_INT = 2**53
+_SEQUENCES = (list, tuple)
 
 # What torch.load raises, depending on where a file is damaged.
 _TORCH_DAMAGE = (
@@ -61,7 +63,11 @@ class CheckpointDraft(NamedTuple):
         """As it travels to a process that completes it, see :func:`bus.checkpoints.image.write_draft`.
 
         Raises :class:`bus.errors.CheckpointError` for a tree that is too large."""
-        return {DRAFT_KEY: text_of(self.contents)}
+        try:
+            # Five times as fast as text_of, but without its escapes for what is not Unicode.
+            return {DRAFT_KEY: check_size(msgspec.json.encode(self.contents).decode())}
+        except UnicodeEncodeError:
+            return {DRAFT_KEY: text_of(self.contents)}
 
 
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
@@ -79,7 +85,7 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
         packed = {key: _pack(tree[key], key, table) for key in sorted(tree, key=lambda key: key != "model")}
     except RecursionError:
         raise CheckpointError(f"cannot write {what}: something in it holds itself, or is nested too deeply") from None
-    kinds = {name: _kind_of(tensor) for name, tensor in table.stored.items()}
+    kinds = {name: _kind_of(tensor.dtype, tensor.shape) for name, tensor in table.stored.items()}
     return CheckpointDraft(table.stored, {"version": VERSION, "tree": packed, "tensors": kinds})
 
 
@@ -106,7 +112,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
         raise CheckpointError(f"cannot write {path}: {error}", path=path) from None
     with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
-        for name in layout.offsets:
+        for name in layout.starts:
             file.write(_bytes_of(stored[name]))
 
 
@@ -204,7 +210,7 @@ class _TensorTable:
 
     def __init__(self) -> None:
         self.stored: dict[str, Tensor] = {}
-        self._known: dict[Any, str] = {}
+        self._known: dict[int, list[str]] = {}
 
     def add(self, tensor: Tensor, path: str) -> str:
         """The name that a tensor is stored under."""
@@ -214,36 +220,45 @@ class _TensorTable:
                 f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors has "
                 "no place for: make it a dense tensor of another dtype"
             )
-        view = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        identity = (*view, tensor.is_conj(), tensor.is_neg())
-        if tensor.numel() and identity in self._known:
-            return self._known[identity]
-        self._known[identity] = name = self._free_name(path)
+        known = self._known.setdefault(tensor.data_ptr(), [])
+        if tensor.numel():
+            for name in known:
+                if _is_same(self.stored[name], tensor):
+                    return name
+        # A file name that is not Unicode is a valid string in Python, but not in a header.
+        name = path if path.isascii() else path.encode(errors="backslashreplace").decode()
+        if name in self.stored or name == "__metadata__":
+            name = self._free_name(name)
+        known.append(name)
         self.stored[name] = tensor
         return name
 
     def _free_name(self, path: str) -> str:
-        # A file name that is not Unicode is a valid string in Python, but not in a header.
-        path = path.encode(errors="backslashreplace").decode()
-        name, number = path, 1
-        while name in self.stored or name == "__metadata__":
-            number += 1
-            name = f"{path}~{number}"
-        return name
+        numbered = (f"{path}~{number}" for number in itertools.count(2))
+        return next(name for name in numbered if name not in self.stored)
 
 
-def tensor_spec(tensor: Tensor) -> tuple[str, list[int]]:
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors that begin at the same address are the same one."""
+    return (
+        one.shape == other.shape
+        and one.dtype is other.dtype
+        and one.stride() == other.stride()
+        and one.device == other.device
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
+
+
+def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     """The dtype and shape of a tensor as safetensors writes them.
 
     Raises :class:`bus.errors.ConfigurationError` for a tensor that it has no place for."""
     name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
     if name is None:
         raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")
-    shape = list(tensor.shape)
-    if name == "F4":
-        # Torch counts pairs of such numbers.
-        shape[-1] *= 2
-    return name, shape
+    # Torch counts pairs of such numbers.
+    return name, tensor.shape if name != "F4" else (*tensor.shape[:-1], tensor.shape[-1] * 2)
 
 
 @functools.cache
@@ -260,37 +275,52 @@ def _dtype_name(dtype: torch.dtype) -> str | None:
 
 def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
     """The value as JSON has it, its tensors in the table."""
-    if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(value, path)}
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int):
-        return int(value) if abs(value) < _EXACT_INT else {"$int": hex(value)}
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, int):
+        return _pack_int(value)
+    if isinstance(value, Tensor):
+        return {"$tensor": tensors.add(value, path)}
+    if isinstance(value, dict):
+        return _pack_dict(value, path, tensors)
+    if isinstance(value, _SEQUENCES):
         items = [_pack(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str | int):
-                raise CheckpointError(f"a key of the dict at {path!r} is a {_kind(key)}: use str or int")
-        return _pack_keys({key: _pack(item, f"{path}.{key}", tensors) for key, item in value.items()})
+    if isinstance(value, bytes):
+        # Not in the text: that is written, and checked, once for every checkpoint that a consumer takes.
+        stored = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+        return {"$bytes": tensors.add(stored, path)}
     raise CheckpointError(
         f"the value at {path!r} is a {_kind(value)}, which a checkpoint cannot hold: use dicts, lists, tuples, None, "
         "bool, int, float, str, bytes and tensors"
     )
 
 
-def _pack_keys(packed: dict[Any, Any]) -> dict[str, Any]:
-    if all(isinstance(key, str) and not key.startswith("$") for key in packed):
+def _pack_int(value: int) -> Any:
+    return int(value) if -_EXACT_INT < value < _EXACT_INT else {"$int": hex(value)}
+
+
+def _pack_dict(value: dict[Any, Any], path: str, tensors: _TensorTable) -> dict[str, Any]:
+    is_plain = True
+    for key in value:
+        if not isinstance(key, str):
+            is_plain = False
+            if not isinstance(key, int):
+                raise CheckpointError(f"a key of the dict at {path!r} is a {_kind(key)}: use str or int")
+        elif key.startswith("$"):
+            is_plain = False
+    packed = {key: _pack(item, f"{path}.{key}", tensors) for key, item in value.items()}
+    if is_plain:
         return packed
-    return {"$dict": [[_pack(key, "", _TensorTable()), item] for key, item in packed.items()]}
+    # A bool is an int, and stays what it is.
+    return {"$dict": [[key if isinstance(key, str | bool) else _pack_int(key), it] for key, it in packed.items()]}
 
 
-def _unpack(value: Any, load: Callable[[str], Tensor]) -> Any:
+def _unpack(value: Any, load: Callable[..., Tensor]) -> Any:
     match value:
         case list():
             return [_unpack(item, load) for item in value]
@@ -304,8 +334,8 @@ def _unpack(value: Any, load: Callable[[str], Tensor]) -> Any:
             return int(digits, 16)
         case {"$float": bits}:
             return struct.unpack(">d", bytes.fromhex(bits))[0]
-        case {"$bytes": encoded}:
-            return base64.b64decode(encoded, validate=True)
+        case {"$bytes": name}:
+            return load(name, "cpu").numpy().tobytes()
         case dict():
             return {key: _unpack(item, load) for key, item in value.items()}
     return value
@@ -366,9 +396,9 @@ def _contents_of_checkpoint(file: Any, path: PathLike) -> dict[str, Any]:
     return contents
 
 
-def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | torch.device) -> Callable[[str], Tensor]:
+def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | torch.device) -> Callable[..., Tensor]:
     @functools.cache
-    def load(name: str) -> Tensor:
+    def load(name: str, device: str | torch.device = device) -> Tensor:
         tensor: Tensor = file.get_tensor(name)
         if _checksum(tensor) != contents["tensors"][name]:
             raise CheckpointError(
@@ -380,11 +410,12 @@ def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | t
 
 
 def _checksum(tensor: Tensor) -> str:
-    return crc_of(_kind_of(tensor), _bytes_of(tensor))
+    return crc_of(_kind_of(tensor.dtype, tensor.shape), _bytes_of(tensor))
 
 
-def _kind_of(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+@functools.lru_cache(4096)
+def _kind_of(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _bytes_of(tensor: Tensor) -> Any:

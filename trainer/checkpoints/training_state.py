@@ -27,7 +27,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
         **weights_tree(state),
         "optimizers": {name: one.state_dict() for name, one in zip(names, state.optimizers, strict=True)},
         "schedulers": [[type(one).__name__, _plain_scheduler(one)] for one in state.schedulers],
-        "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        "scaler": None if state.scaler is None else _scaler_state(state.scaler),
         "microbatch_size": state.device_train_microbatch_size,
         "algorithms": [[type(one).__name__, one.state_dict()] for one in state.algorithms],
         "metrics": {name: dict(metric.metric_state) for name, metric in state.train_metrics.items()},
@@ -84,7 +84,10 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
     _load_algorithms(state, tree["algorithms"], path)
     _load_optimizers(state, tree["optimizers"], path)
     if state.scaler is not None and tree["scaler"]:
-        state.scaler.load_state_dict(tree["scaler"])
+        numbers = tree["scaler"].items()
+        state.scaler.load_state_dict(
+            {name: one.item() if isinstance(one, torch.Tensor) else one for name, one in numbers}
+        )
     for name, values in tree["metrics"].items():
         if name in state.train_metrics:
             for key, value in values.items():
@@ -98,6 +101,19 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
         own = generators_of(evaluator.dataloader)
         for generator, position in zip(own, seen["generators"].get(evaluator.label, ()), strict=False):
             generator.set_state(torch.frombuffer(bytearray(position), dtype=torch.uint8))
+
+
+def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Its ``state_dict()``, with what is on a GPU as tensors: as numbers the GPU would have to be waited for."""
+    if scaler._scale is None:
+        return scaler.state_dict()
+    return {
+        "scale": scaler._scale,
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        "_growth_tracker": scaler._growth_tracker,
+    }
 
 
 def _run(state: State) -> dict[str, Any]:

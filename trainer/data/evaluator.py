@@ -10,7 +10,7 @@ from bus.errors import ConfigurationError
 from bus.types.time import TimeInput
 from trainer.arguments.checks import check_subset
 from trainer.arguments.durations import check_interval
-from trainer.data.models import metrics_of
+from trainer.data.metrics import metrics_of
 from trainer.data.spec import DataSpec, as_data_spec
 
 # Consumers tell by its label what a batch is of.

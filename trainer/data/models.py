@@ -7,10 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn import functional
-from torchmetrics import Metric, MetricCollection
-
-from bus.errors import ConfigurationError
-from trainer.arguments.values import describe, to_builtin
+from torchmetrics import Metric
 
 Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
 """Metrics under names of one's own, or under the names of their classes."""
@@ -107,43 +104,6 @@ class LanguageModel(_Supervised):
         return functional.cross_entropy(outputs.flatten(0, -2), targets) / math.log(2)
 
 
-def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to call."""
-    needed = ["loss", *(["eval_forward"] if evaluated or predicts else [])]
-    needed += ["get_metrics", "update_metric"] if evaluated else []
-    missing = [name for name in needed if not callable(getattr(model, name, None))]
-    if not isinstance(model, nn.Module) or missing:
-        what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is not a torch.nn.Module"
-        raise ConfigurationError(
-            f"model {type(model).__name__} {what}: wrap a plain module in trainer.Classifier(module), "
-            "or see trainer.models.Model for the methods to define"
-        )
-
-
-def metrics_of(model: Any, is_train: bool) -> dict[str, Metric]:
-    """The model's own metrics for the training or for evaluations, by name.
-
-    Raises :class:`bus.errors.ConfigurationError` for anything else in their place, and for metrics of the training that
-    the model lacks the methods to update."""
-    metrics = model.get_metrics(is_train=is_train)
-    call = f"get_metrics(is_train={is_train}) of model {type(model).__name__}"
-    if not isinstance(metrics, Mapping | MetricCollection):
-        raise ConfigurationError(
-            f"{call} returned {describe(metrics)}: return a dict of names and torchmetrics.Metric objects, "
-            "an empty one for none"
-        )
-    named = dict(metrics.items())
-    for name, metric in named.items():
-        if not isinstance(name, str) or not isinstance(metric, Metric):
-            raise ConfigurationError(
-                f"{call} returned {describe(metric)} under {name!r}: use texts for names, and torchmetrics.Metric "
-                "objects for metrics"
-            )
-    if named and is_train:
-        check_model(model, evaluated=True)
-    return named
-
-
 def _by_name(metrics: Metrics | None) -> dict[str, Metric]:
     if metrics is None:
         return {}
@@ -195,10 +155,3 @@ class CrossEntropy(Metric):
     def compute(self) -> torch.Tensor:
         """The mean over everything taken in since the last reset."""
         return self.entropy / self.total / self._unit
-
-
-def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Computes metrics and reads their values: numbers, or nested lists for those with more than one.
-
-    On a GPU this waits for the device, so it has its place at the end of an evaluation."""
-    return {name: to_builtin(metric.compute()) for name, metric in metrics.items()}

@@ -72,8 +72,8 @@ class DataLoaderResume:
         if loader is None and _is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
         return {
-            "random": (self._pending or RandomStates(generators_of(dataloader))).tree(),
-            "epoch_start": self._start.tree() if self._start is not None and in_epoch else None,
+            "random": (self._pending or RandomStates(generators_of(dataloader))).tree,
+            "epoch_start": self._start.tree if self._start is not None and in_epoch else None,
             "loader": loader,
         }
 

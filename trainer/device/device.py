@@ -59,15 +59,14 @@ class CpuDevice:
 
 
 class GpuDevice:
-    """Trains on the current CUDA device; whatever crosses to the host is copied asynchronously."""
+    """Trains on a CUDA device, by default the current one; whatever crosses to the host is copied asynchronously."""
 
     name = "gpu"
 
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+    def __init__(self, torch_device: torch.device | None = None) -> None:
+        self.torch_device = torch_device or torch.device("cuda", torch.cuda.current_device())
         self.model_name = torch.cuda.get_device_name(self.torch_device)
-        self._ring = PinnedRing(DeferredScalar, _pinned_scalars, torch.cuda.Event)
-        self._rings = PinnedRings(_pinned_vectors, torch.cuda.Event)
+        self._rings = PinnedRings(partial(torch.empty, pin_memory=True), copied)
 
     def batch_to_device(self, batch: Any) -> Any:
         """A copy on the GPU; the host continues while tensors in pinned memory (``pin_memory=True``) are copied."""
@@ -75,15 +74,24 @@ class GpuDevice:
 
     def read_later(self, scalar: torch.Tensor) -> "DeferredScalar":
         """A promise of the value, kept as soon as the GPU has come this far."""
-        return self._ring.copy(scalar)
+        return self._rings.copy_scalar(scalar)
 
     def read_many_later(self, vector: torch.Tensor) -> "DeferredVector":
         """A promise of the numbers, kept as soon as the GPU has come this far."""
-        return self._rings.copy(vector)
+        return self._rings.copy_vector(vector)
 
     def timing_event(self) -> torch.cuda.Event:
-        """What shows when the GPU has come to where it is recorded, by the GPU's own clock."""
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        """What shows when the GPU has done all that it has been given so far, by the GPU's own clock."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+
+def copied(tensor: torch.Tensor) -> torch.cuda.Event:
+    """What shows that the copies begun so far from a tensor's device, which need not be the current one, are done."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(tensor.device if tensor.is_cuda else None))
+    return event
 
 
 _Read = TypeVar("_Read")
@@ -122,7 +130,8 @@ class DeferredScalar(_Deferred[float]):
     __slots__ = ()
 
     def _take(self) -> float:
-        return float(self._slot.item())
+        number: float = self._slot.item()
+        return number
 
 
 class DeferredVector(_Deferred[list[float]]):
@@ -167,7 +176,7 @@ class PinnedRing(Generic[_Promise]):
     Args:
         promise: makes the promise of a slot and of what shows that the copy into it is done.
         allocate: makes so many slots.
-        make_event: makes what shows that a copy is done.
+        mark: makes what shows that the copies begun so far from a tensor's device are done.
         size: how many slots there are at first.
     """
 
@@ -175,12 +184,12 @@ class PinnedRing(Generic[_Promise]):
         self,
         promise: Callable[[torch.Tensor, Any], _Promise],
         allocate: Callable[[int], torch.Tensor],
-        make_event: Callable[[], Any],
-        size: int = 64,
+        mark: Callable[[torch.Tensor], Any],
+        size: int,
     ) -> None:
         self._promise = promise
         self._allocate = allocate
-        self._make_event = make_event
+        self._mark = mark
         self._size = size
         self._slots: list[torch.Tensor] = []
         self._promises: list[_Promise | None] = []
@@ -195,9 +204,7 @@ class PinnedRing(Generic[_Promise]):
         if tensor.ndim:
             slot = slot[: len(tensor)]
         slot.copy_(tensor.detach(), non_blocking=True)
-        copied = self._make_event()
-        copied.record()
-        promise = self._promise(slot, copied)
+        promise = self._promise(slot, self._mark(tensor))
         self._promises[index] = promise
         self._next = (index + 1) % len(self._slots)
         return promise
@@ -220,29 +227,50 @@ class PinnedRing(Generic[_Promise]):
 
 
 class PinnedRings:
-    """A :class:`PinnedRing` for each power of two that vectors are long, made when one of that length first comes.
+    """A :class:`PinnedRing` for scalars of each dtype, and for vectors of each dtype and power of two that they are
+    long, made when the first one comes: numbers arrive as they are, and no GPU converts them.
 
     Args:
-        allocate: makes so many slots of such a width.
-        make_event: makes what shows that a copy is done.
-        size: how many slots a ring begins with.
+        allocate: makes pinned memory of a shape, and of a ``dtype``.
+        mark: makes what shows that the copies begun so far from a tensor's device are done.
+        sizes: how many slots a ring of scalars begins with, and one of vectors.
     """
 
     def __init__(
-        self, allocate: Callable[[int, int], torch.Tensor], make_event: Callable[[], Any], size: int = 4
+        self,
+        allocate: Callable[..., torch.Tensor],
+        mark: Callable[[torch.Tensor], Any],
+        sizes: tuple[int, int] = (64, 4),
     ) -> None:
         self._allocate = allocate
-        self._make_event = make_event
-        self._size = size
-        self._rings: dict[int, PinnedRing[DeferredVector]] = {}
+        self._mark = mark
+        self._sizes = sizes
+        self._vectors: dict[tuple[torch.dtype, int], PinnedRing[DeferredVector]] = {}
+        # To allocate pinned memory holds up the GPU: what losses need is there before the first one.
+        self._scalars = {torch.float32: self._ring_of_scalars(torch.float32)}
 
-    def copy(self, vector: torch.Tensor) -> DeferredVector:
-        """Starts copying a vector from the device and returns the promise of it."""
-        width = 1 << (len(vector) - 1).bit_length()
-        if width not in self._rings:
-            allocate = partial(self._allocate, width)
-            self._rings[width] = PinnedRing(DeferredVector, allocate, self._make_event, self._size)
-        return self._rings[width].copy(vector)
+    def copy_scalar(self, scalar: torch.Tensor) -> DeferredScalar:
+        """Starts copying a tensor with one element from the device and returns the promise of its number."""
+        ring = self._scalars.get(scalar.dtype)
+        if ring is None:
+            ring = self._scalars[scalar.dtype] = self._ring_of_scalars(scalar.dtype)
+        return ring.copy(scalar.reshape(()) if scalar.ndim else scalar)
+
+    def copy_vector(self, vector: torch.Tensor) -> DeferredVector:
+        """Starts copying a vector from the device and returns the promise of its numbers."""
+        dtype, width = kind = vector.dtype, 1 << (len(vector) - 1).bit_length()
+        ring = self._vectors.get(kind)
+        if ring is None:
+            ring = self._vectors[kind] = PinnedRing(
+                DeferredVector,
+                lambda count: self._allocate((count, width), dtype=dtype),
+                self._mark,
+                self._sizes[1],
+            )
+        return ring.copy(vector)
+
+    def _ring_of_scalars(self, dtype: torch.dtype) -> PinnedRing[DeferredScalar]:
+        return PinnedRing(DeferredScalar, partial(self._allocate, dtype=dtype), self._mark, self._sizes[0])
 
 
 def is_gpu(device: str | torch.device | Device) -> bool:
@@ -281,15 +309,6 @@ def _known(device: Any) -> str | Device:
     raise ConfigurationError(
         f"device {known!r} is unknown: use auto, cpu or gpu, which is the current CUDA device (torch.cuda.set_device)"
     )
-
-
-def _pinned_scalars(count: int) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.float32, pin_memory=True)
-
-
-def _pinned_vectors(width: int, count: int) -> torch.Tensor:
-    # Doubles, because whole numbers are read as well.
-    return torch.empty((count, width), dtype=torch.float64, pin_memory=True)
 
 
 def autocast_of(precision: str, device: Device) -> Callable[[], contextlib.AbstractContextManager[object]] | None:

@@ -1,5 +1,6 @@
 """Random numbers that come out the same again."""
 
+import functools
 import os
 import random
 import sys
@@ -76,6 +77,7 @@ class RandomStates:
         for generator, own in zip(generators, self._own, strict=False):
             generator.set_state(own)
 
+    @functools.cached_property
     def tree(self) -> dict[str, Any]:
         """The states as numbers and bytes, for a checkpoint."""
         version, words, gauss = self._python

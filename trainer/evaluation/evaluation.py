@@ -14,7 +14,7 @@ from bus.types.time import Time
 from bus.types.timestamp import Timestamp
 from trainer.arguments.durations import Interval
 from trainer.data.evaluator import Evaluator
-from trainer.data.models import metrics_of, read_metrics
+from trainer.data.metrics import metrics_of, read_metrics
 from trainer.data.spec import DataSpec
 from trainer.device.batch import map_tensors
 from trainer.device.device import autocast_of

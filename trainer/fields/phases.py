@@ -1,7 +1,7 @@
 """Where the time of a batch goes: waiting for data, forward, loss, backward, optimizer, publishing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from bus.types.event import Event
@@ -34,10 +34,8 @@ _MILLISECOND = 1_000_000
 
 
 class TimingEvent(Protocol):
-    """What shows when a device has come so far: :class:`torch.cuda.Event` with ``enable_timing``."""
-
-    def record(self) -> None:
-        """Puts it behind everything that the device has been given so far."""
+    """What shows when a device has done all that it had been given when this was made: :class:`torch.cuda.Event` with
+    ``enable_timing``."""
 
     def query(self) -> bool:
         """Whether the device has come so far; does not wait."""
@@ -55,9 +53,6 @@ class _HostTime:
     __slots__ = ("_at",)
 
     def __init__(self) -> None:
-        self._at = 0
-
-    def record(self) -> None:
         self._at = time.perf_counter_ns()
 
     def query(self) -> bool:
@@ -85,7 +80,7 @@ class PhaseProbe:
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
         self._on_device = make is not None
-        self._make = make or _HostTime
+        self._mark: Callable[[], TimingEvent] = make or _HostTime
         self._is_due = is_due
         self.clock: Callable[[], int] = time.time_ns
         """Nanoseconds since 1970: what events are timed by."""
@@ -152,11 +147,6 @@ class PhaseProbe:
             self._batch = _Batch(self.clock(), self._mark(), self._on_device)
             self._began = time.perf_counter_ns()
 
-    def _mark(self) -> TimingEvent:
-        made = self._make()
-        made.record()
-        return made
-
 
 class _Batch:
     """The phases of one batch, whose times may still be on their way."""
@@ -172,14 +162,15 @@ class _Batch:
 
     def ready(self) -> bool:
         """Whether :meth:`value` would return at once."""
-        return not self.spans or self.spans[-1][2].query()
+        return all(mark.query() for mark in self._marks())
 
     def value(self) -> dict[str, Any]:
         """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
         nanoseconds of the thread's own time publishing took in how many batches, all since the last report
         before. Waits for the GPU when they are not :meth:`ready`."""
-        if not self.ready():
-            self.spans[-1][2].synchronize()
+        for mark in self._marks():
+            if not mark.query():
+                mark.synchronize()
         spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
         if self.publishing:
             spans.append(["publishing", self.published_at, self.publishing])
@@ -189,6 +180,14 @@ class _Batch:
             "device": self._on_device,
             "publishing": self.all_publishing,
         }
+
+    def _marks(self) -> Iterator[TimingEvent]:
+        """The last one first, with which the others have passed unless a loop uses several streams of its GPU."""
+        if self.spans:
+            for _, begin, end in reversed(self.spans):
+                yield end
+                yield begin
+            yield self._origin
 
     def _since(self, mark: TimingEvent) -> int:
         return round(self._origin.elapsed_time(mark) * _MILLISECOND)

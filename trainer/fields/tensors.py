@@ -152,7 +152,7 @@ def _as_checkpoint(state: State, gather: Callable[[], Mapping[str, Any]]) -> Ten
 
 
 def _check_whole(tensors: Mapping[str, Tensor]) -> None:
-    if any(hasattr(one, "device_mesh") for one in tensors.values()):
+    if any(type(one) is not Tensor and hasattr(one, "device_mesh") for one in tensors.values()):
         raise ConfigurationError(
             "with fsdp_config each rank has a part of the weights only: use save_folder of the Trainer"
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bus.errors import ConfigurationError
-from bus.protocol.frames import is_shallow, pack_map
+from bus.protocol.frames import check_plain, pack_map
 from bus.types.deferred import Deferred
 from trainer.arguments.values import to_builtin
 from trainer.device.batch import map_tensors
@@ -66,8 +66,10 @@ class _Tensors:
         """All of their numbers in a row, in as few steps of the device as can be."""
         tensors = self._tensors
         is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
-        if is_plain and len({tensor.dtype for tensor in tensors}) == 1:
+        if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
             return torch.stack(tensors)
+        # A model may be spread over several GPUs.
+        tensors = [one.to(tensors[0].device, non_blocking=True) for one in tensors]
         # Doubles hold whole numbers up to 2**53.
         return torch.cat([(one if one.is_floating_point() else one.double()).reshape(-1) for one in tensors])
 
@@ -130,9 +132,11 @@ def _check_on_host(tensor: Tensor) -> None:
 
 
 def _checked(value: Any) -> Any:
-    if not is_shallow({"field": value}):
-        raise ConfigurationError("its lists and maps are nested too deeply: send it flat")
-    _check_size(len(pack_map({"field": value})))
+    try:
+        check_plain({"field": value})
+    except ValueError as error:
+        raise ConfigurationError(f"its {error}: send it flat") from None
+    _check_size(memoryview(pack_map({"field": value})).nbytes)
     return value
 
 

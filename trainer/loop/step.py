@@ -9,7 +9,7 @@ import torch
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.arguments.values import describe
-from trainer.data.models import read_metrics
+from trainer.data.metrics import read_metrics
 from trainer.data.spec import DataSpec
 from trainer.device.device import autocast_of
 from trainer.distributed.parallel import Parallel
@@ -48,6 +48,7 @@ class TrainStep:
         self._accumulating = contextlib.nullcontext if parallel is None else parallel.accumulating
         self._rows = 0
         self._losses: dict[str, Any] = {}
+        self._on_gpu = state.device.name == "gpu"
         self._fire = engine.run_event
         self._autocast = autocast_of(state.precision, state.device)
         optimized = {id(one) for optimizer in state.optimizers for one in _parameters_of(optimizer)}
@@ -61,7 +62,9 @@ class TrainStep:
         self._fire(BEFORE_TRAIN_BATCH)
         self._rows = state.batch_size or 0
         self._losses = {}
-        state.batch_loss = self._compute_gradients()
+        loss = self._compute_gradients()
+        # Compiled with CUDA graphs, a model returns one tensor every time, with another number in it.
+        state.batch_loss = loss.detach() if self._on_gpu else loss
         state.batch_losses = self._losses
         if self._ranks is not None:
             self._join_results(self._ranks)

@@ -16,7 +16,7 @@ from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
 from bus.types.source import FIELDS as SOURCE_FIELDS
 from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.arguments.values import optimizer_names
-from trainer.data.models import read_metrics
+from trainer.data.metrics import read_metrics
 from trainer.device.device import DeferredMap
 from trainer.engine.engine import Logger
 from trainer.engine.state import State
@@ -165,17 +165,14 @@ class StatePublisher:
             self._loss = loss
             self._loss_value = None if loss is None else self._read_later(loss)
             self._losses = self._read_losses() if state.batch_losses else None
-        fields = {
-            "loss": self._loss_value,
-            "lr": {
-                name: [
-                    rate if (rate := group["lr"]).__class__ is float else float(rate)
-                    for group in optimizer.param_groups
-                ]
-                for name, optimizer in self._named_optimizers
-            },
-            "batch_size": state.batch_size,
-        }
+        # Loops, because each comprehension would be a function that is made and called.
+        rates: dict[str, list[float]] = {}
+        for name, optimizer in self._named_optimizers:
+            rates[name] = own = []
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                own.append(rate if rate.__class__ is float else float(rate))
+        fields = {"loss": self._loss_value, "lr": rates, "batch_size": state.batch_size}
         if self._losses is not None and event in _WITH_TRAIN_METRICS:
             fields["losses"] = self._losses
         if event in self._with_more or (self._logged and event in BASE_EVENTS):

@@ -4,7 +4,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch import Tensor
 from bus.errors import ConfigurationError
 from bus.publisher.publisher import Publisher
 from bus.tensors.segments import Segment, SegmentPool
-from bus.tensors.view import INLINE_BYTES, ImageLayout, image_layout
+from bus.tensors.view import INLINE_BYTES, ImageLayout, TensorPlaces, tensor_places
 from trainer.checkpoints.file import tensor_spec
+from trainer.device.device import copied
 from trainer.engine.state import State
 from trainer.fields.tensors import TensorPayload
 
@@ -21,8 +23,14 @@ LAST_SECONDS = 10.0
 GROWTH_BYTES = 256 * 1024
 """By so much a checkpoint may become larger than one after the first batch is: its numbers get longer, and within an
 epoch the states of generators are in it."""
+HEADER_GRANULE = 4096
+"""The data of an image begin at a multiple of it, so that they stay where they are when numbers in its metadata get
+longer."""
 DRAIN_SECONDS = 60.0
 """How long the end of a training waits for consumers that have borrowed tensors."""
+
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: pinned for all GPUs."""
 
 _log = logging.getLogger("offloop")
 
@@ -31,7 +39,7 @@ class TensorSharing:
     """Copies tensors into images, see :mod:`bus.tensors.view`, without making the host wait for a GPU.
 
     Args:
-        pool: the shared memory, pinned (``SegmentPool(pin=pin)``) where tensors are on a GPU.
+        pool: the shared memory, pinned (``SegmentPool(pin=partial(pin, device))``) where tensors are on a GPU.
         stream: what the events are published through.
         may_wait: whether the training has ended, so that what is worth waiting for is waited for.
     """
@@ -41,6 +49,7 @@ class TensorSharing:
         self._stream = stream
         self._may_wait = may_wait
         self._waiting: set[str] = set()
+        self._places: dict[str, tuple[dict[str, Any], TensorPlaces]] = {}
         self.skipped: dict[str, int] = {}
         """How often each field was left out because no memory was free."""
 
@@ -48,13 +57,15 @@ class TensorSharing:
         """What is sent for a field of tensors: the map that stands for them, or a promise of it.
 
         Raises :class:`bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be sent."""
-        layout = _layout(out)
-        on_gpu = any(tensor.is_cuda for tensor in out.tensors.values())
+        layout = self._layout(name, out)
+        # A model may be spread over several GPUs.
+        gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()
+        on_gpu = bool(gpus)
         if layout.size <= INLINE_BYTES:
             image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=on_gpu)
-            _fill(image, layout, out.tensors)
-            copied = _copied() if on_gpu else None
-            value = _SharedLater(lambda: _reference(layout, image=image.numpy().tobytes()), copied, layout.size)
+            _copy(out.tensors, _places_in(image.numpy(), layout, out.tensors))
+            copies = [copied(one) for one in gpus]
+            value = _SharedLater(lambda: _reference(layout, image=image.numpy().tobytes()), copies, layout.size)
             return value if on_gpu else value.value()
         segment = self._pool.reserve(layout.size, name)
         if segment is None and out.policy == "wait" and self._may_wait():
@@ -62,13 +73,24 @@ class TensorSharing:
         if segment is None:
             raise self._refused(name, out)
         try:
-            _fill(torch.frombuffer(segment.buffer, dtype=torch.uint8), layout, out.tensors)
+            known, header = segment.kept.get(name), layout.header
+            # The same object while the tensors are of the same names, dtypes and shapes.
+            if known is not None and known.starts is layout.starts and known.front == len(header):
+                segment.buffer[: len(header)] = header
+            else:
+                known = _Places(layout.starts, len(header), _places_in(segment.buffer, layout, out.tensors))
+                segment.kept[name] = known
+            _copy(out.tensors, known.views)
         except BaseException:
+            # Copies that were begun must not arrive in what the memory is used for next.
+            for one in gpus:
+                copied(one).synchronize()
             segment.release()
             raise
         seq = self._stream.next_seq
+        copies = [copied(one) for one in gpus]
         # Readers are let in when the bytes are there, which is before they can learn of it.
-        value = _SharedLater(lambda: _reference(layout, segment=segment.publish(seq)), _copied() if on_gpu else None)
+        value = _SharedLater(lambda: _reference(layout, segment=segment.publish(seq)), copies)
         return value if on_gpu else value.value()
 
     def reserve(self, outs: Iterable[TensorPayload]) -> None:
@@ -77,7 +99,7 @@ class TensorSharing:
         for out in outs:
             # What cannot be sent is reported when it is due.
             with contextlib.suppress(ConfigurationError):
-                size = max(size, _layout(out).size)
+                size = max(size, _layout(tensor_places(_specs(out)), out).size)
         if size > INLINE_BYTES:
             self._pool.prepare(size + GROWTH_BYTES)
 
@@ -108,6 +130,14 @@ class TensorSharing:
         """Gives all shared memory back; consumers keep what they hold."""
         self._pool.close()
 
+    def _layout(self, name: str, out: TensorPayload) -> ImageLayout:
+        """The layout, made anew only when the tensors of a field become others."""
+        specs = _specs(out)
+        known = self._places.get(name)
+        if known is None or known[0] != specs:
+            known = self._places[name] = specs, tensor_places(specs)
+        return _layout(known[1], out)
+
     def _refused(self, name: str, out: TensorPayload) -> ConfigurationError:
         reason = "no shared memory is free, as consumers have not handled what they were sent"
         if out.policy == "wait":
@@ -121,66 +151,85 @@ class _SharedLater:
     """An image that a GPU is still copying, or that is there."""
 
     def __init__(
-        self, tell: Callable[[], dict[str, Any]], copied: "torch.cuda.Event | None", size: int | None = None
+        self, tell: Callable[[], dict[str, Any]], copies: "list[torch.cuda.Event]", size: int | None = None
     ) -> None:
         self.size = size
         """How much of it goes into the event; ``None`` for what is in shared memory."""
         self._tell = tell
-        self._copied = copied
+        self._copies = copies
 
     def ready(self) -> bool:
         """Whether :meth:`value` would return at once."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return all(one.query() for one in self._copies)  # type: ignore[no-untyped-call]
 
     def value(self) -> dict[str, Any]:
         """The map that stands for the image. Waits for the GPU when it is not :meth:`ready`."""
         if not self.ready():
-            assert self._copied is not None  # it is ready otherwise
-            self._copied.synchronize()
+            for one in self._copies:
+                one.synchronize()
         return self._tell()
 
 
-def _layout(out: TensorPayload) -> ImageLayout:
-    return image_layout({one: tensor_spec(tensor) for one, tensor in out.tensors.items()}, out.metadata or None)
+class _Places(NamedTuple):
+    """The places of tensors in a segment, for the next time that it is used."""
+
+    starts: dict[str, int]
+    front: int
+    """Size of the header."""
+    views: dict[str, Tensor]
 
 
-def _copied() -> torch.cuda.Event:
-    """What shows that the copies begun so far are done."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+def _specs(out: TensorPayload) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {one: tensor_spec(tensor) for one, tensor in out.tensors.items()}
+
+
+def _layout(places: TensorPlaces, out: TensorPayload) -> ImageLayout:
+    return places.layout(out.metadata or None, align=8 if places.size <= INLINE_BYTES else HEADER_GRANULE)
 
 
 def _reference(layout: ImageLayout, **place: Any) -> dict[str, Any]:
     return {"$tensors": 1, "bytes": layout.size, **place}
 
 
-def _fill(image: Tensor, layout: ImageLayout, tensors: Mapping[str, Tensor]) -> None:
-    """Copies everything to its place in an image; from a GPU, begins to."""
+def _places_in(image: Any, layout: ImageLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Writes the header of an image; returns a view of the place of each tensor that has elements."""
     front = len(layout.header)
-    image[:front] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
-    with torch.no_grad():
-        for name, start in layout.offsets.items():
-            tensor = tensors[name]
-            if tensor.numel():
-                place = image[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                place.copy_(tensor, non_blocking=True)
+    memoryview(image)[:front] = layout.header
+    whole = torch.frombuffer(image, dtype=torch.uint8)
+    return {
+        name: whole[front + start : front + start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for name, start in layout.starts.items()
+        if (tensor := tensors[name]).numel()
+    }
+
+
+def _copy(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
+    """Copies tensors to their places in one call; from a GPU, begins to."""
+    if places:
+        torch._foreach_copy_(list(places.values()), [tensors[name] for name in places], non_blocking=True)
 
 
 def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
     """What lends the tensors of a training to its consumers."""
-    on_gpu = state.device.name == "gpu"
-    pool = SegmentPool(is_handled=publisher.is_handled, pin=pin if on_gpu else None)
+    device = state.device
+    pool = SegmentPool(
+        is_handled=publisher.is_handled, pin=partial(pin, device.torch_device) if device.name == "gpu" else None
+    )
     return TensorSharing(pool, publisher, lambda: not state.fitting)
 
 
-def pin(memory: memoryview) -> Callable[[], object]:
-    """Lets a GPU copy straight into memory, without the host; what is returned undoes that.
+def pin(device: torch.device, memory: memoryview) -> Callable[[], object]:
+    """Lets GPUs copy straight into memory, without the host; what is returned undoes that. Any thread may call it.
 
-    Raises :class:`RuntimeError` where CUDA refuses it."""
+    Raises :class:`OSError` where CUDA refuses it."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    status = runtime.cudaHostRegister(address, memory.nbytes, 0)
-    if int(status) != 0:
-        raise RuntimeError(f"CUDA cannot pin {memory.nbytes} bytes of shared memory: error {int(status)}")
+    # A thread begins with the first GPU, whichever the others use.
+    with torch.cuda.device(device):
+        status = int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE))
+        if status:
+            # CUDA keeps the error for the next kernel of this thread, which would be one of the training's.
+            with contextlib.suppress(RuntimeError):
+                torch.empty(1, device=device).add_(1)
+            raise OSError(f"CUDA cannot pin {memory.nbytes} bytes of shared memory: error {status}")
     return lambda: runtime.cudaHostUnregister(address)

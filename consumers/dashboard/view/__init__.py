@@ -1,4 +1,4 @@
 """The model of a run that both dashboards draw.
 
-May import: bus.protocol, bus.subscriber, bus.trace, api, callbacks, loggers. Begin with ``run_view``.
+May import: bus.protocol, bus.recording, bus.subscriber, bus.trace, api, callbacks, loggers. Begin with ``run_view``.
 """

@@ -4,9 +4,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path
 from bus.protocol.frames import EventBody
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
+from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Row
 from consumers.callbacks.peak_flops import peak_flops
 from consumers.dashboard.view.series import Clock, Series, Table
@@ -24,9 +26,17 @@ MAX_SERIES = 2_000
 SPEED_WINDOW = 100
 """Over so many batches throughput is measured, as by :class:`~consumers.callbacks.SpeedMonitor`."""
 
+BULK = Bulk(
+    Event.BATCH_END,
+    numbers=frozenset(("loss", "lr", "losses", "train_metrics", "flops_per_batch")),
+    whole=frozenset(("phases", "logged", "dataloader_len")),
+)
+"""What a view takes many at a time."""
+
+_NOTHING: tuple[list[int], list[float]] = ([], [])
 _SETTLE_EVERY = 4096
 _NAN = float("nan")
-_BATCH, _SAMPLE, _TOKEN, _TRAINED, _FLOPS = 0, 1, 4, 5, 6
+_BATCH, _SAMPLE, _EPOCH, _SECONDS, _TOKEN, _TRAINED, _FLOPS = range(7)
 _CLOCK_COLUMNS = 4
 
 
@@ -66,7 +76,7 @@ class Metrics:
         add_token(timestamp.token)
         add_trained(timestamp.total_wct)
         flops = fields.get("flops_per_batch")
-        add_flops(flops if flops.__class__ is float else _NAN)
+        add_flops(flops if isinstance(flops, float | int) else _NAN)
         step = batch if body.previous is None else body.previous.batch
         try:
             # The value first, which may be refused.
@@ -88,6 +98,43 @@ class Metrics:
             self._take("metrics/train/", fields["train_metrics"], step)
         self._last = body
         self._unsettled += 1
+        if self._unsettled >= _SETTLE_EVERY:
+            self.settle()
+
+    def batch_ends(self, block: EventBlock, last: EventBody, seconds: "Floats") -> None:
+        """As :meth:`batch_end`, of many batches, the last of which is ``last``."""
+        import numpy as np
+
+        count = len(block)
+        timestamp = dict(zip(TrainingTime._fields, range(len(TrainingTime._fields)), strict=True))
+        rows = np.full((count, len(self._appends)), _NAN)
+        for place, name in ((_BATCH, "batch"), (_SAMPLE, "sample"), (_TOKEN, "token"), (_TRAINED, "total_wct")):
+            rows[:, place] = block.whole_numbers(TIMESTAMP, timestamp[name])
+        rows[:, _SECONDS] = seconds
+        lengths, steps = np.zeros(count), rows[:, _BATCH].copy()
+        numbers = {path: (places, values) for path, places, values in block.numbers()}
+        places, values = numbers.get((CONTEXT, "dataloader_len"), _NOTHING)
+        lengths[places] = values
+        for place, body in block.decoded.items():
+            if "dataloader_len" in body.fields:
+                length = body.fields["dataloader_len"]
+                lengths[place] = length if length.__class__ is int else 0
+        rows[:, _EPOCH] = block.whole_numbers(TIMESTAMP, timestamp["epoch"])
+        known, in_epoch = lengths > 0, block.whole_numbers(TIMESTAMP, timestamp["batch_in_epoch"])
+        rows[known, _EPOCH] += in_epoch[known] / lengths[known]
+        places, values = numbers.get((FIELDS, "flops_per_batch"), _NOTHING)
+        rows[places, _FLOPS] = values
+        places, values = numbers.get((PREVIOUS, timestamp["batch"]), _NOTHING)
+        steps[places] = values
+        self._settle_batches()
+        self._last = last
+        self._take_batches(rows)
+        for path, (places, values) in numbers.items():
+            found = _name_of(path)
+            if found is not None:
+                name, at_step = found
+                self._extend(name, np.column_stack([(steps if at_step else rows[:, _BATCH])[places], values]))
+        self._unsettled += count
         if self._unsettled >= _SETTLE_EVERY:
             self.settle()
 
@@ -142,7 +189,8 @@ class Metrics:
         for place, name in enumerate(names):
             for part, value in _numbers(name, rates[place]):
                 self._append(part, batch, value)
-        self._rates[optimizer] = [series for name in names if (series := self.series.get(name)) is not None]
+        known = [series for name in names if (series := self.series.get(name)) is not None]
+        self._rates[optimizer] = known if len(known) == len(names) else []
 
     def _take(self, prefix: str, values: Any, step: int) -> None:
         for name, value in _numbers("", values) if isinstance(values, Mapping) else ():
@@ -162,12 +210,19 @@ class Metrics:
             found = self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
         return found
 
+    def _extend(self, name: str, points: "Floats") -> None:
+        series = self._find(name)
+        if series is not None:
+            series.settle()
+            series.extend(points)
+
     def _settle_batches(self) -> None:
+        if self._batches.gathered:
+            self._take_batches(self._batches.take_gathered())
+
+    def _take_batches(self, rows: "Floats") -> None:
         import numpy as np
 
-        if not self._batches.gathered:
-            return
-        rows = self._batches.take_gathered()
         self.clock.extend(rows[:, :_CLOCK_COLUMNS])
         window = rows if self._window is None else np.concatenate([self._window, rows])
         self._measure_speed(window)
@@ -185,9 +240,7 @@ class Metrics:
         steps, elapsed = now[good, _BATCH], elapsed[good]
 
         def extend(name: str, amounts: Any, chosen: Any = slice(None)) -> None:
-            series = self._find(f"throughput/{name}")
-            if series is not None:
-                series.extend(np.column_stack([steps, amounts / elapsed])[chosen])
+            self._extend(f"throughput/{name}", np.column_stack([steps, amounts / elapsed])[chosen])
 
         batches = (now[:, _BATCH] - before[:, _BATCH])[good]
         extend("batches_per_sec", np.where(batches == 0, SPEED_WINDOW, batches))
@@ -204,10 +257,46 @@ class Metrics:
                 extend("device/mfu", flops / (context.get("world_size") or 1) / peak, ~np.isnan(flops))
 
 
+def _name_of(path: Path) -> tuple[str, bool] | None:
+    """The series that a number of the end of a batch belongs to, and whether it is drawn where the batch began."""
+    if path[0] != FIELDS:
+        return None
+    field, *parts = path[1:]
+    if field == "loss":
+        return _joined("loss/train/total", *parts), True
+    if not parts or not isinstance(parts[0], str):
+        return None
+    if field == "lr" and len(parts) > 1 and isinstance(parts[1], int):
+        return _joined(f"lr-{parts[0]}/group{parts[1]}", *parts[2:]), False
+    prefix = _PREFIXES.get(str(field))
+    return None if prefix is None else (prefix + _joined("", *parts), True)
+
+
+_PREFIXES = {"losses": "loss/train/", "train_metrics": "metrics/train/"}
+
+
+def name_of(path: str) -> str:
+    """The series that a metric of a :class:`~bus.recording.summary.Summary` belongs to."""
+    field, _, rest = path.partition("/")
+    if field == "loss":
+        return _joined("loss/train/total", *([rest] if rest else []))
+    if field == "lr":
+        optimizer, _, group = rest.rpartition("/")
+        return f"lr-{optimizer}/group{group}"
+    prefix = {"losses": "loss/train/", "train_metrics": "metrics/train/", "eval_metrics": "metrics/"}.get(field, "")
+    return prefix + rest
+
+
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
     """The numbers in a value, which may be a map or list of such, each with the name that says where it is in there."""
     if isinstance(value, float | int):
         yield prefix, float(value)
     elif isinstance(value, Mapping | list):
         for part, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _numbers(f"{prefix}/{part}" if prefix else str(part), one)
+            yield from _numbers(_joined(prefix, part), one)
+
+
+def _joined(prefix: str, *parts: int | str) -> str:
+    for part in parts:
+        prefix = f"{prefix}/{part}" if prefix else str(part)
+    return prefix

@@ -9,16 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.errors import require
+from bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
+from bus.protocol.frames import EventBody
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
+from bus.recording.summary import Summary
 from bus.trace.phases import read_phases
 from bus.types.commands import Outcome
 from bus.types.event import Event
 from bus.types.hyperparameters import MOST
+from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Images, Row, Text
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from consumers.dashboard.view.metrics import MAX_SERIES, Metrics
 from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
+from consumers.dashboard.view.preview import Preview
 from consumers.dashboard.view.progress import ProgressView, RunProgress
 from consumers.dashboard.view.ranks import Ranks, RankView
 from consumers.dashboard.view.series import Series
@@ -30,6 +35,7 @@ _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 _LAST_GROUP = len(_FIRST_GROUPS) + 1
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
+_BATCH = TrainingTime._fields.index("batch")
 
 
 class RunView:
@@ -58,6 +64,7 @@ class RunView:
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock)
+        self._preview: Preview | None = None
         self._progress = RunProgress()
         self._phases: dict[int, Phases] = {}
         self._ranks = Ranks()
@@ -85,11 +92,13 @@ class RunView:
                 self._ranks.batch_end(state.rank, body.timestamp.batch, body.time)
                 if state.rank == 0:
                     self._progress.batch_end(state)
+                    if self._preview is not None:
+                        self._drop_preview(body.timestamp.batch)
                     self._metrics.batch_end(body, seconds)
                     if self._status != "live" and (self._paused_at is None or body.timestamp.batch > self._paused_at):
                         self._go_on()
                 if "phases" in body.fields:
-                    self._see_phases(state)
+                    self._see_phases(state.rank, body)
             elif state.rank == 0:
                 # Not with every batch, for the sake of speed; these come often enough for a log in order.
                 self._take_outcomes()
@@ -97,6 +106,39 @@ class RunView:
                 self._see_event(state, seconds)
             if state.rank == 0 and "logged" in body.fields:
                 self._metrics.logged(body.fields["logged"])
+
+    def see_block(self, block: EventBlock) -> None:
+        """Takes ends of batches of one rank in, as :meth:`see` takes one after the other."""
+        times, batches = block.whole_numbers(TIME), block.whole_numbers(TIMESTAMP, _BATCH)
+        with self._lock:
+            self.version += len(block)
+            if self._first_ns == 0:
+                self._first_ns = int(times[0])
+            recent = slice(-self._ranks.RECENT - 1, None)
+            for batch, time in zip(batches[recent].tolist(), times[recent].tolist(), strict=True):
+                self._ranks.batch_end(block.rank, batch, time)
+            last = block.last
+            if block.rank == 0:
+                self._progress.batch_ends(block, last)
+                self._drop_preview(int(batches[-1]))
+                self._metrics.batch_ends(block, last._body, (times - self._first_ns) / 1e9)
+                if self._status != "live" and (self._paused_at is None or batches[-1] > self._paused_at):
+                    self._go_on()
+            for body in block.decoded.values():
+                if "phases" in body.fields:
+                    self._see_phases(block.rank, body)
+                if block.rank == 0 and "logged" in body.fields:
+                    self._metrics.logged(body.fields["logged"])
+
+    def preview(self, summary: Summary) -> None:
+        """Shows what a summary says of the run until the events up to there have come."""
+        with self._lock:
+            self.version += 1
+            self._preview = Preview(summary, self._lock)
+
+    def _drop_preview(self, batch: int) -> None:
+        if self._preview is not None and batch >= self._preview.batch:
+            self._preview = None
 
     def take_rows(self, rows: Sequence[Row]) -> None:
         """Takes what callbacks logged."""
@@ -160,6 +202,7 @@ class RunView:
         with self._lock:
             self.version += 1
             self._take_outcomes()
+            self._preview = None
             if ending is None:
                 return
             self._status, self.error, self.reason = ending.status, ending.error, ending.reason
@@ -182,13 +225,14 @@ class RunView:
     def progress(self) -> ProgressView:
         """How far the run is."""
         with self._lock:
-            return self._progress.view()
+            return self._progress.view() if self._preview is None else self._preview.progress.view()
 
     def names(self) -> list[str]:
         """The metrics that there are, sorted."""
         with self._lock:
             self._metrics.settle()
-            return sorted(self._metrics.series)
+            previewed = self._preview.series if self._preview is not None else {}
+            return sorted({*self._metrics.series, *previewed})
 
     def groups(self) -> dict[str, list[str]]:
         """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the
@@ -202,6 +246,8 @@ class RunView:
     def series(self, name: str) -> Series:
         """The values of a metric. Raises ``KeyError`` when there is none of that name."""
         with self._lock:
+            if self._preview is not None and name in self._preview.series:
+                return self._preview.series[name]
             return self._metrics.series[name]
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
@@ -256,12 +302,12 @@ class RunView:
         if text is not None:
             self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
 
-    def _see_phases(self, state: Snapshot) -> None:
-        body = state._body
+    def _see_phases(self, rank: int, body: EventBody) -> None:
         batch, phases = body.timestamp.batch, read_phases(body.fields["phases"])
         if phases is not None:
-            self._phases_of(state.rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
-            self._ranks.arrived(state.rank, batch, state.world_size, body.time, phases)
+            self._phases_of(rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
+            world_size = {**body.context, **body.fields}.get("world_size", 1)
+            self._ranks.arrived(rank, batch, world_size, body.time, phases)
 
     def _phases_of(self, rank: int) -> Phases:
         found = self._phases.get(rank)

@@ -20,6 +20,8 @@ Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
 _COLUMN_OF_AXIS = {"batch": 0, "sample": 1, "epoch": 2, "time": 3}
 _THINNED_TOGETHER = 16
 _FIRST_ROOM = 64
+_MANY = 4
+"""Fewer buckets than these are looked at one by one."""
 
 
 class Points(NamedTuple):
@@ -253,10 +255,17 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
             places = np.flatnonzero(odd)
             _, first = np.unique(starts.searchsorted(places, "right"), return_index=True)
             kept.append(places[first])
-    buckets = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    # Buckets of one size, of which there may be very many, are looked at together.
+    size = int(ends[0] - starts[0])
+    same = 0 if len(starts) < _MANY else int(np.argmin(np.append(ends - starts == size, False)))
+    kept.append(starts[:same] + low[: same * size].reshape(same, size).argmin(axis=1))
+    kept.append(starts[:same] + high[: same * size].reshape(same, size).argmax(axis=1))
+    buckets = list(zip(starts[same:].tolist(), ends[same:].tolist(), strict=True))
     kept.append(np.array([begin + low[begin:end].argmin() for begin, end in buckets], dtype=np.intp))
     kept.append(np.array([begin + high[begin:end].argmax() for begin, end in buckets], dtype=np.intp))
-    return np.unique(np.concatenate(kept))
+    chosen = np.zeros(len(values), dtype=bool)
+    chosen[np.concatenate(kept)] = True
+    return np.flatnonzero(chosen)
 
 
 def thinned(rows: "Floats") -> "Floats":

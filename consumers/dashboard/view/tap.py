@@ -1,17 +1,21 @@
 """A run that a dashboard shows, and what brings its events there."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from bus.errors import OffloopError
+from bus.protocol.blocks import EventBlock
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
+from bus.recording.summary import Summary
 from bus.subscriber.commands import sent_by
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
+from consumers.dashboard.view.metrics import BULK
 from consumers.dashboard.view.run_view import RunView
 
 
@@ -83,7 +87,9 @@ class RunTap(Callback):
 
     all_ranks: ClassVar[bool] = True
     background: ClassVar[bool] = True
+    max_delay: ClassVar[float | None] = 0.1
     events = BASE_EVENTS
+    bulk = BULK
 
     def __init__(self, run: MonitoredRun, every: int | str = 10) -> None:
         self._run = run
@@ -101,6 +107,17 @@ class RunTap(Callback):
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes in an event of any rank."""
         self._run.view.see(state)
+
+    def begin_history(self, recording: Path) -> None:
+        """Shows what the summary beside the recording says, if there is one."""
+        view = self._run.view
+        summary = Summary.load(recording)
+        if summary is not None and (summary.run, summary.attempt) == (view.run_name, view.attempt):
+            view.preview(summary)
+
+    def take_block(self, block: EventBlock) -> None:
+        """Takes in many ends of batches of one rank."""
+        self._run.view.see_block(block)
 
     def run_ended(self, ending: Ending | None) -> None:
         """Takes in how the run ended."""

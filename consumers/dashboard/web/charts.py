@@ -170,7 +170,8 @@ class Lines:
 
     def _line(self, series: Series, chart: str, run: int, look: Look) -> dict[str, Any] | None:
         buckets, version = look.buckets(chart), series.version
-        shown = (look.range, buckets)
+        # A preview's series gives way to another one.
+        shown = (look.range, buckets, id(series))
         sent = self._sent.get((chart, run, look.x))
         if sent is not None and sent.shown == shown:
             if sent.version == version:

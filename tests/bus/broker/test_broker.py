@@ -20,8 +20,19 @@ from helpers import strict_json, wait_for
 from terminals import Terminal
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from bus.broker.broker import LIVE_BATCH
 from bus.net.requests import list_remote_runs
-from bus.protocol.frames import Control, Topic, decode_control, encode_control, event_encoder, pack_map, split_frame
+from bus.protocol.frames import (
+    Control,
+    Topic,
+    decode_control,
+    decode_frame_batch,
+    encode_control,
+    encode_frame_batch,
+    event_encoder,
+    pack_map,
+    split_frame,
+)
 from bus.types.timeouts import Timeouts
 
 
@@ -227,6 +238,49 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
             publisher._session._connection.socket.send(frame)
         publisher._seq = publisher._base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
+
+
+def test_readers_of_base_events_receive_no_others_and_no_message_is_large(standalone, stranger):
+    stranger.send(encode_control("hello", HELLO))
+    assert answer(stranger).kind == "welcome"
+    host, _, port = standalone.rpartition(":")
+    received = {"$all": [], "$base": []}
+    with zmq.Context() as context, context.socket(zmq.SUB) as feed:
+        feed.connect(f"{host}:{int(port) + 1}")
+        feed.subscribe("r/")
+
+        def receive():
+            while feed.poll(0):
+                message = feed.recv()
+                topic, body = split_frame(message)
+                if topic.name in received:
+                    assert len(message) <= LIVE_BATCH
+                    received[topic.name] += decode_frame_batch(body)
+            return received["$all"]
+
+        def event(name, seq, base_seq):
+            noise = {"noise": b"x" * 10_000}
+            return event_encoder(Topic("r", name, 0), 1)(seq, base_seq, seq, [0] * 14, None, noise, pack_map({}))
+
+        numbers = iter(range(1, 10_000))
+
+        def send_one():
+            number = next(numbers)
+            stranger.send(event("epoch_end", number, number))
+
+        wait_for(lambda: send_one() or receive(), "the first events on the feed")
+        first = next(numbers)
+        frames, base_seq = [], first - 1
+        for seq, name in zip(
+            range(first, first + 99), ("batch_start", "batch_end", "from_the_future") * 33, strict=True
+        ):
+            base_seq += name == "batch_end"
+            frames.append(event(name, seq, base_seq))
+        stranger.send(encode_frame_batch(frames))
+        wait_for(lambda: receive()[-1] == frames[-1], "the last event on the feed")
+    assert received["$all"][-99:] == frames
+    assert [one for one in received["$base"] if one in frames and b"future" not in one] == frames[1::3]
+    assert not any(b"batch_start" in one for one in received["$base"])
 
 
 def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, runs_dir):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgpack
+import msgspec
 import pytest
 import zmq
 from brokers import free_address
@@ -41,6 +42,7 @@ from bus.publisher.connection import BrokerConnection
 from bus.subscriber.commands import send_command_through
 from bus.types.demand import Demand, Want
 from bus.types.timeouts import Timeouts
+from bus.types.timestamp import Timestamp
 
 
 @pytest.fixture(autouse=True)
@@ -538,6 +540,38 @@ def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, key
                 thread.join()
 
 
+def test_a_viewer_may_not_have_each_event_of_a_training_sent_alone(guarded: str, keys: Path) -> None:
+    def security(name: str) -> ClientSecurity:
+        return client_security(keys / f"{name}.key_secret", keys / "broker.key")
+
+    now = 0
+
+    def longest_wait() -> int:
+        nonlocal now
+        waiting = 0
+        for _ in range(100):
+            now += 1_000_000
+            publisher.publish(Event.BATCH_END)
+            waiting = max(waiting, publisher.statistics().backlog)
+        return waiting
+
+    def attach(name: str, event: Event) -> Subscriber:
+        made = Subscriber("r", broker=guarded, security=security(name), events=[event], max_delay=0)
+        wait_for(lambda: publisher.poll() or event in publisher.demand.events, f"the demand of the {name}")
+        return made
+
+    stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
+    for key in (keys / "stranger.key_secret", keys / "broker.key"), (None, None):
+        # The broker's log is looked at for them.
+        assert heard([guarded, stream], *key) == [None, None]
+    with Publisher("r", broker=guarded, security=security("trainer"), clock=lambda: now) as publisher:
+        publisher.publish(Event.EPOCH_START)
+        with attach("viewer", Event.AFTER_LOSS):
+            assert longest_wait() == 19
+            with attach("owner", Event.BATCH_START):
+                assert longest_wait() == 0
+
+
 def test_a_publisher_that_is_refused_before_it_speaks_does_not_wait_for_ever(
     guarded: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -698,7 +732,7 @@ with Subscriber("hostile") as subscriber:
     before = set(sys.modules)
     seen = 0
     for snapshot in subscriber:
-        repr(snapshot), [repr(value) for value in vars(type(snapshot))]
+        repr(snapshot), repr(snapshot.fields), [repr(value) for value in vars(type(snapshot))]
         seen += 1
     print(json.dumps([seen, sorted(set(sys.modules) - before)]))
 """
@@ -724,10 +758,10 @@ def test_hostile_payloads_are_only_data(runs_dir: Path, tmp_path: Path) -> None:
         {"__class__": "trap.Trap", "__reduce__": ["os.system", f"touch {canary}"], "__module__": "trap"},
         f"__import__('os').system('touch {canary}')",
         f"{{{{ open({str(canary)!r}, 'w') }}}}",
-        msgpack.ExtType(42, bait),
-        msgpack.Timestamp(1, 1),
         "!!python/object/apply:os.system ['touch x']",
     ]
+    # A time, and a kind that nobody knows.
+    extensions = [msgspec.msgpack.Ext(-1, bytes(4)), msgspec.msgpack.Ext(42, bait)]
     with Publisher("hostile") as publisher:
         reader = subprocess.Popen(
             [sys.executable, "-c", HOSTILE_READER],
@@ -736,12 +770,13 @@ def test_hostile_payloads_are_only_data(runs_dir: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         )
-        for batch, value in enumerate(hostile, 1):
-            publisher.publish(Event.BATCH_END, batch=batch, fields={"loss": value, "__class__": value, "bait": value})
+        for batch, value in enumerate([*hostile, *extensions], 1):
+            at, fields = Timestamp(batch=batch).values, {"loss": value, "__class__": value, "bait": value}
+            publisher.send(Event.BATCH_END, at, None, fields, Publisher.pack_context({}))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         control = context.socket(zmq.DEALER)
         control.connect(json.loads((runs_dir / "hostile" / "broker.json").read_text())["door"])
-        for value in hostile:
+        for value in [*hostile, msgpack.Timestamp(1, 1), msgpack.ExtType(42, bait)]:
             for kind in ("hello", "want", "command", "fetch", "runs", "statistics", "__class__", "trap:Trap"):
                 content = {"run": value, "command": value, "info": value, "demand": value, "rank": 0, "world_size": 1}
                 control.send(encode_control(kind, content))
@@ -753,8 +788,8 @@ def test_hostile_payloads_are_only_data(runs_dir: Path, tmp_path: Path) -> None:
             answers.append(str(decode_control(split_frame(control.recv())[1]).content.get("reason")))
         context.destroy(linger=0)
     seen, imported = json.loads(reader.communicate(timeout=100)[0])
-    assert seen == len(hostile)
+    assert seen == len(hostile) + len(extensions)
     assert not [name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names]
     assert "trap" not in imported
     assert not canary.exists()
-    assert len(list(Recording(runs_dir / "hostile"))) == len(hostile)
+    assert len(list(Recording(runs_dir / "hostile"))) == len(hostile) + len(extensions)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 
 import msgpack
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from bus.errors import InvalidRunNameError, ProtocolError
 from bus.protocol.frames import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_ELEMENTS,
     MAX_FRAME,
     Topic,
     check_run_name,
@@ -17,6 +21,7 @@ from bus.protocol.frames import (
     decode_control,
     decode_event,
     decode_positions,
+    decode_whole_event,
     encode_control,
     encode_frame_batch,
     encode_heartbeat,
@@ -35,7 +40,7 @@ values = st.recursive(scalars | st.binary(max_size=20), lambda inner: st.lists(i
 maps = st.dictionaries(st.text(max_size=10), values, max_size=6)
 
 
-@given(topics, st.integers(1, 99), st.integers(1, 2**63), counters, counters | st.none(), maps, maps)
+@given(topics, st.integers(1, 99), st.integers(1, 2**63 - 1), counters, counters | st.none(), maps, maps)
 def test_an_event_comes_out_as_it_went_in(topic, attempt, seq, timestamp, previous, fields, context):
     frame = event_encoder(topic, attempt)(seq, seq // 2, 5, tuple(timestamp), previous, fields, pack_map(context))
     found, body = split_frame(frame)
@@ -44,6 +49,123 @@ def test_an_event_comes_out_as_it_went_in(topic, attempt, seq, timestamp, previo
     assert (event.attempt, event.seq, event.base_seq, event.time) == (attempt, seq, seq // 2, 5)
     assert (list(event.timestamp), event.fields, event.context) == (timestamp, fields, context)
     assert (event.previous and list(event.previous)) == previous
+
+
+further = st.recursive(
+    scalars | st.binary(max_size=20) | st.just(msgpack.ExtType(5, b"abc")) | st.just(msgpack.Timestamp(2**40, 5)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=40) | st.integers(-5, 2**40) | st.binary(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+any_map = st.dictionaries(st.text(max_size=40) | st.integers(0, 99) | st.none(), further, max_size=5)
+longer = st.lists(st.integers(-(2**63), 2**64 - 1), min_size=14, max_size=16)
+
+
+@st.composite
+def events(draw):
+    """The elements of an event, with all that publishers have ever been able to send."""
+    seq = draw(st.integers(1, 2**63 - 1))
+    numbers = [draw(st.integers(0, 300)), draw(st.integers(1, 2**63 - 1)), seq, draw(st.integers(0, seq))]
+    times = [draw(st.integers(0, 2**63 - 1)), draw(longer), draw(st.none() | longer)]
+    return [*numbers, *times, draw(any_map), draw(any_map), *draw(st.lists(further, max_size=2))]
+
+
+def by_msgpack(body):
+    """An event as msgpack, another implementation, reads it."""
+    *numbers, timestamp, previous, fields, context = msgpack.unpackb(body, strict_map_key=False)[:9]
+    return [*numbers, timestamp[:14], previous and previous[:14], fields, context]
+
+
+def by_us(body):
+    *numbers, timestamp, previous, fields, context = event = decode_whole_event(body)
+    assert repr(event) == repr(decode_event(body))
+    return [*numbers, list(timestamp), previous and list(previous), fields, context]
+
+
+@given(events())
+def test_an_event_is_read_as_another_implementation_reads_it(elements):
+    body = msgpack.packb(elements)
+    # Their text also tells 1 from 1.0 and True.
+    assert repr(by_us(body)) == repr(by_msgpack(body)) == repr([*elements[:5], *by_msgpack(body)[5:7], *elements[7:9]])
+
+
+@given(events(), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=3), st.integers(0, 3)), max_size=3))
+def test_spoiled_bytes_are_read_alike_or_are_our_error(elements, changes):
+    body = msgpack.packb(elements)
+    for position, new, old in changes:
+        at = position % len(body)
+        body = body[:at] + new + body[at + old :]
+    with contextlib.suppress(ProtocolError):
+        assert repr(by_us(body)) == repr(by_msgpack(body))
+
+
+@pytest.mark.parametrize("element", [7, 8], ids=["fields", "context"])
+@pytest.mark.parametrize("bare", [0, b""], ids=["plain", "bytes"])
+def test_each_limit_of_the_maps_holds(element, bare):
+    def event(value):
+        elements = [1, 1, 1, 1, 0, [0] * 14, None, {}, {}]
+        elements[element] = {"bare": bare, "x": value}
+        body = msgpack.packb(elements)
+        try:
+            found = tuple(decode_event(body))
+        except ProtocolError as error:
+            with pytest.raises(ProtocolError, match=re.escape(str(error))):
+                decode_whole_event(body)
+            raise
+        assert found == tuple(decode_whole_event(body))
+        return found[element]["x"]
+
+    def nested(depth, wrap):
+        value = bare
+        for _ in range(depth):
+            value = wrap(value)
+        return value
+
+    for wrap in (lambda value: [value], lambda value: {"k": value}):
+        assert event(nested(MAX_DEPTH, wrap)) == nested(MAX_DEPTH, wrap)
+        for depth in (MAX_DEPTH + 1, 100, 500):
+            with pytest.raises(ProtocolError, match="event 1"):
+                event(nested(depth, wrap))
+    for empty in ([], {}):
+        assert len(event([empty] * (MAX_CONTAINERS - 2))) == MAX_CONTAINERS - 2
+        with pytest.raises(ProtocolError, match="arrays and maps"):
+            event([empty] * MAX_CONTAINERS)
+    assert len(event([0] * MAX_ELEMENTS)) == MAX_ELEMENTS
+    with pytest.raises(ProtocolError, match=str(MAX_ELEMENTS)):
+        event([0] * (MAX_ELEMENTS + 1))
+
+
+NUMBERS = msgpack.packb([1, 1, 1, 1, 0, [0] * 14, None, {}])[:-1].replace(b"\x98", b"\x99", 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"\xdf\xff\xff\xff\xff",
+        b"\x81\xa1x\xdd\x7f\xff\xff\xff" + b"\x90" * 50,
+        b"\x81\xa1x\xc6\xff\xff\xff\xff",
+        b"\x81" * 100_000,
+        b"\x81\xa1x" * 100_000 + b"\x01",
+        b"\x81\xa1x\xc1",
+        b"\x81\xa2\xff\xfe\x01",
+        b"\x81\xa1x\xa1\xff",
+        b"\x81\x90\x01",
+        b"\x81\x80\x01",
+        b"\x81\xa1x\x81\x91\x01\x02",
+        b"\x90",
+        b"\xc0",
+        b"\xc7\x0c\xff" + b"\xff" * 12,
+        b"\x80\x80\x80\x80" * 5 + b"\xc1",
+    ],
+)
+def test_hostile_maps_are_our_error(fields):
+    for body in (NUMBERS + fields + b"\x80", NUMBERS + b"\x80" + fields):
+        with pytest.raises(ProtocolError, match=r": \S| are not a map | elements "):
+            tuple(decode_event(body))
+        with pytest.raises(ProtocolError):
+            decode_whole_event(body)
 
 
 def test_nan_and_infinity_travel_as_they_are():
@@ -64,7 +186,7 @@ def test_a_control_message_comes_out_as_it_went_in(kind, content):
 
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_raise_nothing_but_our_error(data):
-    for decode in (split_frame, decode_body, decode_event, decode_control):
+    for decode in (split_frame, decode_body, decode_whole_event, decode_control):
         with contextlib.suppress(ProtocolError):
             decode(data)
 
@@ -78,7 +200,7 @@ def test_a_spoilt_event_is_an_event_or_our_error(position, byte):
     with contextlib.suppress(ProtocolError):
         topic, body = split_frame(bytes(frame))
         if topic is not None:
-            decode_event(body)
+            decode_whole_event(body)
 
 
 def test_further_elements_and_keys_are_ignored():
@@ -107,7 +229,9 @@ def test_further_elements_and_keys_are_ignored():
 )
 def test_events_of_the_wrong_shape_are_refused(body):
     with pytest.raises(ProtocolError):
-        decode_event(msgpack.packb(body))
+        decode_whole_event(msgpack.packb(body))
+    with pytest.raises(ProtocolError):
+        tuple(decode_event(msgpack.packb(body)))
 
 
 def test_deep_nesting_is_refused():
@@ -115,7 +239,7 @@ def test_deep_nesting_is_refused():
     for _ in range(20):
         deep = [deep]
     with pytest.raises(ProtocolError):
-        decode_event(msgpack.packb([1, 1, 1, 1, 0, [0] * 14, None, {"x": deep}, {}]))
+        decode_whole_event(msgpack.packb([1, 1, 1, 1, 0, [0] * 14, None, {"x": deep}, {}]))
     for depth in (1_000, 100_000, 1_000_000):
         with pytest.raises(ProtocolError, match=r"is not MessagePack: \S"):
             decode_body(b"\x91" * depth)

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import BASE_EVENTS, Event, Gap, Snapshot
-from bus.protocol.frames import END, Topic, event_encoder, pack_map
+from bus.protocol.frames import CHECKPOINT, END, Topic, event_encoder, pack_map
+from bus.protocol.numbering import BASE_STEPS
 from bus.protocol.order import Ending, Missing, StreamOrder
 
 NAMES = [Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END]
@@ -34,9 +35,9 @@ def receive(order, live, recorded):
     """What a subscriber does: take live frames, and read the recording whenever something is missing."""
     out = []
     for topic, body in live:
-        if not any(topic.startswith(subscribed) for subscribed in order.topics):
+        if "r/$base/" in order.topics and not BASE_STEPS.get(topic.split("/")[1], 1):
             continue
-        result = order.from_live(topic, body)
+        result = order.from_live(topic.encode(), body)
         if isinstance(result, Missing):
             out += [found for record in recorded if (found := order.from_record(*record))]
             assert order.is_filled(result)
@@ -85,16 +86,16 @@ def test_a_gap_in_the_recording_is_a_gap():
 
 def test_positions_of_the_broker_show_what_a_quiet_stream_lost():
     order = StreamOrder("r", 1, {Event.BATCH_END})
-    order.from_live(*frame("batch_end", 0, 1, 2, 1))
+    order.from_live(b"r/batch_end/0", frame("batch_end", 0, 1, 2, 1)[1])
     assert order.missing_at({0: (9, 1)}) is None
     assert order.missing_at({0: (9, 2)}) == Missing(0, (9, 2))
 
 
 def test_another_attempt_another_run_and_unknown_events_are_left_out():
     order = StreamOrder("r", 2, None)
-    assert order.from_live(*frame("batch_end", 0, 1, 1, 1)) is None
-    assert order.from_live("other/batch_end/0", frame("batch_end", 0, 2, 1, 1)[1]) is None
-    assert order.from_live(*frame("from_the_future", 0, 2, 1, 1)) is None
+    assert order.from_live(b"r/batch_end/0", frame("batch_end", 0, 1, 1, 1)[1]) is None
+    assert order.from_live(b"other/batch_end/0", frame("batch_end", 0, 2, 1, 1)[1]) is None
+    assert order.from_live(b"r/from_the_future/0", frame("from_the_future", 0, 2, 1, 1)[1]) is None
     assert order.from_record("nonsense", b"") is None
     assert order.skipped == 2
 
@@ -106,3 +107,27 @@ def test_the_run_ends_with_its_last_rank_and_the_worst_ending_counts():
     order.from_record(*frame(END, 0, 1, 1, 1, {"status": "finished"}, {"world_size": 2}))
     assert order.ending == Ending("failed", "boom")
     assert str(order.ending) == "failed: boom"
+
+
+@given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
+def test_many_records_are_what_each_of_them_is(events, data, wanted):
+    recorded = [*frames(events), frame(CHECKPOINT, 1, 1, 1, 1, {"action": "save"}), ("another/batch_end/0", b"")]
+    recorded += [frame(CHECKPOINT, 0, 1, 100, 50, {"action": "save"}), ("r/batch_end/0", b"malformed")]
+    recorded += frames(events, rank=1) + frames(events, attempt=2) + [frame("unknown", 0, 1, 101, 50)]
+    records = data.draw(st.lists(st.sampled_from(recorded), max_size=60) | st.permutations(recorded))
+    one, many = StreamOrder("r", 1, wanted), StreamOrder("r", 1, wanted)
+    expected = [found for record in records if (found := one.from_record(*record)) is not None]
+    given = []
+    for found in many.in_batches(records):
+        given += found if isinstance(found, list) else [found]
+    assert given == expected
+    for name in ("gaps", "skipped", "problems", "ending", "endings", "checkpoints"):
+        assert getattr(many, name) == getattr(one, name)
+
+
+def test_what_other_records_say_comes_between_the_lists():
+    events = [frame("batch_end", 0, 1, seq, seq) for seq in range(1, 601)]
+    del events[300]
+    order = StreamOrder("r", 1, None)
+    found = [(len(batch), batch[-1].seq, list(order.gaps)) for batch in order.in_batches(events)]
+    assert found == [(256, 256, []), (44, 300, []), (256, 557, [Gap(0, 301, 301)]), (43, 600, [Gap(0, 301, 301)])]

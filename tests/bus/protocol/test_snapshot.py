@@ -4,9 +4,11 @@ import copy
 import datetime
 import pickle
 
+import msgpack
 import pytest
 
-from bus import Event, FieldNotAvailableError, FrozenSnapshotError, Snapshot, Time, Timestamp
+from bus import Event, FieldNotAvailableError, FrozenSnapshotError, ProtocolError, Snapshot, Time, Timestamp
+from bus.protocol.frames import decode_event
 
 
 def snapshot(**fields):
@@ -30,6 +32,15 @@ def test_the_names_of_the_training_state_are_there():
     assert state.max_duration == Time(4, "ep")
     assert state.get_elapsed_duration() == Time(0.25, "dur")
     assert state.time == 2.5
+
+
+def test_maps_that_are_malformed_are_our_error_when_they_are_looked_at():
+    numbers = msgpack.packb([1, 1, 7, 1, 0, [0] * 14, None]).replace(b"\x97", b"\x99", 1)
+    state = Snapshot(Event.BATCH_END, "run", 0, decode_event(numbers + b"\x81\xa1x\xa1\xff" + b"\x80"))
+    assert state.seq == 7
+    for look in (lambda: state.loss, lambda: state.fields, lambda: state.x, lambda: state.on_demand):
+        with pytest.raises(ProtocolError, match=r"the fields of event 7 .*utf-8"):
+            look()
 
 
 def test_what_was_not_published_is_empty_where_it_has_a_meaning():

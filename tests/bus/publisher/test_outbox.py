@@ -148,3 +148,14 @@ def test_a_frame_over_the_limit_is_refused_and_takes_no_number() -> None:
         outbox.put(bytes(MAX_FRAME + 1))
     outbox.put(b"1")
     assert outbox.first == 1
+
+
+@pytest.mark.parametrize(("count", "size", "messages"), [(256, 10, 1), (600, 10, 3), (3, 40_000, 3), (2, 30_000, 1)])
+def test_what_does_not_fit_into_one_message_goes_in_several(count: int, size: int, messages: int) -> None:
+    line = Line()
+    line.room = 1000
+    outbox = Outbox(line.send, 1 << 24)
+    for number in range(1, count + 1):
+        outbox.put(frame_of(number, size))
+    outbox.send()
+    assert (line.taken, 1000 - line.room) == (list(range(1, count + 1)), messages)

@@ -1,5 +1,7 @@
 """Publishing: complete, in order, bounded, and never in the way of the training. Brokers here are real processes."""
 
+import datetime
+import decimal
 import errno
 import gc
 import json
@@ -8,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 
+import numpy as np
 import pytest
 import zmq
 from helpers import wait_for
@@ -25,11 +29,15 @@ from bus import (
     Recording,
     RunDirectoryError,
     RunIsLiveError,
+    Subscriber,
     find_run,
 )
 from bus.publisher.connection import BrokerConnection
 from bus.publisher.launch import BrokerProcess
+from bus.recording.source import RecordSource
+from bus.types.demand import Demand
 from bus.types.timeouts import Timeouts
+from bus.types.timestamp import Timestamp
 
 
 def read_back(publisher):
@@ -95,6 +103,67 @@ def test_a_fast_loop_sends_in_bursts_within_the_delay_and_all_else_at_once(runs_
     assert len(read_back(publisher)[0]) == 12
     with pytest.raises(ConfigurationError, match="max_delay is 7"):
         Publisher("s", max_delay=7)
+
+
+@pytest.mark.slow
+def test_a_consumer_says_how_late_events_may_be_the_shortest_delay_wins_and_ends_with_its_lease(runs_dir):
+    now = 0
+
+    def tick():
+        nonlocal now
+        now += 1_000_000
+        publisher.publish(Event.BATCH_END)
+        return publisher.statistics().backlog
+
+    def longest_wait():
+        # Two hundred milliseconds of the loop, twice the longest delay here.
+        return max(tick() for _ in range(200))
+
+    def asking(event):
+        return wait_for(lambda: publisher.poll() or event in publisher.demand.events, event)
+
+    with Publisher("r", clock=lambda: now, max_delay=0.1) as publisher:
+        assert longest_wait() == 99
+        with Subscriber("r", events=[Event.BATCH_START], max_delay=0.02):
+            asking(Event.BATCH_START)
+            assert longest_wait() == 19
+            with Subscriber("r", events=[Event.BATCH_CHECKPOINT], max_delay=0.005):
+                asking(Event.BATCH_CHECKPOINT)
+                assert longest_wait() == 4
+            with Subscriber("r", events=[Event.AFTER_LOSS], max_delay=1):
+                asking(Event.AFTER_LOSS)
+                assert longest_wait() == 4
+            wait_for(lambda: publisher.poll() or Event.BATCH_CHECKPOINT not in publisher.demand.events, "the lease")
+            assert longest_wait() == 19
+        wait_for(lambda: publisher.poll() or not publisher.demand.events, "the other leases")
+        assert longest_wait() == 99
+    with pytest.raises(ConfigurationError, match="max_delay is 7"):
+        Subscriber("r", max_delay=7)
+
+
+def test_with_no_delay_an_event_arrives_before_the_loop_does_anything_else(runs_dir):
+    with Publisher("r", max_delay=1) as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        with Subscriber("r", max_delay=0, demand=Demand.of([Event.AFTER_LOSS])) as subscriber:
+            snapshots = iter(subscriber)
+            assert next(snapshots).timestamp.batch == 1
+            wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
+            for batch in range(2, 20):
+                publisher.publish(Event.BATCH_END, batch=batch)
+                assert next(snapshots).timestamp.batch == batch
+
+
+def test_how_late_events_may_be_is_not_recorded(runs_dir):
+    with Publisher("r") as publisher, Subscriber("r", max_delay=0, events=[Event.AFTER_LOSS]) as subscriber:
+        wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
+        publisher.publish(Event.AFTER_LOSS, batch=1)
+        publisher.demand_in_effect(Timestamp(batch=1).values)
+        publisher.publish(Event.AFTER_LOSS, batch=2)
+        publisher.close()
+        assert [snapshot.timestamp.batch for snapshot in subscriber] == [1, 2]
+        assert subscriber.in_effect().seq == 2
+    (mark,) = [one.event.fields for one in RecordSource(publisher.recording) if one.topic.name == "$demand"]
+    assert mark == {"demand": {"after_loss": {"every": [1], "fields": {}}}}
 
 
 def test_the_base_set_has_one_event_a_batch():
@@ -282,6 +351,12 @@ def test_a_device_that_failed_does_not_keep_the_run_from_ending_with_its_error(r
     [
         {"total_wct": 3.0},
         {"dataloader_label": {1}},
+        {"thing": {1}},
+        {"deep": [{"thing": datetime.datetime.now(datetime.UTC)}]},
+        {"thing": datetime.date(2026, 1, 1)},
+        {"thing": decimal.Decimal(1)},
+        {"thing": uuid.UUID(int=1)},
+        {"thing": 2**64},
         {"lr": "fast"},
         {"deep": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]},
         {"large": b"x" * (17 << 20)},
@@ -293,6 +368,14 @@ def test_values_that_cannot_be_sent_are_refused_where_they_are_given(runs_dir, f
             publisher.publish(Event.BATCH_END, **fields)
         publisher.publish(Event.BATCH_END, lr=0.5)
     assert [(snapshot.seq, snapshot.lr["optimizer"]) for snapshot in read_back(publisher)[0]] == [(1, [0.5])]
+
+
+def test_numbers_and_text_of_derived_classes_are_sent_as_the_plain_ones(runs_dir):
+    given = {"a": np.float64(0.5), "b": [Event.EPOCH_END, True], "c": type("Name", (str,), {})("n"), "d": (1, {"e": 2})}
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, **given)
+    fields = read_back(publisher)[0][0].fields
+    assert {name: fields[name] for name in given} == {"a": 0.5, "b": ["epoch_end", True], "c": "n", "d": [1, {"e": 2}]}
 
 
 def test_a_start_that_fails_leaves_nothing_behind_and_the_name_free(runs_dir):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from bus import Event
-from bus.protocol.frames import END, Topic, encode_heartbeat, event_encoder, pack_map
+from bus.protocol.frames import ALL, END, Topic, encode_frame_batch, encode_heartbeat, event_encoder, pack_map
 from bus.protocol.order import Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.recording.reader import Record
@@ -21,6 +21,10 @@ def frame(seq: int, name: str = "batch_end") -> bytes:
     topic = Topic("r", name, 0)
     fields = {"status": "finished"} if name == END else {}
     return event_encoder(topic, 1)(seq, seq, seq, [0] * 14, None, fields, pack_map({}))
+
+
+def batch(*frames: bytes) -> bytes:
+    return Topic("r", ALL, 0).encode() + encode_frame_batch(list(frames))[1:]
 
 
 def record(seq: int, name: str = "batch_end") -> Record:
@@ -60,14 +64,14 @@ def test_history_comes_first_then_the_live_stream_and_the_overlap_once(following
     following.at_end_of_recording(False, LIVE, 0.0)
     assert following.phase is Phase.LIVE
     for seq in (1, 2, 3):
-        following.take_frame(frame(seq))
+        following.take_frame(batch(frame(seq)))
     assert given(following) == [1, 2, 3]
-    following.take_frame(frame(4, END))
+    following.take_frame(batch(frame(4, END)))
     assert following.ending == Ending("finished")
 
 
 def test_what_the_stream_skips_is_read_from_the_recording(live: Following) -> None:
-    live.take_frame(frame(5))
+    live.take_frame(batch(frame(5)))
     assert live.phase is Phase.GAP
     step = live.at_end_of_recording(False, LIVE, 1.0)
     assert step.action is Action.READ_ON
@@ -75,26 +79,26 @@ def test_what_the_stream_skips_is_read_from_the_recording(live: Following) -> No
     live.take_records([record(3), record(4), record(5)])
     live.at_end_of_recording(False, LIVE, 1.1)
     assert live.phase is Phase.LIVE
-    live.take_frame(frame(6))
+    live.take_frame(batch(frame(6)))
     assert given(live) == [1, 2, 3, 4, 5, 6]
     assert live.order.gaps == []
     assert live.fallbacks == 1
 
 
 def test_what_the_disk_does_not_take_becomes_a_gap_in_the_end(live: Following) -> None:
-    live.take_frame(frame(5))
+    live.take_frame(batch(frame(5)))
     live.at_end_of_recording(False, LIVE, 1.0)
     assert live.at_end_of_recording(False, LIVE, 0.9 + TIMEOUTS.gap).action is Action.READ_ON
     live.at_end_of_recording(False, LIVE, 1.0 + TIMEOUTS.gap)
     live.at_end_of_recording(False, LIVE, 1.0 + TIMEOUTS.gap)
     assert live.phase is Phase.LIVE
-    live.take_frame(frame(6))
+    live.take_frame(batch(frame(6)))
     assert given(live) == [1, 2, 6]
     assert live.order.gaps == [Gap(0, 3, 5)]
 
 
 def test_a_broker_that_takes_over_has_its_own_time_to_write_what_is_missing(live: Following) -> None:
-    live.take_frame(frame(5))
+    live.take_frame(batch(frame(5)))
     live.at_end_of_recording(False, LIVE, 1.0)
     assert live.at_end_of_recording(False, AWAY, 2.0).action is Action.DISCONNECT
     assert live.at_end_of_recording(False, AWAY, 2.0 + TIMEOUTS.gap).pause > 0
@@ -117,7 +121,7 @@ def test_a_broker_that_dies_is_waited_for_and_its_recording_read_on(live: Follow
     live.connected(2.0)
     live.at_end_of_recording(False, LIVE, 2.0)
     assert (live.phase, live.reconnects) == (Phase.LIVE, 1)
-    live.take_frame(frame(4))
+    live.take_frame(batch(frame(4)))
     assert given(live) == [1, 2, 3, 4]
 
 
@@ -164,12 +168,23 @@ def test_a_remote_broker_that_does_not_answer_ends_it_as_unreachable(following: 
     assert following.ending.status == "unreachable"
 
 
+def test_a_batch_with_a_gap_before_it_is_read_from_the_recording_to_its_end(live: Following) -> None:
+    live.take_frame(batch(frame(3), frame(5), frame(6), frame(7)))
+    assert (live.phase, given(live)) == (Phase.GAP, [1, 2, 3])
+    live.take_records([record(4), record(5)])
+    assert live.at_end_of_recording(False, LIVE, 1.0).action is Action.READ_ON
+    live.take_records([record(6), record(7)])
+    live.at_end_of_recording(False, LIVE, 1.0)
+    live.take_frame(batch(frame(7), frame(8), frame(9)))
+    assert (live.phase, given(live), live.fallbacks) == (Phase.LIVE, [4, 5, 6, 7, 8, 9], 1)
+
+
 def test_what_is_no_message_is_counted_and_passed_over(live: Following) -> None:
     for nonsense in (b"", b"r/batch_end/0 \xc1", b"r/$beat/0 \x93\x01\x01\x01"):
         live.take_frame(nonsense)
     assert live.phase is Phase.LIVE
     assert live.order.skipped >= 2
-    live.take_frame(frame(3))
+    live.take_frame(batch(frame(3)))
     assert given(live) == [1, 2, 3]
 
 

@@ -216,6 +216,30 @@ def test_memory_is_pinned_once_and_unpinned_before_it_goes() -> None:
     assert steps == ["pinned", "unpinned"]
 
 
+def test_memory_is_pinned_by_the_thread_that_gets_it() -> None:
+    threads: list[str] = []
+
+    def pin(memory: memoryview) -> Any:
+        threads.append(threading.current_thread().name)
+        return lambda: None
+
+    pool = SegmentPool(1, is_handled=lambda seq, field: True, pin=pin)
+    pool.prepare(MIB)
+    assert filled(pool, MIB, 1) is not None
+    assert threads == ["offloop-segment"]
+    pool.close()
+
+
+def test_memory_that_cannot_be_pinned_is_said_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    def pin(memory: memoryview) -> Any:
+        raise OSError("CUDA cannot pin it")
+
+    pool = SegmentPool(1, pin=pin)
+    assert pool.reserve(MIB, "weights") is None
+    assert caplog.messages == [f"no shared memory for {MIB} bytes: CUDA cannot pin it"]
+    assert shared_memory_of(os.getpid()) == []
+
+
 def test_too_much_is_refused_and_said(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

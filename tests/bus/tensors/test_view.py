@@ -88,12 +88,13 @@ def test_what_is_laid_out_is_what_the_library_writes(
     for name, (dtype, shape) in specs.items():
         count = int(np.prod(shape, dtype=int)) * DTYPES[dtype].itemsize
         data = (noise * count)[:count] if dtype != "BOOL" else bytes(count)
-        image[layout.offsets[name] : layout.offsets[name] + count] = data
+        start = len(layout.header) + layout.starts[name]
+        image[start : start + count] = data
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         stored[name] = flat.view(DTYPES[dtype]).reshape(shape)
     assert image == save_torch(stored, metadata)
     with Tensors.from_image(image) as read:
-        assert list(read) == list(layout.offsets)
+        assert list(read) == list(layout.starts)
         assert {name: (view.dtype, list(view.shape)) for name, view in read.items()} == {
             name: (dtype, shape) for name, (dtype, shape) in specs.items()
         }

@@ -23,7 +23,8 @@ INNER = Event.AFTER_TRAIN_BATCH
 names = st.sampled_from(["gradient_norm", "parameter_norm", "queue", "größe"])
 intervals = st.one_of(st.integers(1, 12), st.integers(1, MAX_INTERVAL))
 wants = st.builds(Want, every=intervals, fields=st.dictionaries(names, intervals, max_size=3))
-demands = st.builds(Demand, st.dictionaries(st.sampled_from(Event), wants, max_size=4))
+delays = st.none() | st.floats(0, 1)
+demands = st.builds(Demand, st.dictionaries(st.sampled_from(Event), wants, max_size=4), delays)
 
 
 def travelled(demand: Demand) -> Demand:
@@ -48,6 +49,14 @@ def test_a_merged_demand_is_due_exactly_when_one_of_its_parts_is(
     fields = merged.due_fields(event, number)
     assert len(fields) == len(set(fields))
     assert set(fields) == {name for part in parts for name in part.due_fields(event, number)}
+
+
+@given(st.lists(demands, max_size=4))
+def test_of_several_delays_the_shortest_remains_and_changes_nothing_else(parts: list[Demand]) -> None:
+    merged = Demand.merge(parts)
+    assert merged.max_delay == min((part.max_delay for part in parts if part.max_delay is not None), default=None)
+    assert merged.content == Demand.merge(part.content for part in parts)
+    assert merged.content.max_delay is None
 
 
 @given(demands, st.sampled_from(Event), st.integers(0, 100_000))
@@ -101,6 +110,14 @@ def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any], message
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("delay", [-0.001, 1.001, math.nan, math.inf, True, "0.1", 1 << 2000])
+def test_a_delay_that_cannot_be_is_refused(delay: Any) -> None:
+    with pytest.raises(ConfigurationError, match="it is in seconds: use 0 to 1, 0 sends every event at once"):
+        Demand(max_delay=delay)
+    with pytest.raises(ProtocolError, match="in the demand is max_delay is"):
+        Demand.from_wire({"batch_end": {}, "max_delay": delay})
+
+
 # -- from the wire ----------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +127,8 @@ def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any], message
         None,
         ["batch_end"],
         {f"event_{number}": {} for number in range(41)},
+        {f"event_{number}": {} for number in range(41)} | {"max_delay": 0.1},
+        {"max_delay": [0.1]},
         {"batch_end": []},
         {"batch_end": {"every": 5}},
         {"batch_end": {"every": []}},
@@ -139,7 +158,9 @@ anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["batch_end", INNER.value, "every", "fields"]) | st.integers(), inner)
+        | st.dictionaries(
+            st.sampled_from(["batch_end", INNER.value, "every", "fields", "max_delay"]) | st.integers(), inner
+        )
     ),
     max_leaves=12,
 )
@@ -208,6 +229,16 @@ def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
     assert leases.merged(100.0 + Timeouts.lease - 0.01) == Demand.merge([ten, fifteen])
     assert leases.merged(100.0 + Timeouts.lease) == fifteen
     assert leases.merged(104.0 + Timeouts.lease) == Demand()
+
+
+def test_the_delay_of_a_consumer_that_is_gone_goes_with_its_lease() -> None:
+    leases, slow, fast = Leases(), Demand.of([INNER]), Demand(max_delay=0.01)
+    leases.renew(b"a", slow, now=2.0)
+    leases.renew(b"b", fast, now=0.0)
+    leases.renew(b"c", Demand(max_delay=0.1), now=1.0)
+    delays = [leases.merged(now).max_delay for now in (2.0, Timeouts.lease, 1.0 + Timeouts.lease)]
+    assert delays == [0.01, 0.1, None]
+    assert leases.merged(1.0 + Timeouts.lease) == slow
 
 
 def test_what_a_consumer_wants_takes_the_place_of_what_it_wanted() -> None:
@@ -300,6 +331,10 @@ def test_a_callback_asks_for_its_events_and_fields_at_its_interval() -> None:
     often.every = 5  # type: ignore[misc]
     assert demand_of([Norms(), often]) == often.demand()
     assert demand_of([]) == Demand()
+    soon = Norms()
+    soon.max_delay = 0.02  # type: ignore[misc]
+    both = demand_of([Norms(), soon])
+    assert (both.content, both.max_delay) == (Norms().demand(), 0.02)
 
 
 @pytest.mark.parametrize(
@@ -308,11 +343,12 @@ def test_a_callback_asks_for_its_events_and_fields_at_its_interval() -> None:
         ({"fields": "gradient_norm"}, r"fields of callback Wrong is the text 'gradient_norm': give a tuple"),
         ({"every": 0}, "every is 0"),
         ({"fields": ("gradient-norm",)}, "'gradient-norm' cannot be the name of a field"),
+        ({"max_delay": 5}, "max_delay of callback Wrong is 5; it is in seconds: use 0 to 1"),
     ],
 )
 def test_a_callback_that_asks_for_what_cannot_be_is_refused(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        type("Wrong", (Norms,), attributes)().demand()
+        demand_of([type("Wrong", (Norms,), attributes)()])
 
 
 def test_a_callback_sees_its_own_share_of_what_was_published_for_several() -> None:

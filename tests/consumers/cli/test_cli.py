@@ -167,6 +167,9 @@ def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Run) -> N
         (["--last", "--runs-dir", "elsewhere"], 1, "error: there is no run in the folder ./elsewhere yet"),
         (["--callback", "speed"], 2, "error: No such option"),
         (["--on-error", "panic"], 2, "error: Invalid value for '--on-error'"),
+        (["--max-delay", "soon"], 2, "error: Invalid value for '--max-delay': 'soon' is not a valid float"),
+        (["--max-delay", "5"], 1, "error: --max-delay is 5.0; it is in seconds: use 0 to 1"),
+        (["--max-delay", "nan"], 1, "error: --max-delay is nan; it is in seconds"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_is_allowed(

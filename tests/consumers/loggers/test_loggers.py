@@ -1,12 +1,15 @@
 """Console, jsonl and csv: what they write, and that they can be read back."""
 
 import csv
+import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from consumers_stream import batch_end, snapshots_of_training
 from helpers import strict_json
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 
 from bus.errors import ClosedError, ConfigurationError
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream
+from bus.strict_json import plain
 from consumers import (
     Callback,
     ConsoleLogger,
@@ -30,6 +35,7 @@ from consumers import (
 )
 from consumers.api.logger import Row, RunContext
 from consumers.loggers.console import format_value
+from consumers.loggers.jsonl import _lines as jsonl_lines
 
 
 class LogsFields(Callback):
@@ -68,6 +74,49 @@ def test_jsonl_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str
                 assert repr(NOT_FINITE[row[name]]) == repr(value)
             else:
                 assert row[name] == value
+
+
+@given(
+    names=st.lists(NAMES, unique=True, max_size=3),
+    data=st.data(),
+    values=st.sampled_from([st.floats(), st.floats(1e-6, 2e-4), VALUES, VALUES | st.floats().map(np.float64)]),
+)
+def test_jsonl_of_many_rows_is_that_of_each(names: list[str], data: st.DataObject, values: Any) -> None:
+    entries = st.fixed_dictionaries(dict.fromkeys(names, values))
+    rows = [Row(n, n / 7, entry) for n, entry in enumerate(data.draw(st.lists(entries, max_size=20)))]
+    assert "".join(jsonl_lines(rows)) == "".join(
+        json.dumps(plain({"step": row.step, "time": row.time, **row.metrics}), allow_nan=False) + "\n" for row in rows
+    )
+
+
+def test_rows_of_a_history_are_in_the_file_before_more_is_waited_for(tmp_path: Path) -> None:
+    path, seen = tmp_path / "metrics.jsonl", []
+
+    class History(RunStream):
+        async def read(self, events: Any, after: Any) -> Any:
+            for first in (1, 301):
+                yield [batch_end(n, rows=[[n, {"x": 1}]]) for n in range(first, first + 300)]
+                seen.append(len(path.read_text().splitlines()))
+
+    Runner(History(), [LogsFields()], [JsonlLogger(str(path))]).run()
+    assert seen == [300, 600]
+
+
+def test_a_slow_callback_delays_the_rows_of_a_history_by_little(tmp_path: Path) -> None:
+    path, seen = tmp_path / "metrics.jsonl", []
+
+    class History(RunStream):
+        async def read(self, events: Any, after: Any) -> Any:
+            yield [batch_end(n) for n in range(1, 5)]
+
+    class Slow(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            seen.append(len(path.read_text().splitlines()))
+            logger.log_metrics({"x": 1})
+            time.sleep(0.06)
+
+    Runner(History(), [Slow()], [JsonlLogger(str(path))]).run()
+    assert seen == [0, 1, 2, 3]
 
 
 def test_jsonl_puts_step_and_time_first_and_metrics_flat(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from attached_callbacks import InBackground, Quick
 from consumers_stream import batch_end
 from helpers import wait_for
 from training import Act, gold_trainer
@@ -33,11 +34,6 @@ class Rows(LoggerDestination):
 
     def close(self):
         self.closed += 1
-
-
-class Quick(Callback):
-    def batch_end(self, state, logger):
-        logger.log_metrics({"quick": int(state.timestamp.batch)})
 
 
 class Slow(Callback):
@@ -274,18 +270,12 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path, k
 def test_the_trainer_s_own_callbacks_have_streams_too(runs_dir, tmp_path, monkeypatch):
     from consumers import JsonlLogger
 
-    slow = _Sleeper()
-    with gold_trainer(24, 6, publish=True, run_name="r", callbacks=[Quick(), slow], loggers=[JsonlLogger()]) as trainer:
+    with gold_trainer(
+        24, 6, publish=True, run_name="r", callbacks=[Quick(), InBackground()], loggers=[JsonlLogger()]
+    ) as trainer:
         trainer.fit()
     text = (find_run("r").path / "metrics.jsonl").read_text()
-    assert text.count('"quick"') == text.count('"sleeper"') == 8
-
-
-class _Sleeper(Callback):
-    background = True
-
-    def batch_end(self, state, logger):
-        logger.log_metrics({"sleeper": int(state.timestamp.batch)})
+    assert text.count('"quick"') == text.count('"background"') == 8
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ IMPORTED = """
 import sys
 import offloop.pytest_plugin
 ours = {"bus", "trainer", "consumers"}
-heavy = ({"torch", "numpy", "zmq", "msgpack", "mcap", "click", "asyncio"} | ours) & set(sys.modules)
+heavy = ({"torch", "numpy", "zmq", "msgpack", "msgspec", "mcap", "click", "asyncio"} | ours) & set(sys.modules)
 assert not heavy, heavy
 """
 

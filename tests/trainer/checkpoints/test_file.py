@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact_trees import exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
@@ -87,18 +88,6 @@ VALUES = st.recursive(
 )
 PARTS = st.sampled_from(["model", "a", "__metadata__", ""]) | st.text().filter(lambda name: not name.startswith("$"))
 TREES = st.dictionaries(PARTS, VALUES, max_size=4)
-
-
-def exactly(value: Any) -> Any:
-    """The value in a form that is equal only where kinds and bits are: neither 1 and True nor two zeros are."""
-    if isinstance(value, torch.Tensor):
-        value = value.resolve_conj()
-        return (value.dtype, value.shape, bytes(value.contiguous().reshape(-1).view(torch.uint8).tolist()))
-    if isinstance(value, dict):
-        return ("dict", [(exactly(key), exactly(value[key])) for key in sorted(value, key=repr)])
-    if isinstance(value, list | tuple):
-        return (type(value), [exactly(item) for item in value])
-    return (type(value), struct.pack(">d", value) if isinstance(value, float) else value)
 
 
 @pytest.fixture

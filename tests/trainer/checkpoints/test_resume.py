@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from gold import gold_data
+from fake_gpu import reads
+from gold import GoldMLP, gold_data
 from paths import SUPPORT
 from resumed import Augmented, Momentum, make, same, train, weights
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
-from training import Act
+from training import Act, gold_trainer
 
 from bus.errors import CheckpointError, ConfigurationError
 from bus.recording.recording import Recording
@@ -31,6 +32,34 @@ def test_resumed_from_any_batch_it_ends_with_the_same_weights(tmp_path: Path) ->
         assert same(train(None, load_path=checkpoint), expected), checkpoint.name
     with make(None, load_path=checkpoints[-1]) as trainer:
         assert same(weights(trainer), expected)
+
+
+def test_the_scaler_of_amp_fp16_is_saved_without_waiting_for_it_and_resumed(tmp_path: Path) -> None:
+    gathered: list[list[str]] = []
+
+    def gather(event: Event, state: State, logger: object) -> None:
+        with reads() as found:
+            assert state.gather_checkpoint is not None
+            state.gather_checkpoint()
+        gathered.append(found)
+
+    # Too large at first, as often: it has been halved, and counts the batches since then.
+    class Explosive(GoldMLP):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return super().loss(outputs, batch) * (float("inf") if trainer.state.timestamp.values.batch == 1 else 1)
+
+    algorithms = [Act(gather, Event.BATCH_CHECKPOINT)]
+    with gold_trainer(
+        model=Explosive(), precision="amp_fp16", max_duration="1ep", algorithms=algorithms, save_folder=tmp_path
+    ) as trainer:
+        trainer.fit()
+    scaler: Any = trainer.state.scaler
+    assert len(gathered) == 4
+    assert not any("item" in found or "_local_scalar_dense" in found for found in gathered)
+    assert (scaler.get_scale(), scaler._get_growth_tracker()) == (2.0**15, 2)
+    with gold_trainer(precision="amp_fp16", load_path=tmp_path) as resumed:
+        assert resumed.state.scaler is not None
+        assert resumed.state.scaler.state_dict() == scaler.state_dict()
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:

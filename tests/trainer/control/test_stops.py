@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attached_callbacks import Impatient
 from gold import gold_loader
 from training import Act, FakeClock, gold_trainer
 
 from bus import find_run
 from bus.protocol.order import Ending, worst_of
-from bus.protocol.snapshot import Snapshot
 from bus.recording.recording import Recording
 from bus.types.event import Event
 from bus.types.timestamp import Time
-from consumers import Callback
-from consumers import Logger as CallbackLogger
 from consumers.callbacks.stoppers import EarlyStopper
 from consumers.dashboard.view.run_view import RunView
 from trainer import Logger, State, Trainer
@@ -149,13 +147,6 @@ def test_a_callback_s_reason_names_the_metric_and_for_how_long(tmp_path: Path) -
         attempt.reason
     )
     assert trainer.state.stop_reason == attempt.reason
-
-
-class Impatient(Callback):
-    """Stops at the first batch, and gives no reason."""
-
-    def batch_end(self, state: Snapshot, logger: CallbackLogger) -> None:
-        state.stop_training()
 
 
 def test_a_callback_without_a_reason_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Numbers from a GPU, with a stand-in for the GPU: nothing waits until something is drained."""
 
+import itertools
+
 import pytest
 import torch
 from fake_gpu import FakeGpu, reads
+from field_stream import Stream, train
 from gold import GoldMLP, gold_optimizer
 from torchmetrics import MeanMetric
 from training import FakeStream
@@ -10,9 +13,10 @@ from training import FakeStream
 from bus.errors import ConfigurationError
 from bus.types.deferred import Deferred
 from bus.types.event import Event
-from trainer import Logger, State
-from trainer.device.device import CpuDevice, DeferredMap, get_device
+from trainer import Classifier, Logger, State
+from trainer.device.device import CpuDevice, DeferredMap, copied, get_device
 from trainer.loop.progress import ProgressLines
+from trainer.loop.step import TrainStep
 from trainer.stream.publishing import StatePublisher
 
 
@@ -94,6 +98,39 @@ def test_vectors_of_about_one_length_share_their_memory() -> None:
     assert gpu.allocations - allocations == 2
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        torch.tensor(2**24 + 1),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor(0.1, dtype=torch.bfloat16),
+        torch.tensor(True),
+        torch.tensor([2.5]),
+    ],
+    ids=lambda number: f"{number.dtype} {tuple(number.shape)}",
+)
+def test_a_number_of_any_kind_arrives_as_it_is(number: torch.Tensor) -> None:
+    gpu = FakeGpu()
+    promise = gpu.read_later(number)
+    gpu.run()
+    assert repr(promise.value()) == repr(number.item()) == repr(CpuDevice().read_later(number))
+
+
+def test_copies_are_waited_for_on_the_gpu_that_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def record(self, stream: str) -> None:
+            self.stream = stream
+
+    class OnOther(torch.Tensor):
+        is_cuda = True
+        device = torch.device("cuda", 1)
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device=None: f"the stream of {device}")
+    assert copied(torch.ones(1).as_subclass(OnOther)).stream == "the stream of cuda:1"  # type: ignore[attr-defined]
+    assert copied(torch.ones(1)).stream == "the stream of None"  # type: ignore[attr-defined]
+
+
 def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> None:
     gpu = FakeGpu()
     model = GoldMLP()
@@ -115,6 +152,15 @@ def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> N
     assert [fields["train_metrics"].value() for fields in sent] == [{"mean": 0.0}, {"mean": 10.0}, {"mean": 20.0}]
     assert [fields["lr"] for fields in sent] == [{"SGD": [1.0]}, {"SGD": [0.5]}, {"SGD": [0.25]}]
     assert gpu.waits == 0
+
+
+def test_a_loss_that_is_the_same_tensor_every_time_is_read_in_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, numbers = torch.zeros(()), itertools.count(1.0)
+    monkeypatch.setattr(TrainStep, "_compute_gradients", lambda self: memory.fill_(next(numbers)))
+    gpu, stream = FakeGpu(), Stream()
+    train(monkeypatch, stream, 3, model=Classifier(GoldMLP().net), device=gpu)
+    gpu.run()
+    assert [fields["loss"].value() for event, _, fields in stream.sent if event is Event.BATCH_END] == [1.0, 2.0, 3.0]
 
 
 def test_progress_shows_the_last_loss_that_has_arrived() -> None:

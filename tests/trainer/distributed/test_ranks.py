@@ -65,12 +65,19 @@ def close_to(expected: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def agreed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks says of the job ``agreement``."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Where two ranks have left what they say of jobs that finish, and what one process says of the ``checkpoints``."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(JOBS, "agreement", folder)
+    alone = train_on(folder / "checkpoints" / "one")
+    done = torchrun(JOBS, "agreement", "checkpoints", "again", folder)
     assert done.returncode == 0, done.stderr
-    return results(folder / "agreement")
+    return folder, alone
+
+
+@pytest.fixture(scope="module")
+def agreed(finished: tuple[Path, Any]) -> list[dict[str, Any]]:
+    """What each of two ranks says of the job ``agreement``."""
+    return results(finished[0] / "agreement")
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +166,8 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    alone = train_on(folder / "one")
-    done = torchrun(JOBS, "checkpoints", tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(finished: tuple[Path, Any]) -> None:
+    folder, alone = finished[0] / "checkpoints", finished[1]
     first, second = results(folder)
     for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
         # Bitwise: JSON gives back the very float that was written.
@@ -264,11 +268,9 @@ def test_when_a_rank_is_killed_the_other_one_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(tmp_path: Path) -> None:
-    done = torchrun(JOBS, "again", tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(finished: tuple[Path, Any]) -> None:
     own, other = "signal SIGTERM", "a signal to another rank"
-    assert [one["ends"] for one in results(tmp_path / "again")] == [[own, other, 15], [other, own, 15]]
+    assert [one["ends"] for one in results(finished[0] / "again")] == [[own, other, 15], [other, own, 15]]
 
 
 @pytest.mark.slow

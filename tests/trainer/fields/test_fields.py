@@ -20,6 +20,7 @@ from trainer import Logger, State
 from trainer.algorithms.gradient_clipping import GradientClipping
 from trainer.device.device import CpuDevice, Device
 from trainer.fields.registry import BUILT_IN, check_fields
+from trainer.fields.values import _Tensors
 from trainer.stream.publishing import StatePublisher
 
 BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
@@ -282,7 +283,7 @@ def nested(depth: int) -> Any:
         (object(), "a object cannot be"),
         (2**70, "OverflowError"),
         ("\ud800", "UnicodeEncodeError"),
-        (nested(20), "nested too deeply"),
+        (nested(20), "nested deeper than 16"),
         (bytes(1024 * 1024), "bytes, at most 1,048,576 are allowed"),
         (torch.ones(3, device="meta"), "a tensor on meta, which is neither the host nor where this training runs"),
         ({"a": [torch.ones(3, device="meta")]}, "a tensor on meta"),
@@ -323,6 +324,15 @@ def test_numbers_on_a_gpu_are_read_later_all_in_one_copy() -> None:
         "half": 0.5,
     }
     assert isinstance(many.value()["b"], int)
+
+
+def test_numbers_on_several_devices_are_joined_on_one() -> None:
+    tensors = _Tensors("cpu")
+    tensors.taken_from([torch.tensor(1.0), torch.tensor(2.0)])
+    # Stands for a second GPU.
+    tensors._tensors.insert(0, torch.tensor(0.5, device="meta"))
+    assert tensors.joined().device.type == "meta"
+    assert tensors.joined().shape == (3,)
 
 
 def test_a_number_that_is_none_travels_as_it_is() -> None:

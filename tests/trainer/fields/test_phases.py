@@ -269,10 +269,8 @@ class Mark:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._at: int | None = None
-
-    def record(self) -> None:
-        self._gpu.copy(self._pass)
-        self._gpu.issued += 1
+        gpu.copy(self._pass)
+        gpu.issued += 1
 
     def _pass(self) -> None:
         self._gpu.passed += 1
@@ -290,6 +288,20 @@ class Mark:
         assert self._at is not None
         assert end_event._at is not None
         return float(end_event._at - self._at)
+
+
+def test_phases_on_several_streams_are_there_when_all_have_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    stream = Stream(asking(1, field="phases"))
+    train(monkeypatch, stream, batches=1, device=gpu)
+    [promise] = phases_of(stream).values()
+    # As a stream that runs ahead of the others does.
+    gpu._copies.reverse()
+    for _ in range(len(gpu._copies)):
+        assert not promise.ready()
+        gpu.run(1)
+    assert promise.ready()
+    assert gpu.waits == 0
 
 
 def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

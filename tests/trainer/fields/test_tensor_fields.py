@@ -1,23 +1,34 @@
 """Batches, outputs, weights: what is sent of them, and what when there is no memory for it."""
 
-from collections.abc import Mapping
+import math
+import random
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from exact_trees import exactly
 from gold import GoldMLP, gold_data, gold_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
 from tensor_stream import TensorStream, Wide
 from training import gold_trainer
 
+from bus.checkpoints.image import write_draft
 from bus.errors import ConfigurationError, FieldNotAvailableError
 from bus.protocol.snapshot import Snapshot
 from bus.tensors.segments import Segment, SegmentPool
 from bus.tensors.view import Tensors, open_tensors
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from trainer import Trainer
+from trainer.checkpoints.file import read_checkpoint, write_checkpoint
 from trainer.engine.state import State
 from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
 from trainer.stream.run_stream import TrainingStream
@@ -246,7 +257,7 @@ class Copies:
 
 def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
-    monkeypatch.setattr("trainer.stream.tensor_sharing._copied", lambda: copies)
+    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies)
     sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
     tensors = {"w": torch.arange(LARGE, dtype=torch.float32).as_subclass(OnGpu)}
     later: Any = sharing.share("weights", TensorPayload(tensors))
@@ -260,9 +271,45 @@ def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch:
     sharing.close()
 
 
-def test_an_image_is_a_file_of_safetensors() -> None:
-    from safetensors.torch import load
+def test_a_model_on_two_gpus_is_there_when_both_have_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnOther(OnGpu):
+        device = torch.device("cuda", 1)
 
+    copies = {torch.device("cpu"): Copies(), OnOther.device: Copies()}
+    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies[tensor.device])
+    sharing = TensorSharing(SegmentPool(), TensorStream())
+    tensors = {"a": torch.ones(3).as_subclass(OnGpu), "b": torch.ones(3).as_subclass(OnOther), "c": torch.ones(3)}
+    monkeypatch.setattr("torch.empty", lambda *shape, pin_memory, **more: torch.zeros(*shape, **more))
+    later: Any = sharing.share("weights", TensorPayload(tensors))
+    for one in copies.values():
+        assert not later.ready()
+        one.done = True
+    assert later.ready()
+    assert [one.waits for one in copies.values()] == [0, 0]
+
+
+def test_memory_is_used_again_only_when_copies_that_were_begun_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(OnGpu):
+        """What a GPU without memory for a contiguous copy does."""
+
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch._foreach_copy_:
+                assert pool.unhandled == 0
+                raise torch.OutOfMemoryError("out of memory")
+            return super().__torch_function__(function, types, args, kwargs)
+
+    copies, pool = Copies(), SegmentPool(1)
+    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies)
+    sharing = TensorSharing(pool, TensorStream())
+    with pytest.raises(torch.OutOfMemoryError):
+        sharing.share("weights", TensorPayload({"w": torch.zeros(LARGE).as_subclass(Broken)}))
+    assert copies.waits == 1
+    assert pool.reserve(1, "weights") is not None
+    sharing.close()
+
+
+def test_an_image_is_a_file_of_safetensors() -> None:
     tensors = {
         "half": torch.ones(3, dtype=torch.bfloat16),
         "transposed": torch.arange(6.0).reshape(2, 3).T,
@@ -274,6 +321,130 @@ def test_an_image_is_a_file_of_safetensors() -> None:
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
     assert Tensors.from_image(value["image"]).metadata == {"kind": "x"}
+
+
+# -- tensors that become others from one time to the next --------------------------------------------------------------
+
+SHAPES = st.sampled_from([(), (0,), (3,), (2, 5), (4, 0, 2), (LARGE,), (2, LARGE)])
+KINDS = st.sampled_from(
+    [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64]
+)
+
+
+@st.composite
+def tensor_maps(draw: st.DrawFn) -> dict[str, torch.Tensor]:
+    """Tensors under few names: any of them may have become another one, or be gone."""
+    found: dict[str, torch.Tensor] = {}
+    for name in draw(st.lists(st.sampled_from("abc"), unique=True, min_size=1)):
+        shape, dtype, start = draw(SHAPES), draw(KINDS), draw(st.integers(0, 99))
+        tensor = (torch.arange(math.prod(shape)) % 251 + start).to(dtype).reshape(shape)
+        if len(shape) == 2 and draw(st.booleans()):
+            tensor = tensor.T
+        found[name] = tensor.conj() if dtype.is_complex and draw(st.booleans()) else tensor
+    return found
+
+
+@given(st.lists(st.tuples(tensor_maps(), st.text(max_size=3), st.booleans()), min_size=2, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_every_image_has_the_tensors_of_its_moment_in_whatever_memory(
+    moments: list[tuple[dict[str, torch.Tensor], str, bool]],
+) -> None:
+    sharing = TensorSharing(SegmentPool(slots=2, is_handled=lambda seq, field: True), TensorStream())
+    for tensors, text, is_again in moments:
+        for _ in range(2 if is_again else 1):
+            value: Any = sharing.share("own", TensorPayload(tensors, {"text": text * 2000}))
+            with open_tensors(value) as opened:
+                image = bytes(opened.image)
+                assert opened.metadata == {"text": text * 2000}
+            loaded = load(image)
+            assert loaded.keys() == tensors.keys()
+            for name, tensor in tensors.items():
+                assert loaded[name].dtype == tensor.dtype
+                assert torch.equal(loaded[name], tensor)
+            tensors = {name: tensor + 1 if tensor.dtype != torch.bool else ~tensor for name, tensor in tensors.items()}
+    sharing.close()
+
+
+def test_memory_that_is_given_back_is_kept_by_nothing() -> None:
+    pool = SegmentPool(is_handled=lambda seq, field: True)
+    sharing = TensorSharing(pool, TensorStream())
+    sharing.share("own", TensorPayload({"a": torch.ones(LARGE)}))
+    [slot] = pool._slots
+    memory = weakref.ref(slot.memory)
+    sharing.close()
+    assert memory() is None
+
+
+class Changing(torch.nn.Module):
+    """A model that is another one at each checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(50_000, 8, sparse=True)
+        self.first = torch.nn.Linear(8, 8)
+        self.last = torch.nn.Linear(8, 8)
+        self.none = torch.nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(self.table(rows).to(self.first.weight.dtype))).float().square().mean()
+
+
+def test_a_checkpoint_is_that_of_torch_whatever_has_become_of_the_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    dense = torch.optim.Adam([*model.first.parameters(), model.none], lr=0.1)
+    sparse = torch.optim.SparseAdam(model.table.parameters(), lr=0.1)
+    noise = random.Random(0)
+
+    def tree() -> dict[str, Any]:
+        return {
+            "model": model.state_dict(),
+            "optimizers": {"Adam": dense.state_dict(), "SparseAdam": sparse.state_dict()},
+            "random": noise.getstate()[1][: noise.randrange(600)],
+            "bytes": noise.randbytes(noise.randrange(9000)),
+        }
+
+    def step() -> None:
+        dense.zero_grad()
+        sparse.zero_grad()
+        model(torch.tensor([1, 5, 7])).backward()
+        dense.step()
+        sparse.step()
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        step,  # the optimizers have a state from here on
+        step,
+        lambda: model.first.requires_grad_(False),
+        lambda: dense.add_param_group({"params": list(model.last.parameters()), "lr": 0.01}),
+        step,
+        lambda: setattr(model.last, "weight", model.first.weight),  # tied
+        lambda: setattr(model.first.weight, "data", model.first.weight.data.T),  # not contiguous
+        lambda: model.register_buffer("seen", torch.zeros(3, dtype=torch.bool)),
+        lambda: delattr(model, "none"),
+        lambda: model.first.to(torch.bfloat16),
+        lambda: model.last.to(torch.bfloat16),
+    ]
+    state = State.__new__(State)
+    state.world_size, state.timestamp, now = 1, Timestamp(), {}
+    state.gather_checkpoint = lambda: now
+    sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
+    for number, change in enumerate(changes):
+        change()
+        now = tree()
+        torch.save(now, tmp_path / "torch.pt")
+        value: Any = sharing.share("checkpoint", TENSOR_FIELDS["checkpoint"].compute(state))
+        if number in (2, 5):
+            step()  # what comes later is not in it
+        with open_tensors(value) as draft:
+            write_draft(tmp_path / "drafted", draft, None)
+        saved, expected = read_checkpoint(tmp_path / "drafted"), torch.load(tmp_path / "torch.pt")
+        del saved["timestamp"]
+        assert exactly(saved) == exactly(expected), f"checkpoint {number}"
+        if number not in (2, 5):
+            write_checkpoint(tmp_path / "written", {**now, "timestamp": list(state.timestamp.values)})
+            assert (tmp_path / "written").read_bytes() == (tmp_path / "drafted").read_bytes()
+    sharing.close()
 
 
 def test_evaluations_have_batches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from training import Act, FakeClock, gold_evaluators, gold_trainer
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer import Classifier, DataSpec, State
-from trainer.data.models import read_metrics
+from trainer.data.metrics import read_metrics
 from trainer.schedulers import LinearScheduler
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]

@@ -1,0 +1,440 @@
+"""offloop beside other tools: the same trainings with each of them, and what that costs and survives.
+
+Speeds are ratios to the same loop without the tool, medians of pairs taken in turn in one process; TraceML starts its
+training itself, so there they are processes in turn. On a CPU, with one torch thread. A tool that fails or hangs costs
+its cell: each has a time limit, and says why it has no figure."""
+
+import contextlib
+import functools
+import json
+import mmap
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comparison
+from common import Report, argument_parser, machine, run
+from comparison import CELLS
+from peer_trainings import MARK, PROGRESS, SAVE_EVERY
+
+HERE = Path(__file__).resolve().parent
+TRAININGS = HERE / "peer_trainings.py"
+JOBS = {"tiny": (600, 10, 2.0), "gpt": (12, 8, 4.0), "medium": (40, 8, 4.0)}
+"""Steps of a training, the most pairs of them, and after how many seconds there is no further pair."""
+GOALS = {"medium": 0.98, "gpt": 0.98, "slow": 0.98, "thread": 150}
+"""What is asked of offloop."""
+KILLED_AT = 120
+PATIENCE, LIMIT = 30.0, 240.0
+"""Seconds for a step, or for the end after the last one; and for a whole process."""
+PLAIN = ("plain", "alone")
+
+
+class Tool(NamedTuple):
+    """A row of the table: what trains, with what, and what it is compared with."""
+
+    name: str
+    host: str
+    tool: str
+    packages: tuple[str, ...]
+    bare: tuple[str, str] = PLAIN
+    reader: str | None = None
+    """What counts the steps that are found after a crash; ``None`` where nothing is written."""
+    environment: str | None = None
+    """The distribution that is installed into an environment of its own, or ``composer``."""
+    server: bool = False
+    slow: bool = False
+    """Whether it runs callbacks."""
+    saves: bool = False
+
+
+TOOLS = [
+    Tool("PyTorch loop", "plain", "alone", ("torch",), slow=True, saves=True),
+    Tool("offloop, own loop", "watch", "", ("offloop",), reader="recording", server=True, slow=True, saves=True),
+    Tool("offloop, `Trainer`", "trainer", "", ("offloop",), reader="recording", server=True, slow=True, saves=True),
+    Tool("TensorBoard", "plain", "tensorboard", ("tensorboard",), reader="events"),
+    Tool("W&B, offline", "plain", "wandb", ("wandb",), reader="wandb", server=True),
+    Tool("MLflow, SQLite", "plain", "mlflow", ("mlflow-skinny",), reader="mlflow", server=True),
+    Tool("Trackio", "plain", "trackio", ("trackio",), reader="trackio", environment="trackio", server=True),
+    Tool("Aim", "plain", "aim", ("aim",), reader="aim", environment="aim", server=True),
+    Tool("TraceML", "traceml", "", ("traceml-ai",), reader="traceml", environment="traceml-ai"),
+    Tool("PyTorch `async_save`", "async_save", "", ("torch",), saves=True),
+]
+for _name, _host, _package, _loggers in (
+    ("Lightning", "lightning", "lightning", {"`CSVLogger`": "csv", "`TensorBoardLogger`": "tensorboard"}),
+    ("Transformers", "transformers", "transformers", {"TensorBoard": "tensorboard"}),
+    ("Accelerate", "accelerate", "accelerate", {"TensorBoard tracker": "tensorboard"}),
+    ("Composer", "composer", "mosaicml", {"`TensorboardLogger`": "tensorboard"}),
+):
+    _own, _alone = ("composer" if _host == "composer" else None), (_host, "alone")
+    TOOLS += [
+        Tool(_name, _host, "alone", (_package,), environment=_own, slow=_host != "accelerate", saves=True),
+        *(
+            Tool(
+                f"{_name}, {logger}",
+                _host,
+                tool,
+                (_package, *(["tensorboard"] if tool == "tensorboard" else [])),
+                _alone,
+                "csv" if tool == "csv" else "events",
+                _own,
+            )
+            for logger, tool in _loggers.items()
+        ),
+        Tool(f"{_name}, offloop", _host, "offloop", (_package, "offloop"), _alone, "recording", _own, slow=True),
+    ]
+
+
+class Unmeasured(Exception):
+    """Why a cell has no figure."""
+
+
+class Outcome(NamedTuple):
+    """What a process did."""
+
+    results: list[dict[str, Any]]
+    code: int | None
+    """``None`` when it was ended at its limit."""
+    error: str
+    steps: int
+    end: float
+    """Seconds from the beginning of the last step until the process was gone."""
+
+
+class Environment:
+    """Where a tool is installed, over the project's environment."""
+
+    def __init__(self, distribution: str | None) -> None:
+        self.bin, self.variables = Path(sys.prefix) / "bin", dict[str, str]()
+        self.packages = [path for path in sys.path if path.endswith("site-packages")]
+        if distribution == "composer":
+            folder = Path(sys.prefix) / "composer"
+            if not folder.is_dir():
+                raise Unmeasured("not installed: make composer")
+            self.variables, self.packages = {"PYTHONPATH": str(folder)}, [str(folder), *self.packages]
+        elif distribution:
+            folder = Path(sys.prefix) / "peers" / distribution
+            self.bin = folder / "bin"
+            if not (folder / "ready").exists():
+                print(f"installing {distribution}", flush=True)
+                self._install(distribution, folder)
+            self.packages = [*map(str, folder.glob("lib/*/site-packages")), *self.packages]
+
+    def _install(self, distribution: str, folder: Path) -> None:
+        venv.create(folder, clear=True)
+        (site,) = folder.glob("lib/*/site-packages")
+        lines = (f"import site; site.addsitedir({path!r})\n" for path in self.packages)
+        (site / "project.pth").write_text("".join(lines))
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--quiet"]
+        pip += ["--constraint", str(HERE / "peers-requirements.txt"), distribution]
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise Unmeasured(f"did not install: {last_line(done.stderr)}")
+        (folder / "ready").touch()
+
+    def versions(self, packages: tuple[str, ...]) -> str:
+        """Names and versions."""
+        found = []
+        for name in packages:
+            (one, *_) = metadata.distributions(name=name, path=self.packages)
+            found.append(f"{name.removesuffix('-skinny')} {one.version.partition('+')[0]}")
+        return ", ".join(found)
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, cut."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)] or lines
+    # No paths and ports of this machine.
+    line = re.sub(r"(/[\w.+-]+){2,}", lambda path: path[0].rpartition("/")[2], lines[-1] if lines else "no message")
+    return re.sub(r"127\.0\.0\.1:\d+", "server", line)[:160]
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a measurement."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
+
+
+class Measurement:
+    """Measures the cells of one tool, in a folder of its own."""
+
+    def __init__(self, tool: Tool, where: Path, quick: bool) -> None:
+        self.tool, self.where, self.quick = tool, where, quick
+        self.environment = Environment(tool.environment)
+        self._orders = 0
+
+    def run(self, jobs: list[Any], kill_at: int | None = None, **more: Any) -> Outcome:
+        """One process, as ordered; ended when it has made no step for a while, or killed at a step."""
+        self._orders += 1
+        where = self.where / str(self._orders)
+        where.mkdir(parents=True)
+        progress, results = where / "progress", where / "results"
+        progress.write_bytes(bytes(PROGRESS.size))
+        results.touch()
+        order: dict[str, Any] = {"host": self.tool.host, "tool": self.tool.tool, "bare": self.tool.bare}
+        order |= {"jobs": jobs, "sides": ["tool"], "server": None, "slow": False}
+        order |= {"where": str(where / "w"), "progress": str(progress), "results": str(results), "save": False}
+        order |= {"disk": None, **more}
+        command = [str(self.environment.bin / "python"), str(TRAININGS), json.dumps(order)]
+        if self.tool.host == "traceml" and order["sides"] == ["tool"]:
+            command = [str(self.environment.bin / "traceml"), "run", "--logs-dir", str(Path(order["where"]) / "logs")]
+            command += [str(TRAININGS), "--args", json.dumps(order)]
+        if order["disk"]:
+            mount = 'mount -t tmpfs -o size=64m tmpfs "$0" && exec "$@"'
+            command = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(order["disk"]), *command]
+        mark = f"{os.getpid()}-{id(self)}-{self._orders}"
+        environment = {
+            **os.environ,
+            **self.environment.variables,
+            MARK: mark,
+            "HOME": str(where),
+            "OMP_NUM_THREADS": "1",
+        }
+        environment |= {"WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+        environment |= {"WANDB_BASE_URL": order["server"] or "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+        with (where / "out").open("wb") as out, progress.open("r+b") as file:
+            view = mmap.mmap(file.fileno(), 0)
+            process = subprocess.Popen(command, cwd=where, env=environment, stdout=out, stderr=out)
+            latest = began = time.monotonic()
+            try:
+                while process.poll() is None and latest + PATIENCE > time.monotonic() < began + LIMIT:
+                    pid, done, last = PROGRESS.unpack_from(view)
+                    latest = max(latest, last)
+                    if kill_at is not None and done >= kill_at:
+                        os.kill(pid, signal.SIGKILL)
+                        process.wait(timeout=PATIENCE)
+                        # What other processes of the tool have, they may still write.
+                        settled = time.monotonic() + 5
+                        while marked(mark) and time.monotonic() < settled:
+                            time.sleep(0.1)
+                        break
+                    time.sleep(0.005)
+                gone = time.monotonic()
+                code = process.poll()
+                _, done, last = PROGRESS.unpack_from(view)
+            finally:
+                for one in marked(mark):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
+                process.wait()
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+        return Outcome(lines, code, last_line((where / "out").read_text(errors="replace")), done, gone - last)
+
+    def finished(self, outcome: Outcome) -> Outcome:
+        """The same, if it came to its end."""
+        if outcome.code is None:
+            raise Unmeasured(f"no end within its time limit, at step {outcome.steps}")
+        if outcome.code:
+            raise Unmeasured(f"ended with {outcome.code}: {outcome.error}")
+        return outcome
+
+    def place(self, step: int, steps: int) -> str:
+        """Where a training is, in words."""
+        return "before the first step" if step == 0 else "at the end" if step == steps else f"at step {step} of {steps}"
+
+    def speeds(self) -> list[Any]:
+        """Speeds of all jobs, the end, threads and memory: of one process where the tool allows it."""
+        jobs = [[name, steps, pairs, seconds] for name, (steps, pairs, seconds) in JOBS.items()]
+        if self.quick:
+            jobs = [["tiny", 100, 1, 0]]
+        if self.tool.host != "traceml":
+            outcome = self.finished(self.run(jobs, sides=["bare", "tool"]))
+            results = outcome.results
+        else:
+            results = []
+            for name, steps, pairs, _ in jobs:
+                for turn in range(min(pairs, 2)):
+                    for side in ("bare", "tool"):
+                        outcome = self.finished(self.run([[name, steps, 1, 0]], sides=[side]))
+                        results += [{**one, "turn": turn + 1} for one in outcome.results]
+        ratios: list[Any] = []
+        for name in JOBS:
+            its = [one for one in results if one["job"] == name]
+            bare, tool = ({one["turn"]: one for one in its if one["side"] == side} for side in ("bare", "tool"))
+            counted = [turn for turn in tool if turn] or list(tool)
+            found = [tool[turn]["speed"] / bare[turn]["speed"] for turn in counted]
+            ratios.append(statistics.median(found) if found else Unmeasured("not measured"))
+        # Of the last job.
+        own = [tool[turn]["own"] - bare[turn]["own"] for turn in counted]
+        thread = statistics.median(own) if own else Unmeasured("not measured")
+        # What the process has when it begins with the tool.
+        first = {side: next(one for one in results if one["side"] == side) for side in ("bare", "tool")}
+        added = [first["tool"][name] - first["bare"][name] for name in ("threads", "memory", "others")]
+        return [*ratios, thread, outcome.end, *added]
+
+    def measure(self, cells: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each wanted cell as it is there: a figure, a text, or why there is neither."""
+        groups = (
+            ([*JOBS, "thread", "end", "threads", "memory", "others"], self.speeds),
+            (["slow"], lambda: [self.slow()]),
+            (["hang"], lambda: [self.hang()]),
+            (["disk"], lambda: [self.disk()]),
+            (["killed"], lambda: [self.killed()]),
+            (["100 MB"], lambda: [self.saved("100 MB")]),
+            (["1 GB"], lambda: [self.saved("1 GB")]),
+        )
+        for names, function in groups:
+            if not set(names) & set(cells):
+                continue
+            try:
+                values = function()
+            except Unmeasured as error:
+                values = [error] * len(names)
+            except Exception as error:  # noqa: BLE001 - whatever a tool does costs its own cells
+                values = [Unmeasured(f"{type(error).__name__}: {last_line(str(error))}")] * len(names)
+            for name, value in zip(names, values, strict=True):
+                if isinstance(value, Unmeasured):
+                    yield name, {"none": str(value)}
+                else:
+                    yield name, {"text" if isinstance(value, str) else "value": value}
+
+    def slow(self) -> float:
+        """Speed with a callback of 50 ms a batch, the tool's own or a consumer's, against the loop without."""
+        if not self.tool.slow:
+            raise Unmeasured("it does not run callbacks")
+        outcome = self.finished(self.run([["medium", 40, 1, 0]], slow=True, sides=["bare", "tool"]))
+        bare, tool = outcome.results
+        return float(tool["speed"] / bare["speed"])
+
+    def hang(self) -> float | str:
+        """Speed with a server that accepts connections and never answers."""
+        if not self.tool.server:
+            raise Unmeasured("it logs to no server")
+        with silent_server() as address:
+            outcome = self.run([["medium", 200, 1, 0]], server=address, sides=["bare", "tool"])
+        tool = [one for one in outcome.results if one["side"] == "tool"]
+        if tool:
+            ratio = tool[0]["speed"] / outcome.results[0]["speed"]
+            end = f"{outcome.end:.0f} s" if outcome.code is not None else f"more than {outcome.end:.0f} s"
+            return ratio if outcome.end < 3 else f"{ratio:.2f}, then {end} at the end"
+        if outcome.code is None:
+            return f"waits {self.place(outcome.steps, 200)}: more than {PATIENCE:g} s"
+        return f"fails {self.place(outcome.steps, 200)}: {outcome.error}"
+
+    def disk(self) -> float | str:
+        """Speed after the disk is full, half-way, against that before."""
+        if self.tool.reader is None:
+            raise Unmeasured("it writes nothing")
+        disk = self.where / "disk"
+        disk.mkdir(exist_ok=True)
+        outcome = self.run([["medium", 160, 1, 0]], disk=str(disk), where=str(disk / "w"))
+        if outcome.results and not outcome.code:
+            before, after = outcome.results[0]["halves"]
+            return float(before / after)
+        if outcome.steps == 0:
+            raise Unmeasured(f"did not start: {outcome.error}")
+        if outcome.code is None:
+            return f"waits {self.place(outcome.steps, 160)}: more than {PATIENCE:g} s"
+        return f"fails {self.place(outcome.steps, 160)}: {outcome.error}"
+
+    def killed(self) -> float:
+        """Logged steps that are not found after ``kill -9`` of the process that trains."""
+        if self.tool.reader is None:
+            raise Unmeasured("it writes nothing")
+        outcome = self.run([["medium", 4 * KILLED_AT, 1, 0]], kill_at=KILLED_AT)
+        if outcome.steps < KILLED_AT:
+            raise Unmeasured(f"ended with {outcome.code} before it was killed: {outcome.error}")
+        command = [str(self.environment.bin / "python"), str(TRAININGS), "--found", self.tool.reader]
+        command += [str(self.where / str(self._orders) / "w")]
+        environment = {**os.environ, **self.environment.variables, "HOME": str(self.where)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise Unmeasured(f"nothing could be read: {last_line(done.stderr)}")
+        # A step may be there before the next one begins.
+        return float(max(0, outcome.steps - 1 - int(last_line(done.stdout))))
+
+    def saved(self, job: str) -> float:
+        """Seconds that a checkpoint adds to the training, until the next one is due; the first is not counted."""
+        if not self.tool.saves:
+            raise Unmeasured("it saves no checkpoints of trainings")
+        saves = 2 if job == "1 GB" else 4
+        jobs = [[job, (saves + 1) * SAVE_EVERY - 1, 1, 0]]
+        bare, tool = self.finished(self.run(jobs, save=True, sides=["bare", "tool"])).results
+        gaps, step = tool["gaps"], statistics.median(bare["gaps"])
+        # From just before a save to just before the next.
+        firsts = [number * SAVE_EVERY - 2 for number in range(2, saves + 1)]
+        windows = [gaps[first : first + SAVE_EVERY] for first in firsts]
+        added = [sum(window) - len(window) * step for window in windows]
+        return max(0.0, statistics.mean(added))
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """A server that accepts connections and never answers."""
+    connections = []
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connections.append(server.accept())
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def measure_tool(
+    report: Report, where: Path, measured: dict[str, Any], quick: bool, cells: list[str], tool: Tool
+) -> None:
+    """Measures a row, each figure reported as it is there."""
+    row: dict[str, Any] = {"cells": {}}
+    report.details = measured
+    measured["tools"][tool.name] = row
+    try:
+        measurement = Measurement(tool, where, quick)
+        row["versions"] = measurement.environment.versions(tool.packages)
+    except Exception as error:  # noqa: BLE001 - a tool that does not install costs its own row
+        row["failed"] = last_line(str(error))
+        print(f"{tool.name}: {row['failed']}", flush=True)
+        return
+    print(f"{tool.name}: {row['versions']}", flush=True)
+    for name, cell in measurement.measure(cells):
+        row["cells"][name] = cell
+        if "value" in cell:
+            goal = GOALS.get(name) if "offloop" in tool.name else None
+            at_least = CELLS[name].unit == "x"
+            report.add(f"{tool.name}: {name}", cell["value"], CELLS[name].unit, goal, at_least=at_least)
+        else:
+            print(f"{tool.name}: {name}: {comparison.plain(name, cell)}", flush=True)
+
+
+def main() -> None:
+    """Measures, and writes the page."""
+    parts = {
+        re.sub("[^a-z0-9]+", "-", tool.name.lower()).strip("-"): functools.partial(measure_tool, tool=tool)
+        for tool in TOOLS
+    }
+    parser = argument_parser(__doc__, parts)
+    parser.add_argument("--jobs", metavar="NAME[,NAME]", help=f"columns to measure: {', '.join(CELLS)}")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write the page and the README in FOLDER")
+    options = parser.parse_args()
+    cells = options.jobs.split(",") if options.jobs else ["tiny"] if options.quick else list(CELLS)
+    if unknown := set(cells) - set(CELLS):
+        parser.error(f"invalid --jobs {', '.join(sorted(unknown))}: allowed are {', '.join(CELLS)}")
+    measured: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "tools": {}}
+    try:
+        run("peers", parts, options, measured, options.quick, cells)
+    finally:
+        if options.docs:
+            (options.docs / "docs" / comparison.PICTURE).write_text(comparison.picture(measured))
+            comparison.write(options.docs / "docs" / "comparison.md", comparison.generated(measured))
+            comparison.write(options.docs / "README.md", comparison.summary(measured))
+
+
+if __name__ == "__main__":
+    main()

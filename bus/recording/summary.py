@@ -1,0 +1,339 @@
+"""A summary beside a long recording: each metric of its first rank thinned to what a picture of the whole run needs.
+
+The recording is the record. A summary may lag behind it, be deleted or be damaged: it is continued, or made again."""
+
+import contextlib
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from bus.errors import ProtocolError
+from bus.files import open_file
+from bus.protocol.frames import EventBody, decode_whole_event, parse_topic
+from bus.recording.reader import RecordingReader
+from bus.types.event import Event
+
+_log = logging.getLogger("offloop.summary")
+
+MIN_BYTES = 4 << 20
+"""A shorter recording is read in a moment and has no summary."""
+MAX_BUCKETS = 1024
+"""Of a metric; of many metrics each has fewer, :data:`MAX_ALL` in all."""
+MAX_ALL = 8192
+MAX_METRICS = 256
+"""Further metrics are left out."""
+FIRST_SAVE_SECONDS = 1.0
+SAVE_SECONDS = 30.0
+_VERSION = 1
+_MAGIC = b"OFLSUM\r\n"
+_MAX_BYTES = 4 << 20
+_TRACE_BYTES = 64
+_RECORDS_AT_ONCE = 16
+
+_FIELDS = ("loss", "lr", "losses", "train_metrics")
+_Width = Annotated[int, msgspec.Meta(ge=1)]
+
+ODD = {"nan": 1, "inf": 2, "-inf": 4}
+
+
+class Bucket(msgspec.Struct, array_like=True):
+    """What is kept of some consecutive steps of a metric."""
+
+    last_step: int
+    last: float
+    """The value of the highest step."""
+    low_step: int = -1
+    low: float = 0.0
+    """The least of the finite values; ``low_step`` is negative when there is none."""
+    high_step: int = -1
+    high: float = 0.0
+    odd: int = 0
+    """The sum of :data:`ODD` of the values that are not finite."""
+
+    def add(self, step: int, value: float) -> None:
+        """Takes a value."""
+        if step >= self.last_step:
+            self.last_step, self.last = step, value
+        if value - value != 0.0:
+            self.odd |= ODD[str(value)]
+        else:
+            if self.low_step < 0 or value < self.low:
+                self.low_step, self.low = step, value
+            if self.high_step < 0 or value > self.high:
+                self.high_step, self.high = step, value
+
+    def merge(self, later: "Bucket") -> None:
+        """Takes in what is kept of the steps behind its own."""
+        odd = self.odd | later.odd
+        for step, value in ((later.low_step, later.low), (later.high_step, later.high)):
+            if step >= 0:
+                self.add(step, value)
+        self.last_step, self.last, self.odd = later.last_step, later.last, odd
+
+
+class Metric(msgspec.Struct, array_like=True):
+    """One metric: a bucket for each ``width`` steps in which it has values."""
+
+    width: _Width = 1
+    buckets: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    """By step, divided by the width."""
+
+    def add(self, step: int, value: float) -> bool:
+        """Takes a value; returns whether there is a new bucket."""
+        place = step // self.width
+        bucket = self.buckets.get(place)
+        if bucket is not None:
+            bucket.add(step, value)
+            return False
+        bucket = self.buckets[place] = Bucket(step, value)
+        bucket.add(step, value)
+        return True
+
+    def widen(self, most: int) -> None:
+        """Has at most so many buckets."""
+        while len(self.buckets) > most:
+            self.width *= 2
+            narrow, self.buckets = self.buckets, {}
+            for place in sorted(narrow):
+                wide = self.buckets.setdefault(place // 2, narrow[place])
+                if wide is not narrow[place]:
+                    wide.merge(narrow[place])
+
+
+class Tick(NamedTuple):
+    """How batches, samples, epochs and times go together: the last batch of a bucket."""
+
+    batch: int
+    sample: int
+    epoch: float
+    time: int
+    """Nanoseconds since 1970."""
+    token: int
+    total_wct: int
+    """Microseconds of training."""
+
+
+class Summary(msgspec.Struct, array_like=True):
+    """What is known of a recording up to a position.
+
+    Metrics are named by their place in the fields of events: ``loss``, ``lr/SGD/0``, ``losses/NAME``,
+    ``train_metrics/NAME``, ``eval_metrics/LABEL/NAME``, ``logged/NAME``. The step of a value is the number of
+    batches before the one that it is of; of rates, evaluations and the ends of epochs that of the batches that have
+    ended."""
+
+    version: int
+    run: str
+    attempt: int
+    id: str | None
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The end of a check record of the recording: so far it goes at least."""
+    trace: int = 0
+    """CRC-32 of the 64 bytes before that."""
+    began: int = 0
+    """When the first event happened, in nanoseconds since 1970."""
+    clock_width: _Width = 1
+    clock: dict[int, Tick] = msgspec.field(default_factory=dict)
+    """By batch, divided by the width."""
+    metrics: dict[str, Metric] = msgspec.field(default_factory=dict)
+    last: bytes = b""
+    """The newest end of a batch, as it was recorded."""
+
+    def take(self, event: str, body: EventBody, recorded: bytes) -> None:
+        """Takes an event of the first rank. One that comes again changes nothing."""
+        self.began = self.began or body.time
+        timestamp, fields = body.timestamp, body.fields
+        batch = timestamp.batch
+        if event == Event.BATCH_END:
+            step = batch if body.previous is None else body.previous.batch
+            for name in _FIELDS:
+                if name in fields:
+                    self._add(name, batch if name == "lr" else step, fields[name])
+            length = fields["dataloader_len"] if "dataloader_len" in fields else body.context.get("dataloader_len")
+            part = timestamp.batch_in_epoch / length if length.__class__ is int and length > 0 else 0.0
+            epoch = timestamp.epoch + part
+            tick = Tick(batch, timestamp.sample, epoch, body.time, timestamp.token, timestamp.total_wct)
+            self.clock[batch // self.clock_width] = tick
+            if len(self.clock) > MAX_BUCKETS:
+                self.clock_width *= 2
+                self.clock = {place // 2: self.clock[place] for place in sorted(self.clock)}
+            self.last = recorded
+        elif event == Event.EPOCH_END:
+            self._add("train_metrics", batch, fields.get("train_metrics"))
+        elif event == Event.EVAL_END:
+            self._add("eval_metrics", batch, fields.get("eval_metrics"))
+        logged = fields.get("logged")
+        for entry in logged if isinstance(logged, list) else ():
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+                self._add("logged", entry[0], entry[1])
+
+    def _add(self, name: str, step: int, value: Any) -> None:
+        kind = value.__class__
+        if kind is float or kind is int or kind is bool:
+            metric = self.metrics.get(name)
+            if metric is None and len(self.metrics) < MAX_METRICS:
+                metric = self.metrics[name] = Metric()
+            if metric is not None and step >= 0 and metric.add(step, float(value)):
+                metric.widen(min(MAX_BUCKETS, max(MAX_ALL // len(self.metrics), MAX_ALL // MAX_METRICS)))
+        elif kind is dict:
+            for key, one in value.items():
+                self._add(f"{name}/{key}", step, one)
+        elif kind is list:
+            for place, one in enumerate(value):
+                self._add(f"{name}/{place}", step, one)
+
+    @classmethod
+    def load(cls, recording: Path) -> "Summary | None":
+        """The summary beside a recording; ``None`` when there is none, and for one that is damaged or of another
+        recording."""
+        try:
+            descriptor = open_file(path_beside(recording))
+        except OSError:
+            return None
+        try:
+            data = os.read(descriptor, _MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        checksum, content = data[len(_MAGIC) : len(_MAGIC) + 4], data[len(_MAGIC) + 4 :]
+        if not data.startswith(_MAGIC) or checksum != zlib.crc32(content).to_bytes(4, "big"):
+            _note_unused(recording, "it is damaged")
+            return None
+        try:
+            found: Summary = _decode(content)
+        except (ValueError, RecursionError) as error:
+            _note_unused(recording, f"it cannot be read ({error})")
+            return None
+        if found.version != _VERSION or found.trace != _trace(recording, found.offset):
+            _note_unused(recording, "it is of another recording")
+            return None
+        return found
+
+    def save(self, recording: Path) -> None:
+        """Writes it beside the recording, in one step.
+
+        Raises :class:`OSError` when that is not possible."""
+        content = msgspec.msgpack.encode(self)
+        draft = path_beside(recording).with_suffix(".new")
+        descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(_MAGIC + zlib.crc32(content).to_bytes(4, "big") + content)
+            os.replace(draft, path_beside(recording))
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+
+
+_decode = msgspec.msgpack.Decoder(Summary).decode
+
+
+def path_beside(recording: Path) -> Path:
+    """Where the summary of a recording is: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
+    return recording.with_name(f"summary-{recording.stem.removeprefix('recording-')}.msgpack")
+
+
+def _note_unused(recording: Path, why: str) -> None:
+    _log.info("the summary %s is not used: %s", path_beside(recording), why)
+
+
+def _trace(recording: Path, offset: int) -> int:
+    """By which a recording is known to be the one that was summed up to there; -1 for one that is shorter."""
+    try:
+        descriptor = open_file(recording, follow=True)
+    except OSError:
+        return -1
+    try:
+        if offset > os.fstat(descriptor).st_size:
+            return -1
+        size = min(offset, _TRACE_BYTES)
+        return zlib.crc32(os.pread(descriptor, size, offset - size))
+    finally:
+        os.close(descriptor)
+
+
+class Summarizer:
+    """Keeps the summary of a recording that grows, a little at a time.
+
+    ``recording`` is read from where the summary that is there ends, or from its front."""
+
+    def __init__(self, recording: Path, run: str, attempt: int, run_id: str | None) -> None:
+        self._recording = recording
+        found = Summary.load(recording)
+        if found is not None and (found.run, found.attempt, found.id) != (run, attempt, run_id):
+            _note_unused(recording, "it is of another run")
+            found = None
+        self.summary = found or Summary(_VERSION, run, attempt, run_id)
+        self._reader = RecordingReader(recording)
+        self._reader.position = self.summary.offset
+        self._steps = self._take_all()
+        self._topics: dict[str, str | None] = {}
+        self._saved = self.summary.offset
+        self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
+
+    def work(self, until: float) -> None:
+        """Works until everything that is recorded is taken, or until that time of ``time.monotonic``; saves the
+        summary from time to time.
+
+        Raises:
+            OSError: it cannot be saved.
+            RecordingError: the recording cannot be read.
+        """
+        for is_at_end in self._steps:
+            if is_at_end or time.monotonic() >= until:
+                break
+        if time.monotonic() >= self._save_at:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the summary, if there is something new in it.
+
+        Raises :class:`OSError` when that is not possible."""
+        self._save_at = time.monotonic() + SAVE_SECONDS
+        if self.summary.offset > self._saved:
+            self.summary.trace = _trace(self._recording, self.summary.offset)
+            self.summary.save(self._recording)
+            self._saved = self.summary.offset
+
+    def close(self) -> None:
+        """Closes the recording."""
+        self._reader.close()
+
+    def _take_all(self) -> Iterator[bool]:
+        """Takes what is recorded, some records at a time; gives whether that was all for now."""
+        while True:
+            for records in self._reader.read():
+                # What came before stands in front of a check record. Should it be read again, it changes nothing.
+                self.summary.offset = self._reader.position
+                for number, record in enumerate(records, 1):
+                    self._take(*record)
+                    if number % _RECORDS_AT_ONCE == 0:
+                        yield False
+            self.summary.offset = self._reader.position
+            yield True
+
+    def _take(self, topic: str, recorded: bytes) -> None:
+        if topic not in self._topics:
+            self._topics[topic] = _event_of(topic, self.summary.run)
+        event = self._topics[topic]
+        if event is None or (event not in _WITH_METRICS and b"logged" not in recorded and self.summary.began):
+            return
+        with contextlib.suppress(ProtocolError):
+            self.summary.take(event, decode_whole_event(recorded), recorded)
+
+
+_WITH_METRICS = frozenset((Event.BATCH_END.value, Event.EPOCH_END.value, Event.EVAL_END.value))
+
+
+def _event_of(topic: str, run: str) -> str | None:
+    """The name of the event, if it is one of the first rank."""
+    try:
+        parsed = parse_topic(topic.encode())
+    except ProtocolError:
+        return None
+    return parsed.name if (parsed.run, parsed.rank) == (run, 0) and not parsed.name.startswith("$") else None

@@ -1,0 +1,76 @@
+"""A first picture of a long run, from the summary beside its recording."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+from bus.errors import ProtocolError
+from bus.protocol.frames import decode_whole_event
+from bus.protocol.snapshot import Snapshot
+from bus.recording.summary import ODD, Metric, Summary
+from bus.types.event import Event
+from consumers.dashboard.view.metrics import SPEED_WINDOW, name_of
+from consumers.dashboard.view.progress import RunProgress
+from consumers.dashboard.view.series import Clock, Series
+
+
+class Preview:
+    """What is drawn of a run until its events have been read: of each metric the least, greatest and last value of some
+    hundred parts of the run, of throughput the mean."""
+
+    def __init__(self, summary: Summary, lock: "threading.RLock") -> None:
+        import numpy as np
+
+        self.batch = 0
+        """The batch at which it ends."""
+        self.series: dict[str, Series] = {}
+        self.progress = RunProgress()
+        self.progress.first_ns = summary.began
+        clock = Clock()
+        ticks = [summary.clock[place] for place in sorted(summary.clock)]
+        if ticks:
+            rows = np.array(
+                [[one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9] for one in ticks], float
+            )
+            clock.extend(rows)
+            self.batch = ticks[-1].batch
+
+        def extend(name: str, points: list[tuple[float, float]]) -> None:
+            if points:
+                series = self.series.setdefault(name, Series(name, clock, lock))
+                series.extend(np.array(points, float))
+
+        for path, metric in summary.metrics.items():
+            extend(name_of(path), list(_points(metric)))
+        speeds: dict[str, list[tuple[float, float]]] = {"batches": [], "samples": [], "tokens": []}
+        for before, now in pairwise(ticks):
+            elapsed = (now.total_wct - before.total_wct) / 1e6
+            if elapsed > 0 and before.batch >= SPEED_WINDOW:
+                for what, amount in (
+                    ("batches", now.batch - before.batch),
+                    ("samples", now.sample - before.sample),
+                    ("tokens", now.token - before.token),
+                ):
+                    if amount > 0:
+                        speeds[what].append((now.batch, amount / elapsed))
+        for what, points in speeds.items():
+            extend(f"throughput/{what}_per_sec", points)
+        with contextlib.suppress(ProtocolError):
+            last = Snapshot(Event.BATCH_END, summary.run, 0, decode_whole_event(summary.last))
+            self.progress.batch_end(last)
+
+
+def _points(metric: Metric) -> Iterator[tuple[float, float]]:
+    for place in sorted(metric.buckets):
+        bucket = metric.buckets[place]
+        points: dict[float, float] = {}
+        for text, bit in ODD.items():
+            if bucket.odd & bit and text != str(bucket.last):
+                # Between two steps: it replaces no value.
+                points[place * metric.width + bit / 8] = float(text)
+        for step, value in ((bucket.low_step, bucket.low), (bucket.high_step, bucket.high)):
+            if step >= 0:
+                points[step] = value
+        points[bucket.last_step] = bucket.last
+        yield from sorted(points.items())

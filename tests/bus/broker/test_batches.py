@@ -1,0 +1,114 @@
+"""Events that came together: taken, recorded and sent on together, with the results that they have one by one."""
+
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.broker.rank import LiveRank
+from bus.broker.run import LIVE_FRAME, Counts, LiveRun
+from bus.errors import ProtocolError
+from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.protocol.order import CheckpointMark, Missing, StreamOrder
+from bus.protocol.snapshot import Snapshot
+from bus.recording.reader import RecordingReader
+from bus.recording.writer import RecordingWriter
+from bus.types.event import Event
+from bus.types.timeouts import Timeouts
+
+NAMES = ("batch_end", "batch_start", "epoch_end", "$checkpoint", "from_the_future", "$end")
+
+
+def frame(seq: int, base_seq: int, name: str = "batch_end", attempt: int = 1, **fields: Any) -> bytes:
+    return event_encoder(Topic("r", name, 0), attempt)(seq, base_seq, 5 * seq, [0] * 14, None, fields, pack_map({}))
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[bytes]:
+    """Events of a rank, nearly all of them in order, and what a broken or hostile publisher sends between them."""
+    frames, seq, base_seq = [], 0, 0
+    for name in draw(st.lists(st.sampled_from(NAMES[:2] * 4 + NAMES[:-1]), max_size=12)):
+        seq, base_seq = seq + 1, base_seq + (name != "batch_start")
+        good = frame(seq, base_seq, name, action="save")
+        wrong = (
+            b"",
+            b"\0",
+            b"r/batch_end/0",
+            b"r/batch_end/0\0\xc1",
+            frame(seq + 1, base_seq + 1, name),
+            frame(seq, base_seq + 2, name),
+            frame(seq, base_seq, name, attempt=2),
+            frame(max(1, seq - 1), 1, name),
+            frame(seq, base_seq, name, deep=[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]),
+            good.replace(b"r/", b"s/", 1),
+        )
+        frames += draw(st.sampled_from([[good]] * 12 + [[one, good] for one in wrong] + [[one] for one in wrong]))
+    return frames + draw(st.sampled_from([[], [frame(seq + 1, base_seq + 1, "$end", status="finished")]]))
+
+
+def live_run(path: Path, counts: Counts) -> LiveRun:
+    directory: Any = SimpleNamespace(name="r")
+    return LiveRun(directory, 1, RecordingWriter(path, "r", 1), 1, Timeouts.default, counts)
+
+
+def taken(path: Path, frames: list[bytes], together: bool) -> Any:
+    """What is recorded of these frames, and how the rank and the counts are then."""
+    path.unlink(missing_ok=True)
+    counts = Counts()
+    run = live_run(path, counts)
+    rank = run.ranks[0] = LiveRank(0)
+    left = frames
+    while left:
+        count = run.take_in_order(rank, left) if together else 0
+        if count < len(left):
+            with suppress(ProtocolError):
+                run.take(rank, left[count])
+        left = left[count + 1 :]
+    run.writer.close()
+    with RecordingReader(path) as reader:
+        records = [record for chunk in reader.read() for record in chunk]
+        positions = dict(reader.positions)
+    state = rank.seq, rank.base_seq, rank.base_seq_at, rank.time, rank.recorded, rank.ended, rank.last
+    return records, positions, state, counts
+
+
+@given(streams())
+def test_the_broker_takes_them_together_as_it_takes_them_alone(tmp_path_factory: Any, frames: list[bytes]) -> None:
+    path = tmp_path_factory.getbasetemp() / "batches.mcap"
+    assert taken(path, frames, together=True) == taken(path, frames, together=False)
+
+
+def test_those_in_order_are_taken_in_one_call(tmp_path: Path) -> None:
+    run = live_run(tmp_path / "a.mcap", Counts())
+    rank = LiveRank(0)
+    frames = [frame(seq, seq) for seq in range(1, 20)]
+    run.take(rank, frames[0])
+    assert run.take_in_order(rank, [*frames[1:], frame(20, 20, x=b"x" * LIVE_FRAME)]) == 18
+    assert (rank.seq, rank.recorded, run.writer.written) == (19, 19, 19)
+    run.writer.discard()
+
+
+@given(streams(), st.sampled_from([None, (Event.BATCH_END,), (Event.BATCH_START,)]))
+def test_a_subscriber_reads_them_together_as_it_reads_them_alone(frames: list[bytes], events: Any) -> None:
+    together, alone = StreamOrder("r", 1, events), StreamOrder("r", 1, events)
+    found: list[Snapshot | CheckpointMark] = []
+    missing = together.from_batch(frames, found.append)
+    expected: list[Any] = []
+    for one in frames:
+        topic, _, body = one.partition(b"\0")
+        result = alone.from_live(topic, body)
+        if isinstance(result, Missing):
+            break
+        expected += [] if result is None else [result]
+    else:
+        result = None
+    # By their numbers: the maps of some are malformed.
+    assert [(type(one), one.seq) for one in found] == [(type(one), one.seq) for one in expected]
+    assert (missing is None) == (result is None or not isinstance(result, Missing))
+    assert (together.skipped, together.ending, together.problems) == (alone.skipped, alone.ending, alone.problems)
+    if missing is None:
+        assert together.missing_at({0: (99, 99)}) == alone.missing_at({0: (99, 99)})
+        assert together.lag({0: (99, 99)}) == alone.lag({0: (99, 99)})

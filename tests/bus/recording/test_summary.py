@@ -1,0 +1,210 @@
+"""The summary beside a long recording: what is in it, and that it can be lost."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+from helpers import wait_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import Event, Publisher
+from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.recording import summary as summaries
+from bus.recording.summary import Metric, Summarizer, Summary, path_beside
+from bus.recording.writer import RecordingWriter
+from bus.runs.directory import find_run
+
+START = 1_700_000_000_000_000_000
+VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+def record(path, losses, run="run", attempt=1, run_id=None):
+    """A recording of so many batches of two ranks, with an evaluation after each tenth."""
+    writer, context = RecordingWriter(path, run, attempt, run_id), pack_map({"dataloader_len": 100})
+    seqs = [0, 0]
+
+    def send(event, rank, batch, fields):
+        seqs[rank] += 1
+        topic, seq = Topic(run, event, rank), seqs[rank]
+        now = (0, batch // 100, batch, 8 * batch, 0, 0, 0, batch % 100, 0, 0, 1000 * batch, 0, 0, 1000)
+        before = (0, 0, batch - 1, *now[3:]) if batch else None
+        frame = event_encoder(topic, attempt)(seq, seq, START + batch * 10**6, now, before, fields, context)
+        writer.append(topic.encode()[:-1], seq, seq, START, frame[len(topic.encode()) :])
+
+    send("fit_start", 0, 0, {})
+    for batch, loss in enumerate(losses, 1):
+        send("batch_end", 0, batch, {"loss": loss, "lr": {"SGD": [0.5 / batch]}, "note": "text"})
+        send("batch_end", 1, batch, {"loss": -1000.0})
+        if batch % 10 == 0:
+            send("eval_end", 0, batch, {"eval_metrics": {"eval": {"accuracy": loss}}, "logged": [[batch, {"mine": 1}]]})
+        if batch % 7 == 0:
+            writer.flush()
+    return writer
+
+
+def summary_of(path, run="run", attempt=1, run_id=None):
+    summarizer = Summarizer(path, run, attempt, run_id)
+    summarizer.work(math.inf)
+    summarizer.save()
+    summarizer.close()
+    return summarizer.summary
+
+
+def buckets_of(metric):
+    return {
+        place: (one.last_step, repr(one.last), one.low_step >= 0 and one.low, one.high_step >= 0 and one.high, one.odd)
+        for place, one in metric.buckets.items()
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), VALUES), max_size=400), st.integers(1, 30))
+def test_each_bucket_holds_minimum_maximum_and_last_of_all_its_values(points, most):
+    points.sort(key=lambda point: point[0])
+    metric = Metric()
+    for step, value in points:
+        metric.add(step, value)
+        metric.widen(most)
+    assert len(metric.buckets) <= most
+    expected = {}
+    for step, value in points:
+        expected.setdefault(step // metric.width, []).append((step, value))
+    assert metric.buckets.keys() == expected.keys()
+    for place, values in expected.items():
+        bucket, finite = metric.buckets[place], [value for _, value in values if math.isfinite(value)]
+        assert (bucket.last_step, repr(bucket.last)) == (values[-1][0], repr(values[-1][1]))
+        assert bucket.odd == sum({summaries.ODD[str(value)] for _, value in values if not math.isfinite(value)})
+        assert (bucket.low_step >= 0) == bool(finite)
+        if finite:
+            assert (bucket.low, bucket.high) == (min(finite), max(finite))
+            assert (bucket.low_step, bucket.low) in values
+            assert (bucket.high_step, bucket.high) in values
+
+
+def test_it_is_made_of_the_first_ranks_events_and_continued_where_it_ends(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    losses = [math.sin(batch * batch) for batch in range(3000)]
+    losses[77], losses[1234] = 99.0, math.nan
+    writer = record(path, losses)
+    writer.flush()
+    part = summary_of(path)
+    assert Summary.load(path) == part
+    writer.close()
+    whole = summary_of(path)
+    path_beside(path).unlink()
+    anew = summary_of(path)
+    assert whole == anew
+    assert set(whole.metrics) == {"loss", "lr/SGD/0", "eval_metrics/eval/accuracy", "logged/mine"}
+    loss = whole.metrics["loss"]
+    assert len(loss.buckets) <= summaries.MAX_BUCKETS
+    assert loss.buckets[77 // loss.width].high == 99.0
+    assert loss.buckets[1234 // loss.width].odd == summaries.ODD["nan"]
+    assert max(loss.buckets) == 2999 // loss.width
+    assert loss.buckets[max(loss.buckets)].last == losses[-1]
+    assert max(tick.batch for tick in whole.clock.values()) == 3000
+
+
+def test_events_that_are_taken_twice_change_nothing(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    record(path, [math.cos(batch * batch) for batch in range(500)]).close()
+    once = summary_of(path)
+    twice = Summarizer(path, "run", 1, None)
+    twice._reader.position = 0
+    twice.work(math.inf)
+    assert {name: buckets_of(metric) for name, metric in twice.summary.metrics.items()} == {
+        name: buckets_of(metric) for name, metric in once.metrics.items()
+    }
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "folder", "large", "nonsense"])
+def test_a_damaged_summary_is_made_again(tmp_path, damage, caplog):
+    path = tmp_path / "recording-1.mcap"
+    record(path, [float(batch) for batch in range(300)]).close()
+    expected, beside = summary_of(path), path_beside(path)
+    good = beside.read_bytes()
+    beside.unlink()
+    if damage == "folder":
+        beside.mkdir()
+    else:
+        nonsense = summaries.msgspec.msgpack.encode([1, "run", 1, None, -5])
+        checked = summaries._MAGIC + summaries.zlib.crc32(nonsense).to_bytes(4, "big") + nonsense
+        flipped = good[:200] + bytes([good[200] ^ 1]) + good[201:]
+        content = {"cut": good[:-9], "flipped": flipped, "empty": b"", "text": b"hello", "nonsense": checked}
+        beside.write_bytes(content.get(damage, good + bytes(5 << 20)))
+    assert Summary.load(path) is None
+    if damage == "folder":
+        beside.rmdir()
+    assert summary_of(path) == expected
+    assert Summary.load(path) == expected
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+def test_the_summary_of_another_recording_is_not_used(tmp_path):
+    first, second = tmp_path / "recording-1.mcap", tmp_path / "recording-2.mcap"
+    record(first, [1.0] * 300).close()
+    summary_of(first)
+    record(second, [2.0] * 300).close()
+    os.replace(path_beside(first), path_beside(second))
+    assert Summary.load(second) is None
+    record(tmp_path / "recording-3.mcap", [2.0] * 300, run="other").close()
+    assert summary_of(second).metrics["loss"].buckets[0].last == 2.0
+
+
+def test_a_shorter_recording_is_summed_up_anew(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    record(path, [1.0] * 300).close()
+    summary_of(path)
+    os.truncate(path, 900)
+    assert Summary.load(path) is None
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_leaves_a_summary_that_the_next_one_continues(runs_dir):
+    publisher = Publisher("r")
+    noise = os.urandom(1500)
+    sent = 0
+
+    def publish(count):
+        nonlocal sent
+        for _ in range(count):
+            sent += 1
+            loss = 50.0 if sent == 100 else 1 / sent
+            publisher.publish(Event.BATCH_END, batch=sent, loss=loss, noise=os.urandom(750) + noise[:750])
+        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= sent, "events on disk")
+
+    recording = runs_dir / "r" / "recording-1.mcap"
+    publish(6000)
+    assert recording.stat().st_size > summaries.MIN_BYTES
+
+    def saved():
+        publish(20)
+        return path_beside(recording).exists()
+
+    wait_for(saved, "a summary")
+    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    left = Summary.load(recording)
+    assert left is not None
+    assert left.offset <= recording.stat().st_size
+    publish(3000)
+    publisher.close()
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    kept = Summary.load(recording)
+    assert kept is not None
+    assert kept.offset > left.offset
+    # On a busy machine it may lag behind: what continues it comes to the same as from the beginning.
+    continued = summary_of(recording, "r", 1, find_run("r").id)
+    path_beside(recording).unlink()
+    assert continued == summary_of(recording, "r", 1, find_run("r").id)
+    assert max(one.high for one in continued.metrics["loss"].buckets.values()) == 50.0
+
+
+@pytest.mark.slow
+def test_a_short_run_has_none(runs_dir):
+    with Publisher("r") as publisher:
+        for batch in range(1, 100):
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1.0)
+    wait_for(lambda: not find_run("r").live, "the broker to end")
+    assert not list((runs_dir / "r").glob("summary*"))

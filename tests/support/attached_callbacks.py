@@ -1,0 +1,79 @@
+"""Callbacks that tests give to trainers. They have a module of their own because the process in which they run imports
+it: one that imports a framework takes seconds."""
+
+from pathlib import Path
+from typing import Any
+
+from consumers import Callback
+
+
+class Requests(Callback):
+    """Requests fields at every batch, which are recorded with its end then."""
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields  # type: ignore[misc]  # one class for all tests
+
+    def batch_end(self, state: object, logger: object) -> None:
+        """They are in the recording then."""
+
+
+class StopsAt(Callback):
+    """Stops at the first such event from the fourth batch on."""
+
+    def __init__(self, event: str) -> None:
+        self.barrier_events = (event,)
+
+    def stop(self, state: Any, logger: Any) -> None:
+        """Stops."""
+        if state.timestamp.batch >= 4:
+            state.stop_training()
+
+
+class StopsAtBatches(StopsAt):
+    """After the fourth batch."""
+
+    batch_end = StopsAt.stop
+
+
+class StopsAtEvaluations(StopsAt):
+    """After an evaluation, which comes before the epoch ends."""
+
+    eval_end = StopsAt.stop
+
+
+class Impatient(Callback):
+    """Stops at the first batch, and gives no reason."""
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """Stops."""
+        state.stop_training()
+
+
+class Echo(Callback):
+    """Writes down each event that it sees."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run_event(self, event: Any, state: Any, logger: Any) -> None:
+        """Writes."""
+        with open(self.path, "a") as file:
+            file.write(f"{event.value}\n")
+
+
+class Quick(Callback):
+    """Logs each batch at once."""
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """Logs."""
+        logger.log_metrics({"quick": int(state.timestamp.batch)})
+
+
+class InBackground(Callback):
+    """Logs each batch, on a stream of its own."""
+
+    background = True
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """Logs."""
+        logger.log_metrics({"background": int(state.timestamp.batch)})

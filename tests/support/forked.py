@@ -1,0 +1,65 @@
+"""Runs programs side by side that share the time for an import: a module, which takes seconds to import, is imported by
+one process, of which each program is a fork.
+
+``python forked.py MODULE FOLDER`` reads a list ``[[code, environment], ...]`` in JSON from its standard input. What the
+first program says on standard error goes to ``FOLDER/said-0.txt``; printed is a list of exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Program(NamedTuple):
+    """A program to run."""
+
+    code: str
+    environment: dict[str, str] | None = None
+
+
+class Ended(NamedTuple):
+    """A program that has ended."""
+
+    exit_code: int
+    stderr: str
+
+
+def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: float = 120) -> list[Ended]:
+    """Runs the programs, each in its own process, side by side; ``module`` is what takes long to import in them."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, __file__, module, str(folder)],
+        input=json.dumps(programs),
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [(folder / f"said-{number}.txt").read_text() for number in range(len(programs))]
+    return [Ended(*ended) for ended in zip(json.loads(done.stdout.splitlines()[-1]), said, strict=True)]
+
+
+def main() -> None:
+    """Imports the module and runs the programs, whose processes return from here."""
+    import_module(sys.argv[1])
+    pids = []
+    for number, (code, environment) in enumerate(json.load(sys.stdin)):
+        pid = os.fork()
+        if pid == 0:
+            os.environ |= environment or {}
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(Path(sys.argv[2], f"said-{number}.txt"), os.O_CREAT | os.O_WRONLY), 2)
+            exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
+            return
+        pids.append(pid)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
+
+
+if __name__ == "__main__":
+    main()
