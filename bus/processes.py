@@ -48,16 +48,6 @@ def _answers(pid: int) -> bool:
     return True
 
 
-def avoid_preemption() -> None:
-    """Keeps this process, and the threads and processes that it starts from now on, from interrupting others: what
-    wakes up waits for a free core, or its turn. Else each message of a training would interrupt the training, where it
-    has no core to spare. The share of processor time stays the same. A policy that was chosen for it is kept."""
-    # Only Linux has it, and a container may forbid it.
-    with contextlib.suppress(AttributeError, OSError):
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def allow_many_connections() -> None:
     """Lets this process have as many as the system permits, but for a few that only :func:`with_reserve` takes: each
     connection is a file descriptor, and systems give programs few of them unless they ask for more."""

@@ -19,7 +19,6 @@ from typing import Any
 from bus.broker.broker import Broker
 from bus.errors import BrokerError, OffloopError
 from bus.files import open_file
-from bus.processes import avoid_preemption
 from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
 from bus.runs.takeover import Predecessor, take_over
 from bus.types.timeouts import Timeouts
@@ -28,7 +27,6 @@ from bus.types.timeouts import Timeouts
 def main() -> None:
     """Runs the broker of one run; see the module's text."""
     os.umask(0o077)
-    avoid_preemption()
     what, root, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     resumes = what == "resume"
     taken: dict[str, Any] = {}

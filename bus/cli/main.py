@@ -274,9 +274,7 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
 
     from bus.broker.broker import Broker
     from bus.net.curve import check_listen_address, server_security
-    from bus.processes import avoid_preemption
 
-    avoid_preemption()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
     stream = _stream_address(listen)

@@ -20,7 +20,6 @@ from bus.errors import ConfigurationError, OffloopError
 from bus.net.curve import ClientSecurity, client_security
 from bus.net.requests import list_remote_runs
 from bus.printing import say
-from bus.processes import avoid_preemption
 from bus.runs.directory import RUN_FILE
 from bus.subscriber.subscriber import Subscriber
 from bus.types.demand import shortest_delay
@@ -96,7 +95,6 @@ def main() -> None:
     # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process is
     # to see the end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    avoid_preemption()
     try:
         order = read_order(sys.stdin.buffer)
         run, broker, security = order["run"], order.get("broker"), None

@@ -6,7 +6,6 @@ from typing import Any, get_args
 import click
 
 from bus.cli.options import parse_bound_option, rate_given
-from bus.processes import avoid_preemption
 from bus.terminal import run_command
 from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS
@@ -148,5 +147,4 @@ def consumer(**options: Any) -> int:
 
 def main() -> None:
     """Entry point of the command."""
-    avoid_preemption()
     run_command(consumer)

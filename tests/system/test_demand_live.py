@@ -1,21 +1,17 @@
 """What consumers ask for, through a real trainer, broker and consumer processes."""
 
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 
 import pytest
 import zmq
-from faults import StandingBroker, broker_of
+from faults import StandingBroker
 from helpers import wait_for
 from training import Act, gold_trainer
 
 from bus import Event, Publisher, Recording, find_run
-from bus.processes import avoid_preemption
 from bus.protocol.frames import encode_control
 from bus.types.demand import Demand, Want
 
@@ -30,11 +26,6 @@ with Subscriber("r", events=[event], demand=Demand({event: Want(every, {"counted
         if "counted" in snapshot.on_demand and stream.in_effect():
             print(int(snapshot.timestamp.batch), int(stream.in_effect().timestamp.batch), flush=True)
 """
-
-
-def policies(pid):
-    """By which the threads of a process are scheduled."""
-    return tuple({os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()})
 
 
 class Counted:
@@ -197,29 +188,10 @@ def test_a_consumer_says_how_late_events_may_be(runs_dir, options, longest):
         publisher.publish(Event.BATCH_END)
         return publisher.statistics().backlog
 
-    own = policies(os.getpid())
     with Publisher("r", clock=lambda: now, max_delay=0.2) as publisher:
         command = [sys.executable, "-m", "consumers", "--run", "r", "--callbacks", "lr", *options]
         consumer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
-        # Else each message would interrupt the training where there is no free core.
-        assert {policies(pid) for pid in (broker_of(publisher.run_dir), consumer.pid)} == {(os.SCHED_BATCH,)}
-        assert policies(os.getpid()) == own
         assert max(tick() for _ in range(400)) == longest
         publisher.close()
         assert consumer.wait(60) == 0
-
-
-def test_a_policy_that_a_user_has_chosen_is_kept():
-    found = []
-
-    def run():
-        # It is that of the thread.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        avoid_preemption()
-        found.append(os.sched_getscheduler(0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [os.SCHED_IDLE]

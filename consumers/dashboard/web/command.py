@@ -59,10 +59,8 @@ def dashboard(
     """
     check_broker(broker, key, broker_key, runs_dir)
     from bus.net.curve import client_security
-    from bus.processes import avoid_preemption
     from consumers.dashboard.web.follow import RunsElsewhere, RunsHere, serve_runs
 
-    avoid_preemption()
     where = RunsHere(runs_dir) if broker is None else RunsElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
     serve_runs(runs, listening, where, wait, every, partial(say, err=True))
