@@ -446,12 +446,13 @@ def transformers(training: Training, tool: str) -> None:
         train_dataset=[{"inputs": inputs, "labels": labels} for inputs, labels in loader.dataset],
     )
     theirs.remove_callback(PrinterCallback)
-    theirs.add_callback(Slow())
     with contextlib.ExitStack() as stack:
         if tool == "offloop":
             from offloop.transformers import OffloopCallback
 
             theirs.add_callback(OffloopCallback(theirs, **stack.enter_context(consumer(training))))
+        else:
+            theirs.add_callback(Slow())
         theirs.train()
 
 

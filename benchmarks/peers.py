@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,9 +247,9 @@ class Measurement:
         """Where a training is, in words."""
         return "before the first step" if step == 0 else "at the end" if step == steps else f"at step {step} of {steps}"
 
-    def speeds(self) -> list[Any]:
-        """Speeds of all jobs, the end, threads and memory: of one process where the tool allows it."""
-        jobs = [[name, steps, pairs, seconds] for name, (steps, pairs, seconds) in JOBS.items()]
+    def speeds(self, wanted: Collection[str]) -> list[Any]:
+        """Speeds of the wanted jobs, the end, threads and memory: of one process where the tool allows it."""
+        jobs = [[name, *length] for name, length in JOBS.items() if name == "tiny" or name in wanted]
         if self.quick:
             jobs = [["tiny", 100, 1, 0]]
         if self.tool.host != "traceml":
@@ -257,20 +257,20 @@ class Measurement:
             results = outcome.results
         else:
             results = []
-            for name, steps, pairs, _ in jobs:
-                for turn in range(min(pairs, 2)):
+            for name, steps, most, _ in jobs:
+                for turn in range(min(most, 2)):
                     for side in ("bare", "tool"):
                         outcome = self.finished(self.run([[name, steps, 1, 0]], sides=[side]))
                         results += [{**one, "turn": turn + 1} for one in outcome.results]
         ratios: list[Any] = []
+        own: list[float] = []
         for name in JOBS:
-            its = [one for one in results if one["job"] == name]
-            bare, tool = ({one["turn"]: one for one in its if one["side"] == side} for side in ("bare", "tool"))
-            counted = [turn for turn in tool if turn] or list(tool)
-            found = [tool[turn]["speed"] / bare[turn]["speed"] for turn in counted]
+            pairs = pairs_of(results, name)
+            found = [tool["speed"] / bare["speed"] for bare, tool in pairs]
             ratios.append(statistics.median(found) if found else Unmeasured("not measured"))
-        # Of the last job.
-        own = [tool[turn]["own"] - bare[turn]["own"] for turn in counted]
+            if name == "tiny":
+                # The model's own time varies by more than a tool adds, in every other one.
+                own = [tool["own"] - bare["own"] for bare, tool in pairs]
         thread = statistics.median(own) if own else Unmeasured("not measured")
         # What the process has when it begins with the tool.
         first = {side: next(one for one in results if one["side"] == side) for side in ("bare", "tool")}
@@ -280,7 +280,7 @@ class Measurement:
     def measure(self, cells: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each wanted cell as it is there: a figure, a text, or why there is neither."""
         groups = (
-            ([*JOBS, "thread", "end", "threads", "memory", "others"], self.speeds),
+            ([*JOBS, "thread", "end", "threads", "memory", "others"], lambda: self.speeds(cells)),
             (["slow"], lambda: [self.slow()]),
             (["hang"], lambda: [self.hang()]),
             (["disk"], lambda: [self.disk()]),
@@ -307,9 +307,8 @@ class Measurement:
         """Speed with a callback of 50 ms a batch, the tool's own or a consumer's, against the loop without."""
         if not self.tool.slow:
             raise Unmeasured("it does not run callbacks")
-        outcome = self.finished(self.run([["medium", 40, 1, 0]], slow=True, sides=["bare", "tool"]))
-        bare, tool = outcome.results
-        return float(tool["speed"] / bare["speed"])
+        outcome = self.finished(self.run([["medium", 40, 4, 30]], slow=True, sides=["bare", "tool"]))
+        return statistics.median(tool["speed"] / bare["speed"] for bare, tool in pairs_of(outcome.results, "medium"))
 
     def hang(self) -> float | str:
         """Speed with a server that accepts connections and never answers."""
@@ -373,6 +372,13 @@ class Measurement:
         return max(0.0, statistics.mean(added))
 
 
+def pairs_of(results: list[dict[str, Any]], job: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The trainings of a job without and with the tool, as they were measured in turn; of several, not the first."""
+    its = [one for one in results if one["job"] == job]
+    bare, tool = ({one["turn"]: one for one in its if one["side"] == side} for side in ("bare", "tool"))
+    return [(bare[turn], tool[turn]) for turn in [turn for turn in tool if turn] or tool]
+
+
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
     """A server that accepts connections and never answers."""
@@ -426,7 +432,11 @@ def main() -> None:
     cells = options.jobs.split(",") if options.jobs else ["tiny"] if options.quick else list(CELLS)
     if unknown := set(cells) - set(CELLS):
         parser.error(f"invalid --jobs {', '.join(sorted(unknown))}: allowed are {', '.join(CELLS)}")
-    measured: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "tools": {}}
+    measured: dict[str, Any] = {
+        "machine": machine().rpartition(", ")[0],
+        "date": time.strftime("%Y-%m-%d"),
+        "tools": {},
+    }
     try:
         run("peers", parts, options, measured, options.quick, cells)
     finally:
