@@ -1,4 +1,5 @@
-"""A summary beside a long recording: each metric of its first rank thinned to what a picture of the whole run needs.
+"""A summary of a recording: hyperparameters, and each metric of its first rank thinned to what a picture of the whole
+run needs.
 
 The recording is the record. A summary may lag behind it, be deleted or be damaged: it is continued, or made again."""
 
@@ -9,7 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,8 @@ from bus.files import open_file
 from bus.protocol.frames import EventBody, decode_whole_event, parse_topic
 from bus.recording.reader import RecordingReader
 from bus.types.event import Event
+from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from bus.types.hyperparameters import hyperparameters_in
 
 _log = logging.getLogger("offloop.summary")
 
@@ -36,7 +39,10 @@ _MAX_BYTES = 4 << 20
 _TRACE_BYTES = 64
 _RECORDS_AT_ONCE = 16
 
-_FIELDS = ("loss", "lr", "losses", "train_metrics")
+_FIELDS = {"loss": "loss/train/total", "losses": "loss/train", "train_metrics": "metrics/train"}
+Point: TypeAlias = tuple[float, float]
+"""A step and the value there."""
+
 _Width = Annotated[int, msgspec.Meta(ge=1)]
 
 ODD = {"nan": 1, "inf": 2, "-inf": 4}
@@ -105,6 +111,27 @@ class Metric(msgspec.Struct, array_like=True):
                 if wide is not narrow[place]:
                     wide.merge(narrow[place])
 
+    def points(self) -> list[Point]:
+        """Steps and values that are kept, by step. One that is not finite stands between two steps and replaces no
+        other value."""
+        found: dict[float, float] = {}
+        for place in sorted(self.buckets):
+            bucket = self.buckets[place]
+            for text, bit in ODD.items():
+                if bucket.odd & bit and text != str(bucket.last):
+                    found[place * self.width + bit / 8] = float(text)
+            for step, value in ((bucket.low_step, bucket.low), (bucket.high_step, bucket.high)):
+                if step >= 0:
+                    found[step] = value
+            found[bucket.last_step] = bucket.last
+        return sorted(found.items())
+
+    def thinned(self, most: int) -> "Metric":
+        """The same with so many buckets at most."""
+        copy = Metric(self.width, {place: msgspec.structs.replace(one) for place, one in self.buckets.items()})
+        copy.widen(most)
+        return copy
+
 
 class Tick(NamedTuple):
     """How batches, samples, epochs and times go together: the last batch of a bucket."""
@@ -122,10 +149,10 @@ class Tick(NamedTuple):
 class Summary(msgspec.Struct, array_like=True):
     """What is known of a recording up to a position.
 
-    Metrics are named by their place in the fields of events: ``loss``, ``lr/SGD/0``, ``losses/NAME``,
-    ``train_metrics/NAME``, ``eval_metrics/LABEL/NAME``, ``logged/NAME``. The step of a value is the number of
-    batches before the one that it is of; of rates, evaluations and the ends of epochs that of the batches that have
-    ended."""
+    Metrics have the names under which callbacks log them: ``loss/train/total``, ``loss/train/PART``,
+    ``lr-OPTIMIZER/groupN``, ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and those that algorithms log. The step of
+    a value is the number of batches before the one that it is of; of rates, evaluations and the ends of epochs that of
+    the batches that have ended."""
 
     version: int
     run: str
@@ -143,6 +170,8 @@ class Summary(msgspec.Struct, array_like=True):
     metrics: dict[str, Metric] = msgspec.field(default_factory=dict)
     last: bytes = b""
     """The newest end of a batch, as it was recorded."""
+    hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """By name: see :func:`bus.types.hyperparameters.hyperparameters_in`."""
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
         """Takes an event of the first rank. One that comes again changes nothing."""
@@ -151,9 +180,13 @@ class Summary(msgspec.Struct, array_like=True):
         batch = timestamp.batch
         if event == Event.BATCH_END:
             step = batch if body.previous is None else body.previous.batch
-            for name in _FIELDS:
-                if name in fields:
-                    self._add(name, batch if name == "lr" else step, fields[name])
+            for field, name in _FIELDS.items():
+                if field in fields:
+                    self._add(name, step, fields[field])
+            rates_of = fields.get("lr")
+            for optimizer, rates in rates_of.items() if isinstance(rates_of, dict) else ():
+                for group, rate in enumerate(rates) if isinstance(rates, list) else ():
+                    self._add(f"lr-{optimizer}/group{group}", batch, rate)
             length = fields["dataloader_len"] if "dataloader_len" in fields else body.context.get("dataloader_len")
             part = timestamp.batch_in_epoch / length if length.__class__ is int and length > 0 else 0.0
             epoch = timestamp.epoch + part
@@ -164,13 +197,18 @@ class Summary(msgspec.Struct, array_like=True):
                 self.clock = {place // 2: self.clock[place] for place in sorted(self.clock)}
             self.last = recorded
         elif event == Event.EPOCH_END:
-            self._add("train_metrics", batch, fields.get("train_metrics"))
+            self._add("metrics/train", batch, fields.get("train_metrics"))
         elif event == Event.EVAL_END:
-            self._add("eval_metrics", batch, fields.get("eval_metrics"))
+            label = fields["dataloader_label"] if "dataloader_label" in fields else body.context.get("dataloader_label")
+            evaluated = fields.get("eval_metrics")
+            if isinstance(evaluated, dict) and label in evaluated:
+                self._add(f"metrics/{label}", batch, evaluated[label])
+        elif event in WITH_HYPERPARAMETERS:
+            self.hyperparameters |= hyperparameters_in(fields)
         logged = fields.get("logged")
         for entry in logged if isinstance(logged, list) else ():
             if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
-                self._add("logged", entry[0], entry[1])
+                self._add("", entry[0], entry[1])
 
     def _add(self, name: str, step: int, value: Any) -> None:
         kind = value.__class__
@@ -182,10 +220,10 @@ class Summary(msgspec.Struct, array_like=True):
                 metric.widen(min(MAX_BUCKETS, max(MAX_ALL // len(self.metrics), MAX_ALL // MAX_METRICS)))
         elif kind is dict:
             for key, one in value.items():
-                self._add(f"{name}/{key}", step, one)
+                self._add(f"{name}/{key}" if name else str(key), step, one)
         elif kind is list:
             for place, one in enumerate(value):
-                self._add(f"{name}/{place}", step, one)
+                self._add(f"{name}/{place}" if name else str(place), step, one)
 
     @classmethod
     def load(cls, recording: Path) -> "Summary | None":
@@ -276,19 +314,21 @@ class Summarizer:
         self._saved = self.summary.offset
         self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
 
-    def work(self, until: float) -> None:
-        """Works until everything that is recorded is taken, or until that time of ``time.monotonic``; saves the
-        summary from time to time.
+    def work(self, until: float, *, saves: bool = True) -> bool:
+        """Works until everything that is recorded is taken, or until that time of ``time.monotonic``; returns whether
+        it came to the end. With ``saves`` it saves the summary from time to time.
 
         Raises:
             OSError: it cannot be saved.
             RecordingError: the recording cannot be read.
         """
+        is_at_end = False
         for is_at_end in self._steps:
             if is_at_end or time.monotonic() >= until:
                 break
-        if time.monotonic() >= self._save_at:
+        if saves and time.monotonic() >= self._save_at:
             self.save()
+        return is_at_end
 
     def save(self) -> None:
         """Writes the summary, if there is something new in it.
@@ -321,13 +361,13 @@ class Summarizer:
         if topic not in self._topics:
             self._topics[topic] = _event_of(topic, self.summary.run)
         event = self._topics[topic]
-        if event is None or (event not in _WITH_METRICS and b"logged" not in recorded and self.summary.began):
+        if event is None or (event not in _TAKEN and b"logged" not in recorded and self.summary.began):
             return
         with contextlib.suppress(ProtocolError):
             self.summary.take(event, decode_whole_event(recorded), recorded)
 
 
-_WITH_METRICS = frozenset((Event.BATCH_END.value, Event.EPOCH_END.value, Event.EVAL_END.value))
+_TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPERPARAMETERS))
 
 
 def _event_of(topic: str, run: str) -> str | None:

@@ -275,18 +275,6 @@ def _name_of(path: Path) -> tuple[str, bool] | None:
 _PREFIXES = {"losses": "loss/train/", "train_metrics": "metrics/train/"}
 
 
-def name_of(path: str) -> str:
-    """The series that a metric of a :class:`~bus.recording.summary.Summary` belongs to."""
-    field, _, rest = path.partition("/")
-    if field == "loss":
-        return _joined("loss/train/total", *([rest] if rest else []))
-    if field == "lr":
-        optimizer, _, group = rest.rpartition("/")
-        return f"lr-{optimizer}/group{group}"
-    prefix = {"losses": "loss/train/", "train_metrics": "metrics/train/", "eval_metrics": "metrics/"}.get(field, "")
-    return prefix + rest
-
-
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
     """The numbers in a value, which may be a map or list of such, each with the name that says where it is in there."""
     if isinstance(value, float | int):

@@ -2,15 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 
 from bus.errors import ProtocolError
 from bus.protocol.frames import decode_whole_event
 from bus.protocol.snapshot import Snapshot
-from bus.recording.summary import ODD, Metric, Summary
+from bus.recording.summary import Summary
 from bus.types.event import Event
-from consumers.dashboard.view.metrics import SPEED_WINDOW, name_of
+from consumers.dashboard.view.metrics import SPEED_WINDOW
 from consumers.dashboard.view.progress import RunProgress
 from consumers.dashboard.view.series import Clock, Series
 
@@ -41,8 +40,8 @@ class Preview:
                 series = self.series.setdefault(name, Series(name, clock, lock))
                 series.extend(np.array(points, float))
 
-        for path, metric in summary.metrics.items():
-            extend(name_of(path), list(_points(metric)))
+        for name, metric in summary.metrics.items():
+            extend(name, metric.points())
         speeds: dict[str, list[tuple[float, float]]] = {"batches": [], "samples": [], "tokens": []}
         for before, now in pairwise(ticks):
             elapsed = (now.total_wct - before.total_wct) / 1e6
@@ -59,18 +58,3 @@ class Preview:
         with contextlib.suppress(ProtocolError):
             last = Snapshot(Event.BATCH_END, summary.run, 0, decode_whole_event(summary.last))
             self.progress.batch_end(last)
-
-
-def _points(metric: Metric) -> Iterator[tuple[float, float]]:
-    for place in sorted(metric.buckets):
-        bucket = metric.buckets[place]
-        points: dict[float, float] = {}
-        for text, bit in ODD.items():
-            if bucket.odd & bit and text != str(bucket.last):
-                # Between two steps: it replaces no value.
-                points[place * metric.width + bit / 8] = float(text)
-        for step, value in ((bucket.low_step, bucket.low), (bucket.high_step, bucket.high)):
-            if step >= 0:
-                points[step] = value
-        points[bucket.last_step] = bucket.last
-        yield from sorted(points.items())

@@ -39,7 +39,8 @@ def record(path, losses, run="run", attempt=1, run_id=None):
         send("batch_end", 0, batch, {"loss": loss, "lr": {"SGD": [0.5 / batch]}, "note": "text"})
         send("batch_end", 1, batch, {"loss": -1000.0})
         if batch % 10 == 0:
-            send("eval_end", 0, batch, {"eval_metrics": {"eval": {"accuracy": loss}}, "logged": [[batch, {"mine": 1}]]})
+            evaluated = {"eval_metrics": {"eval": {"accuracy": loss}, "other": {"accuracy": 0.0}}}
+            send("eval_end", 0, batch, {**evaluated, "dataloader_label": "eval", "logged": [[batch, {"mine": 1}]]})
         if batch % 7 == 0:
             writer.flush()
     return writer
@@ -97,8 +98,8 @@ def test_it_is_made_of_the_first_ranks_events_and_continued_where_it_ends(tmp_pa
     path_beside(path).unlink()
     anew = summary_of(path)
     assert whole == anew
-    assert set(whole.metrics) == {"loss", "lr/SGD/0", "eval_metrics/eval/accuracy", "logged/mine"}
-    loss = whole.metrics["loss"]
+    assert set(whole.metrics) == {"loss/train/total", "lr-SGD/group0", "metrics/eval/accuracy", "mine"}
+    loss = whole.metrics["loss/train/total"]
     assert len(loss.buckets) <= summaries.MAX_BUCKETS
     assert loss.buckets[77 // loss.width].high == 99.0
     assert loss.buckets[1234 // loss.width].odd == summaries.ODD["nan"]
@@ -150,7 +151,7 @@ def test_the_summary_of_another_recording_is_not_used(tmp_path):
     os.replace(path_beside(first), path_beside(second))
     assert Summary.load(second) is None
     record(tmp_path / "recording-3.mcap", [2.0] * 300, run="other").close()
-    assert summary_of(second).metrics["loss"].buckets[0].last == 2.0
+    assert summary_of(second).metrics["loss/train/total"].buckets[0].last == 2.0
 
 
 def test_a_shorter_recording_is_summed_up_anew(tmp_path):
@@ -198,7 +199,7 @@ def test_a_broker_that_is_killed_leaves_a_summary_that_the_next_one_continues(ru
     continued = summary_of(recording, "r", 1, find_run("r").id)
     path_beside(recording).unlink()
     assert continued == summary_of(recording, "r", 1, find_run("r").id)
-    assert max(one.high for one in continued.metrics["loss"].buckets.values()) == 50.0
+    assert max(one.high for one in continued.metrics["loss/train/total"].buckets.values()) == 50.0
 
 
 @pytest.mark.slow

@@ -1,0 +1,144 @@
+"""Where the index lies: a SQLite database beside the runs, or in memory where there can be none."""
+
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bus.index.entry import RunEntry
+from bus.processes import with_reserve
+from bus.recording.summary import Point
+
+_log = logging.getLogger("offloop.index")
+
+_VERSION = 1
+_BUSY_SECONDS = 5.0
+_TABLES = (
+    "CREATE TABLE runs (run TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE series (run TEXT, metric TEXT, points BLOB NOT NULL, PRIMARY KEY (run, metric)) WITHOUT ROWID",
+)
+
+_encode = msgspec.msgpack.encode
+_decode_entry = msgspec.msgpack.Decoder(RunEntry).decode
+_decode_points = msgspec.msgpack.Decoder(list[Point]).decode
+
+
+class Database:
+    """Entries of runs with a stamp of what they were made of, and their series.
+
+    A file that is damaged or of another version is replaced by a new one. Where none can be opened, everything is kept
+    in memory, and :attr:`problem` says why. Several processes may use one file; methods raise :class:`sqlite3.Error`
+    when it is damaged, locked for long, or cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.problem: str | None = None
+        """Why nothing is stored; ``None`` while all is well."""
+        self._connection = self._open()
+        self._identity = self._file()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the one that was opened."""
+        return self.problem is not None or self._file() == self._identity
+
+    def entries(self) -> Iterator[tuple[str, str, RunEntry]]:
+        """Of each run its name, the stamp, and the entry."""
+        for run, stamp, entry in self._connection.execute("SELECT run, stamp, entry FROM runs"):
+            yield run, stamp, _decode_entry(entry)
+
+    def stamp(self, run: str) -> str | None:
+        """The stamp of a run's entry."""
+        found = self._connection.execute("SELECT stamp FROM runs WHERE run = ?", (run,)).fetchone()
+        return None if found is None else found[0]
+
+    def entry(self, run: str) -> RunEntry:
+        """A run's entry, which is there."""
+        return _decode_entry(self._connection.execute("SELECT entry FROM runs WHERE run = ?", (run,)).fetchone()[0])
+
+    def series(self, run: str, metric: str) -> list[Point]:
+        """A series; empty where there is none."""
+        question = "SELECT points FROM series WHERE run = ? AND metric = ?"
+        found = self._connection.execute(question, (run, metric)).fetchone()
+        return [] if found is None else _decode_points(found[0])
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """What is stored and removed meanwhile is there all at once."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]]) -> None:
+        """Stores a run in the place of what was known of it."""
+        self._connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (run, stamp, _encode(entry)))
+        self._connection.execute("DELETE FROM series WHERE run = ?", (run,))
+        rows = ((run, metric, _encode(points)) for metric, points in series)
+        self._connection.executemany("INSERT INTO series VALUES (?, ?, ?)", rows)
+
+    def remove(self, run: str) -> None:
+        """Removes what is known of a run."""
+        self._connection.execute("DELETE FROM runs WHERE run = ?", (run,))
+        self._connection.execute("DELETE FROM series WHERE run = ?", (run,))
+
+    def close(self) -> None:
+        """Closes it."""
+        self._connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        for _ in range(2):
+            try:
+                return _connect(str(self._path))
+            except sqlite3.OperationalError as error:
+                # A folder that cannot be written, a full disk, another process that does not end.
+                self.problem = f"the index {self._path} cannot be used: {error}"
+                break
+            except sqlite3.DatabaseError as error:
+                _log.warning("the index %s is made again: %s", self._path, error)
+                self.problem = f"the index {self._path} cannot be replaced: {error}"
+                for end in ("", "-wal", "-shm", "-journal"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{self._path}{end}")
+        else:
+            _log.warning("%s", self.problem)
+        return _connect(":memory:")
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = with_reserve(
+        # Whoever uses it sees to it that one thread at a time does.
+        lambda: sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    )
+    try:
+        # A machine that crashes may lose what was written last, and no more: the recordings are the record.
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if not version:
+            for statement in _TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("COMMIT")
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError(f"it has version {version}, this program makes version {_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,207 @@
+"""What the index knows of one run."""
+
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from bus.index.annotations import Annotations
+from bus.protocol.order import Reached
+from bus.recording.summary import Metric, Summary
+from bus.runs.directory import RunInfo
+
+Mode: TypeAlias = Literal["min", "max"]
+
+GOING_ON = ("live", "paused")
+"""The status of a run that has not ended."""
+
+_LOWER_IS_BETTER = re.compile(
+    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])|time|memory|lr-",
+    re.IGNORECASE,
+)
+
+
+class MetricValues(msgspec.Struct, array_like=True, frozen=True):
+    """A metric of a run, over all its attempts."""
+
+    last: float
+    """The newest value: of a run that has ended, the final one."""
+    last_step: int
+    low: float
+    """The least of the finite values; NaN when there is none."""
+    low_step: int
+    high: float
+    """The greatest of the finite values; NaN when there is none."""
+    high_step: int
+
+    def best(self, mode: Mode) -> float:
+        """The least or the greatest value."""
+        return self.low if mode == "min" else self.high
+
+    def best_step(self, mode: Mode) -> int:
+        """The step that :meth:`best` is of."""
+        return self.low_step if mode == "min" else self.high_step
+
+
+class RunEntry(msgspec.Struct):
+    """What the index knows of a run."""
+
+    run: str
+    """The name of its directory, by which it is found."""
+    id: str | None
+    status: str
+    """``live``, ``paused``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+    error: str | None
+    """What it failed with."""
+    reason: str | None
+    """Why it was stopped."""
+    started: float
+    """When the newest attempt began, in seconds since 1970."""
+    ended: float | None
+    """When the newest attempt ended, in seconds since 1970."""
+    attempts: int
+    epoch: int | None
+    """How far it came: ``None`` where that is not known."""
+    batch: int | None
+    sample: int | None
+    planned: str | None
+    """How far it was to come, such as ``10ep``."""
+    size: int
+    """Bytes on disk, when the index looked last."""
+    tags: tuple[str, ...]
+    note: str
+    pinned: bool
+    archived: bool
+    hyperparameters: dict[str, Any]
+    """By name, those of the newest attempt."""
+    metrics: dict[str, MetricValues]
+    """By name, such as ``loss/train/total``."""
+    checkpoints: tuple[str, ...] = ()
+    """Files with checkpoints in its directory, relative to it."""
+    problem: str | None = None
+    """What could not be read."""
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it has not ended."""
+        return self.status in GOING_ON
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds that the newest attempt took, or has taken so far."""
+        end = time.time() if self.is_going_on else self.ended
+        return None if end is None else max(end - self.started, 0.0)
+
+    def annotated(self, annotations: Annotations) -> "RunEntry":
+        """The same with what people say of it now."""
+        return msgspec.structs.replace(
+            self,
+            tags=annotations.tags,
+            note=annotations.note,
+            pinned=annotations.pinned,
+            archived=annotations.archived,
+        )
+
+
+def make_entry(
+    run: RunInfo, summaries: Iterable[Summary], annotations: Annotations, problem: str | None = None
+) -> RunEntry:
+    """What is known of a run by its ``run.json`` and the summaries of its attempts, the newest last."""
+    of_attempts = list(summaries)
+    newest = of_attempts[-1] if of_attempts else None
+    reached = run.last.reached or (None if newest is None else _reached(newest))
+    hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
+    if not hyperparameters:
+        hyperparameters = _described(run.last.info)
+    size, checkpoints = _contents(run.path)
+    return RunEntry(
+        run=run.path.name,
+        id=run.id,
+        status=run.status,
+        error=run.last.error,
+        reason=run.last.reason,
+        started=run.last.started,
+        ended=run.last.ended,
+        attempts=len(run.attempts),
+        epoch=None if reached is None else reached.epoch,
+        batch=None if reached is None else reached.batch,
+        sample=None if reached is None else reached.sample,
+        planned=None if reached is None else reached.planned,
+        size=size,
+        tags=annotations.tags,
+        note=annotations.note,
+        pinned=annotations.pinned,
+        archived=annotations.archived,
+        hyperparameters=hyperparameters,
+        metrics=metric_values(of_attempts),
+        checkpoints=checkpoints,
+        problem=problem,
+    )
+
+
+def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
+    """Each metric over all attempts; the last value is that of the newest attempt that has one."""
+    found: dict[str, MetricValues] = {}
+    for summary in summaries:
+        for name, metric in summary.metrics.items():
+            values = _values(metric)
+            if values is not None:
+                found[name] = values if name not in found else _joined(found[name], values)
+    return found
+
+
+def mode_of(metric: str) -> Mode:
+    """Whether the least or the greatest value of a metric is its best, by its name: of losses, errors, times and the
+    like the least, of everything else the greatest."""
+    return "min" if _LOWER_IS_BETTER.search(metric) else "max"
+
+
+def _values(metric: Metric) -> MetricValues | None:
+    if not metric.buckets:
+        return None
+    buckets = metric.buckets.values()
+    last = max(buckets, key=lambda bucket: bucket.last_step)
+    finite = [bucket for bucket in buckets if bucket.low_step >= 0]
+    if not finite:
+        return MetricValues(last.last, last.last_step, math.nan, -1, math.nan, -1)
+    low, high = min(finite, key=lambda one: one.low), max(finite, key=lambda one: one.high)
+    return MetricValues(last.last, last.last_step, low.low, low.low_step, high.high, high.high_step)
+
+
+def _joined(before: MetricValues, now: MetricValues) -> MetricValues:
+    low = before if not now.low <= before.low else now
+    high = before if not now.high >= before.high else now
+    return MetricValues(now.last, now.last_step, low.low, low.low_step, high.high, high.high_step)
+
+
+def _reached(summary: Summary) -> Reached | None:
+    if not summary.clock:
+        return None
+    tick = summary.clock[max(summary.clock)]
+    planned = summary.hyperparameters.get("max_duration")
+    return Reached(int(tick.epoch), tick.batch, tick.sample, planned if isinstance(planned, str) else None)
+
+
+def _described(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run.json`` says of a run whose recording says nothing yet."""
+    config = info.get("config")
+    return {f"config/{name}": value for name, value in config.items()} if isinstance(config, dict) else {}
+
+
+def _contents(run: Path) -> tuple[int, tuple[str, ...]]:
+    """Bytes in a run's directory, and the checkpoints in it."""
+    size, checkpoints = 0, set[str]()
+    for folder, _, files in os.walk(run):
+        for name in files:
+            try:
+                size += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            if name.endswith((".safetensors", ".ckpt")):
+                checkpoints.add(os.path.relpath(f"{folder}/{name}", run))
+    return size, tuple(sorted(checkpoints))
