@@ -80,6 +80,7 @@ class Columns:
         return self._found[name]
 
     def _find(self, name: str) -> tuple[str, ValueOf]:
+        name = "run" if name == "name" else name
         if name in OF_RUN:
             return name, lambda entry: getattr(entry, name)
         metric, dot, which = name.rpartition(".")
