@@ -483,6 +483,10 @@ class Broker:
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
+        # Not before: a broker that starts is waited for.
+        from bus.index.index import add_run
+
+        add_run(run.directory.path, LAST_SUMMARY_SECONDS)
 
     def _close(self) -> None:
         for run in self._runs:

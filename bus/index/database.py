@@ -16,7 +16,6 @@ from bus.recording.summary import Point
 _log = logging.getLogger("offloop.index")
 
 _VERSION = 1
-_BUSY_SECONDS = 5.0
 _TABLES = (
     "CREATE TABLE runs (run TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE series (run TEXT, metric TEXT, points BLOB NOT NULL, PRIMARY KEY (run, metric)) WITHOUT ROWID",
@@ -34,8 +33,8 @@ class Database:
     in memory, and :attr:`problem` says why. Several processes may use one file; methods raise :class:`sqlite3.Error`
     when it is damaged, locked for long, or cannot be written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, busy_seconds: float = 5.0) -> None:
+        self._path, self._busy_seconds = path, busy_seconds
         self.problem: str | None = None
         """Why nothing is stored; ``None`` while all is well."""
         self._connection = self._open()
@@ -97,7 +96,9 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         for _ in range(2):
             try:
-                return _connect(str(self._path))
+                connection = _connect(str(self._path), self._busy_seconds)
+                self.problem = None
+                return connection
             except sqlite3.OperationalError as error:
                 # A folder that cannot be written, a full disk, another process that does not end.
                 self.problem = f"the index {self._path} cannot be used: {error}"
@@ -110,7 +111,7 @@ class Database:
                         os.unlink(f"{self._path}{end}")
         else:
             _log.warning("%s", self.problem)
-        return _connect(":memory:")
+        return _connect(":memory:", 0.0)
 
     def _file(self) -> tuple[int, int] | None:
         try:
@@ -120,10 +121,14 @@ class Database:
         return found.st_dev, found.st_ino
 
 
-def _connect(path: str) -> sqlite3.Connection:
+def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
+    if path != ":memory:":
+        # Only its owner reads it, as it is with runs.
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = with_reserve(
         # Whoever uses it sees to it that one thread at a time does.
-        lambda: sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        lambda: sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
     )
     try:
         # A machine that crashes may lose what was written last, and no more: the recordings are the record.

@@ -19,7 +19,7 @@ from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
 from bus.index.database import Database
 from bus.index.entry import RunEntry, make_entry
 from bus.recording.summary import Point, Summarizer, Summary
-from bus.runs.directory import RUN_FILE, RunInfo, in_words, read_run
+from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, in_words, read_run
 from bus.runs.directory import runs_dir as chosen_runs_dir
 
 _log = logging.getLogger("offloop.index")
@@ -178,7 +178,7 @@ class RunIndex:
         entry = self._entries[run] = make_entry(info, followed.summaries, read_annotations(path), followed.problem)
         if is_read:
             self._stamps[run] = stamp
-        if entry.is_going_on or info.last.has_publisher or not is_read:
+        if entry.is_going_on or not is_read:
             # Whoever comes next sees it as it is now, and looks again.
             unsaved[run] = "", entry, ()
         else:
@@ -186,6 +186,24 @@ class RunIndex:
             followed.close()
             del self._followed[run]
         return is_read
+
+
+def add_run(run: Path, seconds: float) -> None:
+    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most and nobody else is
+    writing there: whoever looks at the index adds what is missing."""
+    followed = _FollowedRun()
+    try:
+        stamp, info = _stamp(str(run)), read_run(run)
+        if not followed.read(info, time.monotonic() + seconds):
+            return
+        entry = make_entry(info, followed.summaries, read_annotations(run), followed.problem)
+        with contextlib.closing(Database(run.parent / INDEX_FILE, busy_seconds=0.0)) as database:
+            if database.problem is None and not entry.is_going_on:
+                _save(database, {run.name: (stamp, entry, list(followed.all_series()))})
+    except (OffloopError, OSError, sqlite3.Error) as error:
+        _log.info("run %s is not added to the index: %s", run.name, error)
+    finally:
+        followed.close()
 
 
 class _FollowedRun:
@@ -263,8 +281,7 @@ def _find(root: Path) -> dict[str, str]:
         with os.scandir(root) as folder:
             for entry in folder:
                 with contextlib.suppress(OSError):
-                    about = os.stat(f"{entry.path}/{RUN_FILE}")
-                    found[entry.name] = f"{about.st_mtime_ns:020}.{about.st_size}.{_said(entry.path)}"
+                    found[entry.name] = _stamp(entry.path)
     except FileNotFoundError:
         return {}
     except NotADirectoryError:
@@ -276,9 +293,15 @@ def _find(root: Path) -> dict[str, str]:
     return found
 
 
-def _said(path: str) -> str:
-    try:
-        found = os.stat(f"{path}/{ANNOTATIONS_FILE}")
-    except OSError:
-        return ""
-    return f"{found.st_mtime_ns}.{found.st_size}"
+def _stamp(run: str) -> str:
+    """Raises :class:`OSError` for a directory that is not one of a run."""
+    stamp = f"{os.stat(f'{run}/{RUN_FILE}').st_mtime_ns:020}"
+    # What people say, and a broker, which may take up again what an earlier one has left.
+    for name in (ANNOTATIONS_FILE, BROKER_FILE):
+        try:
+            found = os.stat(f"{run}/{name}")
+        except OSError:
+            stamp += "."
+        else:
+            stamp += f".{found.st_mtime_ns}-{found.st_size}"
+    return stamp
