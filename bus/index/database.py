@@ -127,7 +127,7 @@ def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = with_reserve(
-        # Whoever uses it sees to it that one thread at a time does.
+        # Its users see to it that one thread at a time does.
         lambda: sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
     )
     try:

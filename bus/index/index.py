@@ -179,7 +179,7 @@ class RunIndex:
         if is_read:
             self._stamps[run] = stamp
         if entry.is_going_on or not is_read:
-            # Whoever comes next sees it as it is now, and looks again.
+            # The next process sees it as it is now, and looks again.
             unsaved[run] = "", entry, ()
         else:
             unsaved[run] = stamp, entry, list(followed.all_series())
@@ -189,8 +189,8 @@ class RunIndex:
 
 
 def add_run(run: Path, seconds: float) -> None:
-    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most and nobody else is
-    writing there: whoever looks at the index adds what is missing."""
+    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most and no other process
+    writes there. What is missing is added by :meth:`RunIndex.refresh`."""
     followed = _FollowedRun()
     try:
         stamp, info = _stamp(str(run)), read_run(run)

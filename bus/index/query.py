@@ -132,7 +132,7 @@ def where(entries: Sequence[RunEntry], expression: str, columns: Columns | None 
     value, or one of another kind.
 
     Raises:
-        ConfigurationError: it is no such expression, or names what no run has.
+        ConfigurationError: it is not such an expression, or names what no run has.
     """
     test = _Parser(expression, columns or Columns(entries)).parse()
     return [entry for entry in entries if test(entry)]

@@ -181,18 +181,6 @@ def test_a_database_that_is_deleted_or_damaged_while_it_is_used_is_made_again(tm
         assert index.series("last", "loss/train/total") == [(0, 3.0)]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_is_indexed_in_memory(tmp_path):
-    write_run(tmp_path, "r", [1.0])
-    os.chmod(tmp_path, 0o500)
-    try:
-        entries, problem = refreshed(tmp_path)
-    finally:
-        os.chmod(tmp_path, 0o700)
-    assert set(entries) == {"r"}
-    assert "cannot be used" in problem
-
-
 def test_a_lock_that_is_not_given_back_leaves_the_index_in_memory(tmp_path, monkeypatch):
     write_run(tmp_path, "r", [1.0])
     refreshed(tmp_path)
