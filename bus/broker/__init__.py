@@ -1,6 +1,6 @@
 """Records and forwards the events of runs, and answers publishers and consumers.
 
-May import: net, protocol, recording, runs, tensors. Begin with ``broker``, then ``run`` and ``rank``;
+May import: index, net, protocol, recording, runs, tensors. Begin with ``broker``, then ``run`` and ``rank``;
 ``python -m bus.broker`` serves one run.
 """
 
