@@ -16,6 +16,7 @@ from bus.recording.summary import Point
 _log = logging.getLogger("offloop.index")
 
 _VERSION = 1
+_IN_MEMORY = ":memory:"
 _TABLES = (
     "CREATE TABLE runs (run TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE series (run TEXT, metric TEXT, points BLOB NOT NULL, PRIMARY KEY (run, metric)) WITHOUT ROWID",
@@ -33,11 +34,11 @@ class Database:
     in memory, and :attr:`problem` says why. Several processes may use one file; methods raise :class:`sqlite3.Error`
     when it is damaged, locked for long, or cannot be written."""
 
-    def __init__(self, path: Path, busy_seconds: float = 5.0) -> None:
+    def __init__(self, path: Path, busy_seconds: float = 5.0, problem: str | None = None) -> None:
         self._path, self._busy_seconds = path, busy_seconds
-        self.problem: str | None = None
-        """Why nothing is stored; ``None`` while all is well."""
-        self._connection = self._open()
+        self.problem = problem
+        """Why everything is kept in memory; ``None`` while all is well. One that is known before is given."""
+        self._connection = self._open() if problem is None else _connect(_IN_MEMORY, 0.0)
         self._identity = self._file()
 
     @property
@@ -111,7 +112,7 @@ class Database:
                         os.unlink(f"{self._path}{end}")
         else:
             _log.warning("%s", self.problem)
-        return _connect(":memory:", 0.0)
+        return _connect(_IN_MEMORY, 0.0)
 
     def _file(self) -> tuple[int, int] | None:
         try:
@@ -122,7 +123,7 @@ class Database:
 
 
 def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:
-    if path != ":memory:":
+    if path != _IN_MEMORY:
         # Only its owner reads it, as it is with runs.
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))

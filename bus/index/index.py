@@ -19,7 +19,7 @@ from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
 from bus.index.database import Database
 from bus.index.entry import RunEntry, make_entry
 from bus.recording.summary import Point, Summarizer, Summary
-from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, in_words, read_run
+from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
 from bus.runs.directory import runs_dir as chosen_runs_dir
 
 _log = logging.getLogger("offloop.index")
@@ -70,18 +70,16 @@ class RunIndex:
         if not found and not self.root.is_dir():
             self._restart()
             return 0
-        for is_second_try in (False, True):
+        for _ in range(2):
             try:
                 return self._refresh(found, until)
             except sqlite3.Error as error:
-                if is_second_try:
-                    raise RunDirectoryError(
-                        f"the index of {in_words(self.root)} cannot be used: {error}; delete {self.root / INDEX_FILE}",
-                        path=self.root,
-                    ) from None
                 _log.warning("the index of %s is opened again: %s", self.root, error)
                 self._restart()
-        raise AssertionError
+                problem = f"the index {self.root / INDEX_FILE} cannot be used: {error}"
+        # A full disk, for example.
+        self._database = Database(self.root / INDEX_FILE, problem=problem)
+        return self._refresh(found, until)
 
     def series(self, run: str, metric: str) -> list[Point]:
         """Steps and values of a metric of a run, thinned to some hundred; empty where there is none."""

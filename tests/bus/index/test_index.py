@@ -15,6 +15,7 @@ from run_folders import WrittenRun, write_run
 from bus import Event, Publisher
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.index.annotations import annotate, read_annotations
+from bus.index.database import Database
 from bus.index.index import INDEX_FILE, RunIndex
 from bus.runs.directory import RunDirectory, find_run
 
@@ -193,6 +194,25 @@ def test_a_lock_that_is_not_given_back_leaves_the_index_in_memory(tmp_path, monk
         holder.close()
     assert set(entries) == {"r"}
     assert "locked" in problem
+
+
+def test_on_a_full_disk_the_index_is_kept_in_memory(tmp_path, monkeypatch):
+    write_run(tmp_path, "r", [1.0])
+    store = Database.store
+
+    def store_or_fail(self, *values):
+        if self.problem is None:
+            raise sqlite3.OperationalError("database or disk is full")
+        store(self, *values)
+
+    monkeypatch.setattr(Database, "store", store_or_fail)
+    with RunIndex(tmp_path) as index:
+        assert index.refresh() == 0
+        assert "disk is full" in index.problem
+        assert index.series("r", "loss/train/total") == [(0, 1.0)]
+        write_run(tmp_path, "later", [2.0])
+        index.refresh()
+        assert set(index.entries) == {"r", "later"}
 
 
 WRITER = """
