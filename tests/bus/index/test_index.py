@@ -185,7 +185,7 @@ def test_a_database_that_is_deleted_or_damaged_while_it_is_used_is_made_again(tm
 def test_a_lock_that_is_not_given_back_leaves_the_index_in_memory(tmp_path, monkeypatch):
     write_run(tmp_path, "r", [1.0])
     refreshed(tmp_path)
-    monkeypatch.setattr("bus.index.database.Database.__init__.__defaults__", (0.0,))
+    monkeypatch.setattr("bus.index.database.Database.__init__.__defaults__", (0.0, None))
     holder = sqlite3.connect(tmp_path / INDEX_FILE, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
