@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import glob
+import itertools
 import logging
 import os
 import re
 import shutil
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,6 +46,9 @@ class CheckpointNames:
     keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
     A checkpoint is a file or a folder.
 
+    ``best_filename`` is such a link to the best of them, by what :attr:`ranking` says. ``keep_best`` of the best stay
+    beside the last ``keep``, or beside the last one if that is -1; ``None`` is one, or all of them if ``keep`` is -1.
+
     Raises :class:`bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the same for
     all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
     ``composer/utils/file_helpers.py``.
@@ -58,6 +62,8 @@ class CheckpointNames:
         keep: int = -1,
         overwrite: bool = False,
         names: Mapping[str, str | int] | None = None,
+        best_filename: str | None = None,
+        keep_best: int | None = None,
     ) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < -1:
             raise ConfigurationError(
@@ -76,16 +82,14 @@ class CheckpointNames:
             raise ConfigurationError(
                 f"filename {filename!r} is the same for all checkpoints: put {{batch}} into it, or set overwrite=True"
             )
-        self._latest: Path | None = None
-        if latest_filename is not None:
-            latest = CheckpointName(latest_filename, names, "latest_filename")
-            latest.check_relative()
-            if self._filename.matches(latest.at()):
-                raise ConfigurationError(
-                    f"latest_filename {latest_filename!r} could be a checkpoint's filename {filename!r}: "
-                    "use another name"
-                )
-            self._latest = self.folder / latest.at()
+        self._latest = self._link("latest_filename", latest_filename)
+        self._best = self._link("best_filename", best_filename)
+        if self._best is not None and self._best == self._latest:
+            raise ConfigurationError(f"best_filename and latest_filename are both {best_filename!r}: use another name")
+        self.ranking: Callable[[], Iterable[str]] = tuple
+        """Gives the names of checkpoints in the order of a metric, the best first; those that are not there any more,
+        or were not saved here, do not matter."""
+        self._keep_best = keep_best
         self._keep = keep
         self._overwrite = overwrite
         self._saved: list[str] = []
@@ -99,12 +103,42 @@ class CheckpointNames:
         write(path)
         self._count(name)
         if self._latest is not None:
-            self._point_latest_to(path)
+            self._point(self._latest, path)
         return path
+
+    def _link(self, argument: str, template: str | None) -> Path | None:
+        if template is None:
+            return None
+        link = CheckpointName(template, self._known, argument)
+        link.check_relative()
+        if self._filename.matches(link.at()):
+            raise ConfigurationError(
+                f"{argument} {template!r} could be a checkpoint's filename {str(self._filename)!r}: use another name"
+            )
+        return self.folder / link.at()
+
+    def point_to_best(self) -> None:
+        """Makes the link lead to the best checkpoint that is there.
+
+        Raises :class:`bus.errors.CheckpointError` when it cannot be made."""
+        if self._best is None:
+            return
+        best = next(self._best_first(), None)
+        if best is None:
+            self._best.unlink(missing_ok=True)
+        elif best != self._target(self._best):
+            self._point(self._best, best)
+
+    def _best_first(self) -> Iterator[Path]:
+        return (path for name in self.ranking() if self._is_checkpoint(path := self.folder / name))
+
+    def name_at(self, timestamp: Timestamp) -> str:
+        """What a checkpoint of that time is called in the folder."""
+        return self._filename.at(timestamp)
 
     def path_at(self, timestamp: Timestamp) -> Path:
         """Where a checkpoint of that time is."""
-        return self.folder / self._filename.at(timestamp)
+        return self.folder / self.name_at(timestamp)
 
     def other_name(self, template: str, argument: str) -> "CheckpointName":
         """What a checkpoint is called elsewhere, by a format string of ``argument``.
@@ -139,13 +173,13 @@ class CheckpointNames:
     def clean(self) -> None:
         """Removes what killed writes of this folder's checkpoints have left behind. Nothing may be writing them."""
         names = [self._filename.glob]
-        if self._latest is not None:
-            names.append(glob.escape(self._name_of(self._latest)))
+        links = [link for link in (self._latest, self._best) if link is not None]
+        names += [glob.escape(self._name_of(link)) for link in links]
         for parent in {PurePosixPath(name).parent for name in names}:
             for path in self.folder.glob(str(parent / ".*.tmp")):
                 found = TEMPORARY_NAME.fullmatch(path.name)
                 target = path.with_name(found["name"]) if found else None
-                if target and (target == self._latest or self._filename.matches(self._name_of(target))):
+                if target and (target in links or self._filename.matches(self._name_of(target))):
                     shutil.rmtree(path, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,25 +193,29 @@ class CheckpointNames:
     def _count(self, name: str) -> None:
         self._saved = [other for other in self._saved if other != name] + [name]
 
-    def _point_latest_to(self, path: Path) -> None:
-        assert self._latest is not None  # save() looks
-        with atomic_replace(self._latest) as draft:
+    def _point(self, link: Path, path: Path) -> None:
+        with atomic_replace(link) as draft:
             try:
-                draft.symlink_to(os.path.relpath(path, self._latest.parent))
+                draft.symlink_to(os.path.relpath(path, link.parent))
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, draft)
 
+    def surplus(self) -> list[str]:
+        """The names of the checkpoints that :meth:`remove_surplus` removes."""
+        if self._keep < 0 and self._keep_best is None:
+            return []
+        newest = 1 if self._keep < 0 else self._keep
+        best = {self._name_of(path) for path in itertools.islice(self._best_first(), self._keep_best or 1)}
+        return [name for name in self._saved[: max(0, len(self._saved) - newest)] if name not in best]
+
     def remove_surplus(self) -> None:
         """Removes what is not to be kept. What cannot be removed is logged and tried again the next time."""
-        if self._keep < 0:
-            return
-        surplus = self._saved[: max(0, len(self._saved) - self._keep)]
         if self._keep == 0 and self._latest is not None:
             self._latest.unlink(missing_ok=True)
-        for name in surplus:
+        for name in self.surplus():
             path = self.folder / name
             try:
                 if path.is_dir():
@@ -200,9 +238,11 @@ class CheckpointNames:
     def _linked(self) -> Path | None:
         if self._latest is None or not self._is_checkpoint(self._latest):
             return None
-        if not self._latest.is_symlink():
-            return self._latest
-        return Path(os.path.normpath(self._latest.parent / os.readlink(self._latest)))
+        return self._target(self._latest)
+
+    def _target(self, link: Path) -> Path:
+        """What a link leads to; itself where it is a copy, or not there."""
+        return Path(os.path.normpath(link.parent / os.readlink(link))) if link.is_symlink() else link
 
     def _is_later(self, path: Path, timestamp: Timestamp) -> bool:
         counted = self._filename.counters(self._name_of(path))
@@ -267,6 +307,9 @@ class CheckpointName:
             values |= {name: int(getattr(timestamp, name)) for name in _COUNTERS}
             values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}
         return self._template.format_map(values)
+
+    def __str__(self) -> str:
+        return self._template
 
     def matches(self, name: str) -> bool:
         """Whether it could have given this name."""

@@ -2,11 +2,10 @@
 
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -14,16 +13,10 @@ from bus.index.annotations import Annotations
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RunInfo
-
-Mode: TypeAlias = Literal["min", "max"]
+from bus.types.metrics import Mode
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
-
-_LOWER_IS_BETTER = re.compile(
-    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])|time|memory|lr-",
-    re.IGNORECASE,
-)
 
 
 class MetricValues(msgspec.Struct, array_like=True, frozen=True):
@@ -153,12 +146,6 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
             if values is not None:
                 found[name] = values if name not in found else _joined(found[name], values)
     return found
-
-
-def mode_of(metric: str) -> Mode:
-    """Whether the least or the greatest value of a metric is its best, by its name: of losses, errors, times and the
-    like the least, of everything else the greatest."""
-    return "min" if _LOWER_IS_BETTER.search(metric) else "max"
 
 
 def _values(metric: Metric) -> MetricValues | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.index.entry import Mode, RunEntry, mode_of
+from bus.index.entry import RunEntry
+from bus.types.metrics import Mode, mode_of
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 """Gives a run's value; ``None`` where it has none."""
@@ -156,7 +157,7 @@ def best(
     entries: Sequence[RunEntry], metric: str, mode: Mode | None = None, columns: Columns | None = None
 ) -> RunEntry | None:
     """The run with the best value of a metric at any step; ``None`` when no run has one. Without a ``mode`` its name
-    says what is better, see :func:`bus.index.entry.mode_of`.
+    says what is better, see :func:`bus.types.metrics.mode_of`.
 
     Raises:
         ConfigurationError: no run has that metric, or ``mode`` is not ``min`` or ``max``.

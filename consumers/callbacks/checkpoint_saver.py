@@ -7,15 +7,18 @@ from typing import Any
 
 from bus.checkpoints.image import read_contents, write_draft
 from bus.checkpoints.names import CheckpointName, CheckpointNames
-from bus.errors import FieldNotAvailableError
+from bus.checkpoints.ratings import Ratings
+from bus.errors import ConfigurationError, FieldNotAvailableError
 from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
+from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from bus.types.intervals import AT_END, check_interval
+from bus.types.metrics import Mode
 from bus.types.time import Time, TimeUnit
 from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
+from consumers.callbacks.monitored_metric import MonitoredMetric
 
 _log = logging.getLogger("offloop")
 
@@ -32,6 +35,10 @@ class CheckpointSaver(Callback):
     checkpoint comes after the epoch or the next batch, and has the name of that time. Of several ranks only the weights
     can be had (``weights_only``).
 
+    With ``monitor`` it also finds the best ones by a metric. A checkpoint is compared by the metric's value at the same
+    batch, so save when the model is evaluated; one without such a value, or with one that is not finite, is never the
+    best. The values are in ``checkpoints.json`` beside the checkpoints, see :mod:`bus.checkpoints.ratings`.
+
     Args:
         folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``.
         filename: the name of each checkpoint, see :class:`bus.checkpoints.names.CheckpointNames`.
@@ -41,11 +48,21 @@ class CheckpointSaver(Callback):
             of what was saved last; ``None`` for none.
         save_interval: a time such as ``1ep``, ``500ba`` or ``0.1dur``, or a number of epochs; 0 for never.
         overwrite: whether checkpoints of a later time than the training's may be in the folder, and replaced.
-        num_checkpoints_to_keep: how many stay; -1 for all, 0 for none once they are uploaded.
+        num_checkpoints_to_keep: how many of the newest stay; -1 for all, or with ``keep`` for the newest one alone; 0
+            for none once they are uploaded.
         weights_only: whether to save the model alone.
+        monitor: a metric by which checkpoints are compared, called as it is logged
+            (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``), or the end of that (``MulticlassAccuracy``),
+            which is of the evaluation where the training has such a metric too.
+        mode: whether the least value is the best, ``min``, or the greatest, ``max``. By default ``min`` for a metric
+            with ``loss``, ``error``, ``perplexity`` or the like in its name, see :func:`bus.types.metrics.mode_of`.
+        keep: how many of the best stay, beside the newest; by default the best one of those that
+            ``num_checkpoints_to_keep`` would remove.
+        best_filename: a link to the best one, with ``monitor``; ``None`` for none.
 
-    Raises :class:`bus.errors.ConfigurationError` for a name or an interval that is not allowed. Reference:
-    ``composer/callbacks/checkpoint_saver.py``.
+    Raises :class:`bus.errors.ConfigurationError` for a name or an interval that is not allowed, and
+    :class:`consumers.CannotWorkError` when several metrics have the name. Reference:
+    ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``.
     """
 
     background = True
@@ -61,13 +78,28 @@ class CheckpointSaver(Callback):
         overwrite: bool = False,
         num_checkpoints_to_keep: int = -1,
         weights_only: bool = False,
+        monitor: str | None = None,
+        mode: Mode | None = None,
+        keep: int | None = None,
+        best_filename: str | None = "best-rank{rank}.safetensors",
     ) -> None:
-        self._arguments = (folder, filename, latest_filename, num_checkpoints_to_keep, overwrite)
+        _check_comparison(monitor, mode, keep)
+        self._metric = None if monitor is None else MonitoredMetric(monitor)
+        self._mode = mode
+        self._arguments: dict[str, Any] = {
+            "folder": folder,
+            "filename": filename,
+            "latest_filename": latest_filename,
+            "keep": num_checkpoints_to_keep,
+            "overwrite": overwrite,
+            "best_filename": None if monitor is None else best_filename,
+            "keep_best": keep,
+        }
         self._remote_file_name = remote_file_name
         self._latest_remote_file_name = latest_remote_file_name
         self._overwrite = overwrite
         # Whether the names are allowed is to be known before the run is.
-        self._name_elsewhere(_Folder(*self._arguments, names={"run_name": "run"}))
+        self._name_elsewhere(_Folder(**self._arguments, names={"run_name": "run"}))
         interval = Time.from_input(save_interval, TimeUnit.EPOCH)
         self._interval = f"{check_interval(str(interval))}+{AT_END}" if interval.value else None
         self._keep = num_checkpoints_to_keep
@@ -76,6 +108,8 @@ class CheckpointSaver(Callback):
         self._folder: _Folder | None = None
         self._known: dict[str, Any] = {"saved": []}
         self._last_saved: Timestamp | None = None
+        self._ratings: Ratings | None = None
+        self._has_warned = False
         self._is_checked = False
         self._is_refused = False
         self._began = 0.0
@@ -88,9 +122,14 @@ class CheckpointSaver(Callback):
         folder = self._folder
         return [] if folder is None else [folder.folder / name for name in folder.state_dict()["saved"]]
 
+    def wanted_events(self) -> set[Event]:
+        """Those of :meth:`demand`."""
+        return set(self.demand().events)
+
     def demand(self) -> Demand:
         """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
-        after that, or the training was stopped after the events of its last batch."""
+        after that, or the training was stopped after the events of its last batch. With ``monitor``, any event that may
+        bring a value."""
         events: dict[Event, Want] = {Event.FIT_START: Want()}
         if self._interval is not None:
             due = Want(self._interval, {self._field: self._interval})
@@ -98,13 +137,25 @@ class CheckpointSaver(Callback):
             events |= {**dict.fromkeys(_BOUNDARIES, due), Event.FIT_END: at_end}
             if not self._weights_only:
                 events[Event.EVAL_AFTER_ALL] = at_end
+        if self._metric is not None:
+            return Demand.merge([Demand.of(BASE_EVENTS), Demand(events)])
         return Demand(events)
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Looks for a value of the metric, saves what is due, and rates what was saved."""
+        if self._metric is not None:
+            self._metric.take_in(event, state)
+        super().run_event(event, state, logger)
+        if self._folder is not None and self._rate(self._folder):
+            self._settle(self._folder)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """Looks whether another training's checkpoints are in the way.
 
         Raises :class:`bus.errors.ConfigurationError` when they are; nothing is saved then."""
         folder = self._begin(state)
+        if self._ratings is not None:
+            self._ratings.forget_after(state.timestamp.values.batch)
         if self._is_checked or self._interval is None:
             return
         self._is_refused = True
@@ -131,6 +182,7 @@ class CheckpointSaver(Callback):
     def close(self, state: Snapshot, logger: Logger) -> None:
         """Removes what was only to be uploaded."""
         if self._folder is not None:
+            self._warn_if_unrated(self._folder, state)
             self._remove_uploaded(self._folder)
 
     def post_close(self) -> None:
@@ -142,13 +194,17 @@ class CheckpointSaver(Callback):
         """Which checkpoints it has saved and keeps, and of what time the last one is."""
         last = None if self._last_saved is None else list(self._last_saved.values)
         known = self._known if self._folder is None else self._folder.state_dict()
-        return {**known, "last": last, "checked": self._is_checked, "refused": self._is_refused}
+        metric = {} if self._metric is None else {"metric": self._metric.state_dict(), "warned": self._has_warned}
+        return {**known, "last": last, "checked": self._is_checked, "refused": self._is_refused, **metric}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up what :meth:`state_dict` gave."""
         self._known = {"saved": list(state["saved"])}
         self._last_saved = None if state["last"] is None else Timestamp.from_values(state["last"])
         self._is_checked, self._is_refused = state["checked"], state["refused"]
+        if self._metric is not None and "metric" in state:
+            self._metric.load_state_dict(state["metric"])
+            self._has_warned = state["warned"]
 
     def _begin(self, state: Snapshot) -> "_Folder":
         """The folder, which needs the run to have a name; what was to be uploaded with the event before is gone."""
@@ -158,10 +214,13 @@ class CheckpointSaver(Callback):
                 "rank": state.rank,
                 "world_size": state.world_size,
             }
-            self._folder = _Folder(*self._arguments, names=names)
+            self._folder = _Folder(**self._arguments, names=names)
             self._folder.run_name = state.run_name
             self._folder.load_state_dict(self._known)
             self._folder.clean()
+            if self._metric is not None:
+                self._ratings = Ratings(self._folder.folder, state.run_name, self._mode)
+                self._folder.ranking = self._ratings.ranking
         self._remove_uploaded(self._folder)
         return self._folder
 
@@ -173,6 +232,7 @@ class CheckpointSaver(Callback):
         return self._last_saved is not None and self._last_saved.values.batch == state.timestamp.values.batch
 
     def _save(self, folder: "_Folder", state: Snapshot, named: Timestamp, logger: Logger) -> None:
+        self._warn_if_unrated(folder, state)
         path, saved = folder.path_at(named), folder.state_dict()["saved"]
         try:
             draft = getattr(state, self._field)
@@ -185,9 +245,43 @@ class CheckpointSaver(Callback):
         else:
             folder.place(named, lambda path: write_draft(path, draft, saved))
         self._last_saved = named
+        if self._ratings is not None:
+            self._ratings.forget(folder.name_at(named))
+            self._rate(folder)
         self._upload(folder, path, named, logger)
-        if self._keep > 0:
+        self._settle(folder)
+
+    def _rate(self, folder: "_Folder") -> bool:
+        """Rates what was saved last by a value of its batch; whether that is new."""
+        if self._metric is None or self._ratings is None or self._last_saved is None:
+            return False
+        newest, batch = self._metric.newest, self._last_saved.values.batch
+        if newest is None or newest.batch != batch:
+            return False
+        return self._ratings.add(folder.name_at(self._last_saved), batch, newest.metric, newest.value)
+
+    def _settle(self, folder: "_Folder") -> None:
+        """Brings the link to the best one up to date, and removes what is not to be kept."""
+        if self._ratings is not None:
+            surplus = set(folder.surplus())
+            self._ratings.write(lambda name: name not in surplus and (folder.folder / name).is_file())
+            folder.point_to_best()
+        # What is not kept at all has yet to be uploaded.
+        if self._keep != 0:
             folder.remove_surplus()
+
+    def _warn_if_unrated(self, folder: "_Folder", state: Snapshot) -> None:
+        """Says once that a checkpoint has no value to be compared by."""
+        if self._ratings is None or self._metric is None or self._last_saved is None or self._has_warned:
+            return
+        name = folder.name_at(self._last_saved)
+        if name not in self._ratings and (folder.folder / name).is_file():
+            self._has_warned = True
+            _log.warning(
+                "run %s: checkpoint %s is not compared: no value of %r came with its batch; save when the model is "
+                "evaluated, or use another monitor: there were %s",
+                *(state.run_name, name, self._metric.name, ", ".join(self._metric.others) or "no others"),
+            )
 
     def _upload(self, folder: "_Folder", path: Path, named: Timestamp, logger: Logger) -> None:
         remote, latest_remote = self._name_elsewhere(folder)
@@ -217,6 +311,19 @@ class CheckpointSaver(Callback):
         """Removes what was kept for the loggers alone, which have it by the next event."""
         if self._keep == 0:
             folder.remove_surplus()
+
+
+def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) -> None:
+    if mode not in (None, "min", "max"):
+        raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise ConfigurationError(f"keep={keep!r} is not allowed: use a number of checkpoints from 1 on")
+    if monitor is None and (mode is not None or keep is not None):
+        given = "mode" if keep is None else "keep"
+        raise ConfigurationError(
+            f"{given} is of the best checkpoints by a metric: name that as monitor, such as loss/train/total; "
+            "num_checkpoints_to_keep is of the newest ones"
+        )
 
 
 class _Folder(CheckpointNames):

@@ -6,6 +6,7 @@ from typing import Any
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
+from bus.types.metrics import flatten
 from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
@@ -40,7 +41,11 @@ class TrainerMetrics(Callback):
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Logs what was logged in the training, then what belongs to the event."""
         for step, metrics in state.fields.get("logged") or ():
-            logger.log_metrics(_flat(metrics), step)
+            logger.log_metrics(flatten(metrics), step)
+        self.log_own(event, state, logger)
+
+    def log_own(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        """Logs what belongs to the event alone."""
         super().run_event(event, state, logger)
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
@@ -88,15 +93,4 @@ def _times(timestamp: Timestamp, counts_tokens: bool) -> dict[str, int]:
 
 
 def _log_metrics_of(label: str, metrics: Mapping[str, Any], step: int, logger: Logger) -> None:
-    logger.log_metrics({f"metrics/{label}/{name}": value for name, value in _flat(metrics).items()}, step)
-
-
-def _flat(values: Mapping[Any, Any]) -> dict[str, float | str]:
-    flat: dict[str, float | str] = {}
-    for name, value in values.items():
-        if isinstance(value, float | int | str):
-            flat[str(name)] = value
-        elif isinstance(value, Mapping | list):
-            parts = value if isinstance(value, Mapping) else dict(enumerate(value))
-            flat |= {f"{name}/{part}": number for part, number in _flat(parts).items()}
-    return flat
+    logger.log_metrics({f"metrics/{label}/{name}": value for name, value in flatten(metrics).items()}, step)

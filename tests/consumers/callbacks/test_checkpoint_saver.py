@@ -1,12 +1,14 @@
 """Checkpoints that a consumer writes: the names and moments of the reference, the bytes of the trainer's own."""
 
+import json
 import logging
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from bus.types.event import Event
 from consumers.api.callback import view_for
 from consumers.api.logger import Logger, Upload
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
-from trainer import State
+from trainer import Evaluator, State
 from trainer.checkpoints.file import read_checkpoint
 from trainer.stream.run_stream import TrainingStream
 
@@ -238,6 +240,125 @@ def test_several_ranks_are_told_what_to_do_instead() -> None:
             TENSOR_FIELDS["checkpoint"].compute(trainer.state)
 
 
+# -- the best by a metric ---------------------------------------------------------------------------------------------
+
+BEST = "best-rank0.safetensors"
+NAN = math.nan
+
+
+def train_with_scores(
+    scores: list[float],
+    saver: CheckpointSaver,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[Snapshot], object] = lambda snapshot: None,
+    **arguments: Any,
+) -> None:
+    """Trains an epoch of 4 batches for each score, which its evaluation gives."""
+    stream, rest = TensorStream(saver), iter(scores)
+    stream.after_event = look
+
+    def score(event: Event, state: State, logger: object) -> None:
+        state.eval_metric_values = {state.dataloader_label: {"Score": next(rest), "Other": 1.0}}
+
+    settings = {"max_duration": f"{len(scores)}ep", "eval_dataloader": gold_loader("eval_a", 12, 5)}
+    train(stream, monkeypatch, algorithms=[Act(score, Event.EVAL_END)], **(settings | arguments))
+
+
+def epochs(folder: Path) -> list[int]:
+    """The epochs of which there are checkpoints."""
+    return sorted(int(path.name[2:].partition("-")[0]) for path in folder.glob("ep*"))
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "kept", "bests"),
+    [
+        ([0.5, 0.9, 0.7, 0.8, 0.6], {"keep": 2}, [2, 4, 5], [1, 2, 2, 2, 2]),
+        ([0.5, 0.9, 0.7, 0.8, 0.6], {"keep": 2, "mode": "min"}, [1, 5], [1, 1, 1, 1, 1]),
+        ([0.5, NAN, 0.4, math.inf, 0.6], {"keep": 1}, [5], [1, 1, 1, 1, 5]),
+        ([NAN, NAN], {"keep": 1}, [2], [None, None]),
+        ([0.9, 0.5, 0.9], {}, [1, 2, 3], [1, 1, 1]),
+        ([0.9, 0.5, 0.6, 0.7], {"num_checkpoints_to_keep": 2}, [1, 3, 4], [1, 1, 1, 1]),
+        ([0.9, 0.5, 0.6], {"num_checkpoints_to_keep": 0}, [1], [1, 1, 1]),
+    ],
+)
+def test_the_best_stay_and_a_link_leads_to_the_very_best(
+    scores: list[float],
+    options: dict[str, Any],
+    kept: list[int],
+    bests: list[int | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saver = CheckpointSaver(str(tmp_path), monitor="Score", **options)
+    seen: list[int | None] = []
+
+    def look(snapshot: Snapshot) -> None:
+        link = tmp_path / BEST
+        # At no time does it lead to where nothing is.
+        assert link.exists() or not link.is_symlink()
+        if snapshot.event is Event.EPOCH_CHECKPOINT:
+            seen.append(read_checkpoint(link)["timestamp"][1] if link.exists() else None)
+
+    train_with_scores(scores, saver, monkeypatch, look)
+    assert seen == bests
+    assert epochs(tmp_path) == kept
+    if options.get("num_checkpoints_to_keep") != 0:
+        assert read_checkpoint(tmp_path / LATEST)["timestamp"][1] == len(scores)
+    written = json.loads((tmp_path / "checkpoints.json").read_text())
+    assert written["best"] == (None if bests[-1] is None else f"ep{bests[-1]}-ba{4 * bests[-1]}-rank0.safetensors")
+    assert written["checkpoints"] == [
+        {
+            "file": f"ep{epoch}-ba{4 * epoch}-rank0.safetensors",
+            "batch": 4 * epoch,
+            "metric": "metrics/eval/Score",
+            "value": score if math.isfinite(score := scores[epoch - 1]) else None,
+        }
+        for epoch in kept
+    ]
+
+
+def test_an_evaluation_after_the_training_rates_the_last_checkpoint_and_one_without_a_value_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = CheckpointSaver(str(tmp_path), monitor="Score", weights_only=True)
+    with caplog.at_level(logging.WARNING):
+        train_with_scores([0.5], saver, monkeypatch, max_duration="3ep", eval_interval="5ep")
+    assert os.readlink(tmp_path / BEST) == "ep3-ba12-rank0.safetensors"
+    [message] = [record.getMessage() for record in caplog.records if "compared" in record.getMessage()]
+    assert "checkpoint ep1-ba4-rank0.safetensors is not compared: no value of 'Score' came with its batch" in message
+    assert "loss/train/total" in message
+
+
+def test_a_metric_of_the_training_is_found_too_and_a_loss_is_best_when_it_is_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = TensorStream(CheckpointSaver(str(tmp_path), save_interval="1ba", monitor="total", keep=1))
+    train(stream, monkeypatch)
+    losses = {one.timestamp.batch.value: one.loss for one in stream.snapshots if one.event is Event.BATCH_END}
+    best = min(losses, key=losses.__getitem__)
+    assert best not in (1, 8)
+    assert read_checkpoint(tmp_path / BEST)["timestamp"][2] == best
+    assert sorted(read_checkpoint(path)["timestamp"][2] for path in tmp_path.glob("ep*")) == [best, 8]
+
+
+def test_of_two_metrics_that_end_alike_that_of_the_evaluation_is_meant_and_of_two_evaluations_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, Any] = {"max_duration": "1ep"}
+    stream = TensorStream(CheckpointSaver(str(tmp_path), monitor="MulticlassAccuracy"))
+    train(stream, monkeypatch, eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
+    [rating] = json.loads((tmp_path / "checkpoints.json").read_text())["checkpoints"]
+    assert rating["metric"] == "metrics/eval/MulticlassAccuracy"
+    assert rating["value"] == stream.snapshots[-1].eval_metrics["eval"]["MulticlassAccuracy"]
+
+    stream = TensorStream(CheckpointSaver(str(tmp_path / "2"), monitor="MulticlassAccuracy"))
+    loaders = [Evaluator(label, gold_loader("eval_a", 12, 5)) for label in ("one", "two")]
+    train(stream, monkeypatch, eval_dataloader=loaders, **arguments)
+    assert "may be metrics/one/MulticlassAccuracy, metrics/two/MulticlassAccuracy: write the whole name" in str(
+        stream.errors[0]
+    )
+
+
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +372,17 @@ def test_several_ranks_are_told_what_to_do_instead() -> None:
         ({"save_interval": "-1ep"}, "'-1ep', which is not an interval"),
         ({"num_checkpoints_to_keep": -2}, "keep=-2"),
         ({"folder": "s3://bucket"}, "not on a file system"),
+        ({"keep": 3}, "keep is of the best checkpoints by a metric: name that as monitor"),
+        ({"monitor": "total", "keep": 0}, "keep=0 is not allowed"),
+        ({"monitor": "total", "mode": "least"}, "mode 'least' is not known: use min or max"),
+        (
+            {"monitor": "total", "best_filename": "ep1-ba1-rank0.safetensors"},
+            "best_filename 'ep1-ba1-rank0.safetensors' could",
+        ),
+        (
+            {"monitor": "total", "best_filename": "latest-rank{rank}.safetensors"},
+            "best_filename and latest_filename are both",
+        ),
     ],
 )
 def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any], message: str) -> None:
@@ -298,8 +430,9 @@ def start(runs_dir: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def consume(start: Any, folder: Path) -> "subprocess.Popen[str]":
-    options = ["-o", f"checkpoint.folder={folder}", "-o", "checkpoint.save_interval=3ba"]
+def consume(start: Any, folder: Path, *settings: str) -> "subprocess.Popen[str]":
+    settings = (f"folder={folder}", "save_interval=3ba", *settings)
+    options = [part for setting in settings for part in ("-o", f"checkpoint.{setting}")]
     arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
     process: subprocess.Popen[str] = start("-m", "consumers", *arguments)
     return process
@@ -373,3 +506,42 @@ def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path:
     saved = read_checkpoint(out / LATEST)["checkpoints"]["saved"]
     assert {*saved, os.readlink(out / LATEST)} == {path.name for path in out.glob("ep*")}
     assert not list(out.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_after_a_kill_the_best_are_still_known(start: Any, tmp_path: Path) -> None:
+    training = start("-c", TRAINING, str(tmp_path / "in"), "small", str(tmp_path / "enough"))
+    out = tmp_path / "out"
+    # The loss falls, so the best by its greatest value are among the first.
+    settings = ("monitor=loss/train/total", "mode=max", "keep=2")
+
+    def wait_for_later(batches: int) -> None:
+        before = _batch_of(out / LATEST)
+        wait_for(lambda: _batch_of(out / LATEST) >= before + batches, "later checkpoints", 90)
+
+    for _ in range(2):
+        consumer = consume(start, out, *settings)
+        wait_for_later(12)
+        consumer.send_signal(signal.SIGKILL)
+        consumer.wait()
+        assert (out / BEST).exists()
+    consumer = consume(start, out, *settings)
+    wait_for_later(12)
+    (tmp_path / "enough").touch()
+    assert training.wait(60) == 0, training.stderr.read()
+    assert consumer.wait(60) == 0, consumer.stderr.read()
+    # By what the recording says of each checkpoint that came.
+    snapshots = list(Recording(find_run("r").recording))
+    losses = {one.timestamp.batch.value: one.loss for one in snapshots if one.event is Event.BATCH_END}
+    saved = {one.timestamp.batch.value for one in snapshots if "checkpoint" in one.on_demand}
+    best = sorted(saved, key=losses.__getitem__, reverse=True)[:2]
+    assert _batch_of(out / BEST) == best[0]
+    assert {_batch_of(path) for path in out.glob("ep*")} == {*best, max(saved)}
+    ratings = json.loads((out / "checkpoints.json").read_text())["checkpoints"]
+    assert {one["batch"]: one["value"] for one in ratings} == {batch: losses[batch] for batch in {*best, max(saved)}}
+
+
+def _batch_of(path: Path) -> int:
+    batch: int = read_checkpoint(path)["timestamp"][2] if path.exists() else 0
+    return batch

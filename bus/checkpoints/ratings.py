@@ -1,0 +1,106 @@
+"""The values of a metric that checkpoints are compared by, in a file beside them."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bus.files import atomic_replace
+from bus.types.metrics import Mode, mode_of
+
+_log = logging.getLogger("offloop")
+
+RATINGS_FILE = "checkpoints.json"
+
+
+class Rating(msgspec.Struct, frozen=True):
+    """What a checkpoint is compared by."""
+
+    file: str
+    """Its name, relative to the folder."""
+    batch: int
+    """How many batches it was trained on."""
+    metric: str
+    """The metric's whole name, such as ``metrics/eval/MulticlassAccuracy``."""
+    value: float | None
+    """The metric's value at that batch; ``None`` for one that is not finite, which is never the best."""
+
+
+class RatingsFile(msgspec.Struct):
+    """What ``checkpoints.json`` says."""
+
+    run: str
+    best: str | None = None
+    """The name of the best of them."""
+    checkpoints: list[Rating] = []
+    """Those that are kept, in the order in which they were saved."""
+
+
+def read_ratings(folder: Path) -> RatingsFile | None:
+    """What is said of the checkpoints in a folder; ``None`` where nothing is, or it cannot be read."""
+    try:
+        return msgspec.json.decode((folder / RATINGS_FILE).read_bytes(), type=RatingsFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("%s is left out: %s", folder / RATINGS_FILE, error)
+        return None
+
+
+class Ratings:
+    """Compares the checkpoints of one run in a folder by a metric. Without a ``mode`` the metric's name says what is
+    better, see :func:`bus.types.metrics.mode_of`."""
+
+    def __init__(self, folder: Path, run: str, mode: Mode | None) -> None:
+        self._folder = folder
+        self._run = run
+        self._mode = mode
+        self._ratings: dict[str, Rating] = {}
+        found = read_ratings(folder)
+        if found is not None and found.run == run:
+            self._ratings = {one.file: one for one in found.checkpoints}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ratings
+
+    def forget(self, name: str) -> None:
+        """Takes a checkpoint's rating away, because another one has its name now."""
+        self._ratings.pop(name, None)
+
+    def forget_after(self, batch: int) -> None:
+        """Takes away the ratings of checkpoints of later batches, from where a training begins anew or resumes."""
+        self._ratings = {name: one for name, one in self._ratings.items() if one.batch <= batch}
+
+    def add(self, name: str, batch: int, metric: str, value: float) -> bool:
+        """Rates a checkpoint; returns whether that is new."""
+        rating = Rating(name, batch, metric, value if math.isfinite(value) else None)
+        if self._ratings.get(name) == rating:
+            return False
+        self._ratings[name] = rating
+        return True
+
+    def ranking(self) -> list[str]:
+        """The checkpoints by their values, the best first, and of equal ones the first that was saved. Those with
+        values of another metric than the newest are left out."""
+        if not self._ratings:
+            return []
+        metric = next(reversed(self._ratings.values())).metric
+        sign = 1.0 if (self._mode or mode_of(metric)) == "min" else -1.0
+        values = {
+            one.file: sign * one.value
+            for one in self._ratings.values()
+            if one.metric == metric and one.value is not None
+        }
+        return sorted(values, key=values.__getitem__)
+
+    def write(self, is_kept: Callable[[str], bool]) -> None:
+        """Replaces the file, without the checkpoints that are not kept.
+
+        Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
+        self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}
+        best = next(iter(self.ranking()), None)
+        content = RatingsFile(self._run, best, list(self._ratings.values()))
+        with atomic_replace(self._folder / RATINGS_FILE) as draft:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")

@@ -1,0 +1,31 @@
+"""Metrics: what their names say, and their values as plain numbers."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+Mode: TypeAlias = Literal["min", "max"]
+
+_LOWER_IS_BETTER = re.compile(
+    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])|time|memory|lr-",
+    re.IGNORECASE,
+)
+
+
+def mode_of(metric: str) -> Mode:
+    """Whether the least or the greatest value of a metric is its best, by its name: of losses, errors, times and the
+    like the least, of everything else the greatest."""
+    return "min" if _LOWER_IS_BETTER.search(metric) else "max"
+
+
+def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
+    """Metrics by name, with those that are lists or maps in parts, as ``NAME/0`` or ``NAME/KEY``; what is neither a
+    number nor a text is left out."""
+    flat: dict[str, float | str] = {}
+    for name, value in values.items():
+        if isinstance(value, float | int | str):
+            flat[str(name)] = value
+        elif isinstance(value, Mapping | list):
+            parts = value if isinstance(value, Mapping) else dict(enumerate(value))
+            flat |= {f"{name}/{part}": number for part, number in flatten(parts).items()}
+    return flat

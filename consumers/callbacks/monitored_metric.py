@@ -1,0 +1,97 @@
+"""A metric of the training, by its name or the end of it, with the batch that its value belongs to."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from bus.printing import shorten
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.metrics import flatten
+from consumers.api.callback import CannotWorkError
+from consumers.api.logger import Logger
+from consumers.callbacks.trainer_metrics import TrainerMetrics
+
+_MOST_NAMES = 100
+_TRAINING = ("loss/train/", "metrics/train/")
+
+
+class MonitoredValue(NamedTuple):
+    """A value of a metric."""
+
+    metric: str
+    """The metric's whole name."""
+    batch: int
+    """How many batches had been trained on."""
+    value: float
+
+
+class MonitoredMetric:
+    """The newest value of a metric, called ``name`` as it is logged (``metrics/eval/MulticlassAccuracy``,
+    ``loss/train/total``), or the end of that behind a slash (``MulticlassAccuracy``). An end that an evaluation and the
+    training itself have is that of the evaluation."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """What it was called."""
+        self._source = TrainerMetrics()
+        self._found: dict[str, MonitoredValue] = {}
+        self._others: dict[str, None] = {}
+
+    @property
+    def others(self) -> list[str]:
+        """Some of the metrics that had other names, for a message."""
+        return shorten(self._others, "of them")
+
+    def take_in(self, event: Event, state: Snapshot) -> None:
+        """Takes in the values that come with an event."""
+        for batch, metrics in state.fields.get("logged") or ():
+            self._note(batch, flatten(metrics))
+        logger = _Values()
+        self._source.log_own(event, state, logger)
+        # Not the step that they are logged for: a batch is logged for the one at which it began.
+        self._note(state.timestamp.values.batch, logger.values)
+
+    @property
+    def newest(self) -> MonitoredValue | None:
+        """The newest value; ``None`` before the first.
+
+        Raises :class:`consumers.CannotWorkError` when several metrics have that name."""
+        found = [self.name] if self.name in self._found else list(self._found)
+        if len(found) > 1:
+            found = [name for name in found if not name.startswith(_TRAINING)] or found
+        if len(found) > 1:
+            raise CannotWorkError(f"monitor {self.name!r} may be {', '.join(sorted(found))}: write the whole name")
+        return self._found[found[0]] if found else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest values, and the names that there are."""
+        return {"found": [list(one) for one in self._found.values()], "others": list(self._others)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes them up."""
+        values: Iterable[Any] = state["found"]
+        self._found = {one[0]: MonitoredValue(*one) for one in values if self._is_meant(one[0])}
+        self._others = dict.fromkeys(state["others"])
+
+    def _note(self, batch: int, metrics: Mapping[str, Any]) -> None:
+        for name, value in metrics.items():
+            if not isinstance(value, float | int):
+                continue
+            if self._is_meant(name):
+                self._found[name] = MonitoredValue(name, batch, float(value))
+            elif len(self._others) < _MOST_NAMES and not name.startswith("time/"):
+                self._others[name] = None
+
+    def _is_meant(self, name: str) -> bool:
+        return name == self.name or name.endswith(f"/{self.name}")
+
+
+class _Values(Logger):
+    """Keeps the values that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Any] = {}
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self.values.update(metrics)
