@@ -89,7 +89,8 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
             the base rate: it follows the training time, for all optimizers. Or one or several of torch's schedulers.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
         algorithms: :class:`trainer.Algorithm` objects, which run in the loop and may change it.
-        callbacks, loggers: objects of the package ``consumers``; they run in a process that is started for them.
+        callbacks, loggers: objects of the package ``consumers``, or names as the command ``consumer`` takes them, such
+            as ``"speed"`` and ``"jsonl"``; they run in a process that is started for them.
         run_name: the run's name, by default a new one.
         seed: for Python's, numpy's and torch's random numbers; by default a new one, which is recorded.
         device: where to train: ``auto``, ``cpu`` or ``gpu``, or torch's device ``cpu`` or ``cuda``.

@@ -23,7 +23,7 @@ from trainer.data.spec import DataSpec, as_data_spec
 from trainer.distributed.parallel import check_shards
 from trainer.distributed.ranks import report_lost_ranks
 from trainer.engine.engine import Logger
-from trainer.evaluation.evaluation import evaluating_on_others, predict, use_evaluators
+from trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
 from trainer.loop.microbatches import check_microbatch_size
 from trainer.loop.progress import make_progress
 from trainer.setup import Setup
@@ -78,6 +78,13 @@ class Trainer:
     def run_dir(self) -> Path | None:
         """The run's directory; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.run_dir
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of each loss and metric as a number, under the name that it is logged by, such as
+        ``loss/train/total``, ``metrics/train/NAME`` and ``metrics/LABEL/NAME`` of an evaluator; of one that has several
+        values each, as ``NAME/0``. Waits for the device."""
+        return newest_metrics(self.state)
 
     @property
     def attempt(self) -> int | None:

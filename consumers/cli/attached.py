@@ -4,7 +4,9 @@ On standard input it is told what to do: one line of JSON, ``{"sys_path": [...],
 ``key``, ``broker_key`` and ``path`` where the run's directory, ``path``, is not there yet or on another machine, and
 ``shows``, whether to say at the end where loggers wrote; then a pickle of ``{"callbacks": [...], "loggers": [...]}``.
 The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
-place. The pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
+place. A text among the callbacks and loggers is a name, as ``consumer`` takes it. With ``describe`` in the line nothing
+is run: the last line on standard output is then JSON that says what these callbacks want, see :func:`describe`. The
+pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
 """
 
 import json
@@ -12,9 +14,9 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
 from bus.net.curve import ClientSecurity, client_security
@@ -23,13 +25,16 @@ from bus.printing import say
 from bus.runs.directory import RUN_FILE
 from bus.subscriber.subscriber import Subscriber
 from bus.types.demand import shortest_delay
-from consumers.api.callback import Callback
+from consumers.api.callback import Callback, demand_of
 from consumers.api.logger import LoggerDestination
 from consumers.callbacks import TrainerMetrics
 from consumers.loggers import ConsoleLogger
 from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import Subscription, wanted_events
+from consumers.runner.entries import Subscription, barrier_events_of, wanted_events
 from consumers.runner.session import format_outcomes, format_places, run_session
+
+if TYPE_CHECKING:
+    from bus.plugins.registry import Registry
 
 NAME = "callbacks"
 """What the consumer of a trainer's own callbacks is called."""
@@ -67,6 +72,43 @@ def run_attached(
     return 1 if statistics.problems else 0
 
 
+def create_named(callbacks: Iterable[Any], loggers: Iterable[Any]) -> tuple[list[Callback], list[LoggerDestination]]:
+    """The same with what has a name made, each name once.
+
+    Raises :class:`bus.errors.ConfigurationError` for a name that there is not."""
+    given = [*callbacks], [*loggers]
+    if not any(isinstance(one, str) for one in (*given[0], *given[1])):
+        return given
+    # Only now, because it takes time.
+    from consumers.cli.registry import CALLBACKS, LOGGERS
+
+    return _create(CALLBACKS, given[0]), _create(LOGGERS, given[1])
+
+
+def _create(registry: "Registry[Any]", given: list[Any]) -> list[Any]:
+    named = dict.fromkeys(one for one in given if isinstance(one, str))
+    made = {name: registry.create(name, {}) for name in named}
+    # Where a name stands for the first time.
+    return [made.pop(one) if isinstance(one, str) else one for one in given if not isinstance(one, str) or one in made]
+
+
+def describe(names: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trainer has to know of callbacks and loggers with these names before it begins: the ``demand`` of the
+    callbacks as it travels, and the ``barrier_events`` at which they may decide; or as ``error`` why they cannot work
+    on this machine."""
+    try:
+        callbacks, loggers = create_named(names["callbacks"], names["loggers"])
+        wanted_events(callbacks)
+        for callback in callbacks:
+            callback.check()
+        for logger in loggers:
+            logger.check()
+        demand, decides = demand_of(callbacks), barrier_events_of(callbacks)
+    except OffloopError as error:
+        return {"error": str(error)}
+    return {"demand": demand.to_wire(), "barrier_events": sorted(event.value for event in decides)}
+
+
 def read_order(stream: BinaryIO) -> dict[str, Any]:
     """Reads what the trainer sends.
 
@@ -97,6 +139,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         order = read_order(sys.stdin.buffer)
+        if order.get("describe"):
+            say(json.dumps(describe(order)))
+            return
         run, broker, security = order["run"], order.get("broker"), None
         if broker is not None:
             security = client_security(order.get("key"), order.get("broker_key"))
@@ -104,7 +149,8 @@ def main() -> None:
             list_remote_runs(broker, security, run)
             if (Path(order["path"]) / RUN_FILE).exists():
                 run, broker, security = order["path"], None, None
-        code = run_attached(run, order["callbacks"], order["loggers"], broker, security, order.get("shows", False))
+        callbacks, loggers = create_named(order["callbacks"], order["loggers"])
+        code = run_attached(run, callbacks, loggers, broker, security, order.get("shows", False))
     except OffloopError as error:
         say(f"error: {error}", err=True)
         code = 1

@@ -10,9 +10,11 @@ import torch
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
+from bus.types.metrics import flatten
 from bus.types.time import Time
 from bus.types.timestamp import Timestamp
 from trainer.arguments.durations import Interval
+from trainer.arguments.values import to_builtin
 from trainer.data.evaluator import Evaluator
 from trainer.data.metrics import metrics_of, read_metrics
 from trainer.data.spec import DataSpec
@@ -251,6 +253,22 @@ def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
     state.evaluators[:] = evaluators
     add_eval_metrics(state, evaluators)
     state.eval_metric_values = {name: one for name, one in state.eval_metric_values.items() if name in labels}
+
+
+def newest_metrics(state: State) -> dict[str, float]:
+    """The newest value of each loss and metric as a number, under the name that it is logged by."""
+    groups: dict[str, Any] = {}
+    if state.batch_loss is not None:
+        groups["loss/train"] = {"total": to_builtin(state.batch_loss), **to_builtin(state.batch_losses)}
+        several = state.train_metric_values
+        groups["metrics/train"] = read_metrics(state.train_metrics) if several is None else several
+    groups |= {f"metrics/{label}": values for label, values in state.eval_metric_values.items()}
+    return {
+        f"{group}/{name}": value
+        for group, values in groups.items()
+        for name, value in flatten(values).items()
+        if isinstance(value, float | int)
+    }
 
 
 @contextlib.contextmanager

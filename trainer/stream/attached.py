@@ -28,7 +28,7 @@ class AttachedConsumers:
     It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
     trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
     JSON with ``sys_path`` and ``where`` (see :func:`run_place`), then a pickle of ``callbacks`` and ``loggers``, whose
-    classes may come from the user's script itself.
+    classes may come from the user's script itself. A text among them is a name, as ``consumer`` takes it.
     """
 
     def __init__(
@@ -38,16 +38,12 @@ class AttachedConsumers:
         where: Mapping[str, str | bool | None],
         command: Sequence[str] = _COMMAND,
     ) -> None:
-        # The line comes first because unpickling imports the user's modules, which needs the path.
-        line = json.dumps({"sys_path": sys.path, **where}).encode() + b"\n"
-        pickled = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()}
-        )
+        order = _order(callbacks, loggers, where)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=_environment())
         assert self._process.stdin is not None  # it is a pipe
         try:
             with self._process.stdin as pipe:
-                pipe.write(line + pickled)
+                pipe.write(order)
         except BrokenPipeError:
             # It ended before it read anything; wait() reports how.
             return
@@ -66,6 +62,51 @@ class AttachedConsumers:
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
             _say(f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not")
+
+
+class NamedCallbacks:
+    """What callbacks and loggers want that are given by their names, as a process says that makes them and ends: they
+    belong to a package that a training does not load.
+
+    Raises :class:`bus.errors.ConfigurationError` for a name that there is not, and for what cannot work."""
+
+    def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
+        names = ", ".join([*callbacks, *loggers])
+        order = _order(callbacks, loggers, {"describe": True})
+        try:
+            done = subprocess.run(
+                command, input=order, stdout=subprocess.PIPE, env=_environment(), timeout=_PATIENCE, check=False
+            )
+            # Whatever is imported may write lines of its own.
+            described = json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            raise ConfigurationError(f"{names} cannot be made within {_PATIENCE:g} s") from None
+        except (IndexError, ValueError):
+            raise ConfigurationError(f"{names} cannot be made: their process ended with {done.returncode}") from None
+        if "error" in described:
+            raise ConfigurationError(described["error"])
+        self._demand = Demand.from_wire(described["demand"])
+        self.barrier_events = frozenset(Event(event) for event in described["barrier_events"])
+
+    def wanted_events(self) -> set[Event]:
+        """The events that they handle."""
+        return set(self._demand.events)
+
+    def demand(self) -> Demand:
+        """What they want to be sent."""
+        return self._demand
+
+
+def _order(callbacks: Sequence[Any], loggers: Sequence[Any], about: Mapping[str, Any]) -> bytes:
+    """What the process reads; the line comes first because unpickling imports the user's modules, which needs the
+    path."""
+    line = json.dumps({"sys_path": sys.path, **about}).encode() + b"\n"
+    pickled: bytes = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
+    return line + pickled
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> dict[str, str | None]:
@@ -89,7 +130,7 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise ConfigurationError(
                 f"callbacks has {what}: give objects whose class extends consumers.Callback, such as "
-                "consumers.SpeedMonitor(); what changes the training goes into algorithms"
+                "consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes into algorithms"
             )
         events = {Event(event) for event in wanted_events()}
         demand = getattr(callback, "demand", None)

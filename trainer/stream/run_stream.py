@@ -21,7 +21,7 @@ from trainer.distributed.ranks import Ranks, rank_zero_first
 from trainer.engine.engine import Engine, Logger
 from trainer.engine.state import State
 from trainer.fields.registry import check_fields
-from trainer.stream.attached import AttachedConsumers, check_picklable, demand_of, run_place
+from trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
 from trainer.stream.barrier import ConsumerBarrier, check_wait_for
 from trainer.stream.publishing import StatePublisher
 from trainer.stream.tensor_sharing import TensorSharing, share_tensors
@@ -42,10 +42,11 @@ class TrainingStream:
         self._security = _check_keys(config)
         self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
         check_backlog_bytes(self._backlog_bytes)
-        demanded = _check_consumers(self._callbacks, self._loggers, config.publish)
+        wanting = _check_consumers(self._callbacks, self._loggers, config.publish)
+        demanded = demand_of(wanting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
-        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, self._callbacks)
+        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, wanting)
         self.fields = check_fields(config.fields)
         """What consumers can request."""
         self.sharing: TensorSharing | None = None
@@ -174,12 +175,15 @@ def _check_keys(config: StreamConfig) -> ClientSecurity | None:
     return None
 
 
-def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> Demand:
+def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> list[Any]:
+    """The callbacks, with one for all of those that are given by name."""
     if (callbacks or loggers) and not publish:
         raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
-    return demand_of(callbacks)
+    names = [[one for one in given if isinstance(one, str)] for given in (callbacks, loggers)]
+    own = [one for one in callbacks if not isinstance(one, str)]
+    return [*own, NamedCallbacks(*names)] if any(names) else own
 
 
 def short_path(path: Path) -> str:

@@ -84,6 +84,13 @@ def test_metrics_are_those_of_the_whole_evaluator() -> None:
         assert values["CrossEntropy"] == pytest.approx(cross_entropy(scores, targets).item())
 
 
+def test_a_trainer_has_no_metrics_before_it_has_measured_any() -> None:
+    trainer = gold_trainer(eval_dataloader=gold_loader("eval_a", 12, 5))
+    assert trainer.metrics == {}
+    trainer.eval()
+    assert trainer.metrics.keys() == {"metrics/eval/MulticlassAccuracy", "metrics/eval/CrossEntropy"}
+
+
 def test_a_second_evaluation_starts_from_nothing() -> None:
     seen = []
     act = Act(lambda event, state, logger: seen.append(state.eval_metric_values["eval"]["n"]), Event.EVAL_END)

@@ -60,10 +60,56 @@ def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
     assert mine["pid"] != os.getpid()
     assert [row["starting"] for row in rows if "starting" in row] == [0, 1, 2, 3]
     assert sum("lr-SGD/group0" in row for row in rows) == 4
+    # The trainer has the last of these numbers under the same names.
+    logged = {name: value for row in rows for name, value in row.items() if name.startswith(("loss/", "metrics/"))}
+    assert trainer.metrics == logged
+    assert {"loss/train/total", "metrics/train/CrossEntropy", "metrics/eval/MulticlassAccuracy"} <= logged.keys()
+    computed = trainer.state.eval_metrics["eval"]["MulticlassAccuracy"].compute()
+    assert trainer.metrics["metrics/eval/MulticlassAccuracy"] == computed.item()
     # What its callbacks want is recorded from the first event on, as if it had been in the base set.
     recorded = Recording(runs_dir / "attached").snapshots([Event.BATCH_START])
     assert len(list(recorded)) == 4
     assert capfd.readouterr().err == ""
+
+
+def test_callbacks_and_loggers_are_given_by_their_names_too(runs_dir: Path, tmp_path: Path) -> None:
+    class Mine(Callback):
+        def fit_end(self, state: Any, logger: Any) -> None:
+            logger.log_metrics({"mine": 1})
+
+    (tmp_path / "theirs.py").write_text(
+        "print('imported')\n"
+        "from consumers import Callback\n"
+        "class Theirs(Callback):\n"
+        "    fields = ('gradient_norm',)\n"
+        "    def batch_end(self, state, logger):\n"
+        "        logger.log_metrics({'theirs': state.gradient_norm})\n"
+    )
+    names = ["lr", Mine(), f"{tmp_path}/theirs.py:Theirs", "lr"]
+    with gold_trainer(publish=True, run_name="r", max_duration="1ep", callbacks=names, loggers="jsonl") as trainer:
+        trainer.fit()
+    rows = [json.loads(line) for line in (runs_dir / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("lr-SGD/group0" in row for row in rows) == 4
+    assert sum("mine" in row for row in rows) == 1
+    # What they want is there from the first batch on.
+    assert sum("theirs" in row for row in rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": "sped"}, "there is no callback 'sped': did you mean speed?"),
+        ({"callbacks": [LRMonitor(), "speed"], "loggers": ["jsonnl"]}, "there is no logger 'jsonnl': did you mean"),
+        ({"callbacks": ["early-stop"]}, "early-stop needs '-o early-stop.monitor=...'"),
+        ({"callbacks": ["speed"], "wait_for": "callbacks"}, "none of the trainer's callbacks has barrier_events"),
+    ],
+)
+def test_a_name_that_cannot_be_had_is_refused_before_the_run(
+    arguments: dict[str, Any], message: str, runs_dir: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        gold_trainer(publish=True, **arguments)
+    assert list_runs(runs_dir) == []
 
 
 def test_the_process_is_told_what_to_run_in_json_and_then_a_pickle(tmp_path: Path) -> None:
