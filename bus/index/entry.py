@@ -13,7 +13,8 @@ from bus.index.annotations import Annotations
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RunInfo
-from bus.types.metrics import Mode
+from bus.types.metrics import Mode as Mode
+from bus.types.metrics import mode_of as mode_of
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry
-from bus.types.metrics import Mode, mode_of
+from bus.index.entry import Mode, RunEntry, mode_of
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 """Gives a run's value; ``None`` where it has none."""
