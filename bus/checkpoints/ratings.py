@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,9 @@ class Ratings:
         found = read_ratings(folder)
         if found is not None and found.run == run:
             self._ratings = {one.file: one for one in found.checkpoints}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ratings)
 
     def __contains__(self, name: str) -> bool:
         return name in self._ratings

@@ -156,6 +156,9 @@ class CheckpointSaver(Callback):
         folder = self._begin(state)
         if self._ratings is not None:
             self._ratings.forget_after(state.timestamp.values.batch)
+            # An earlier attempt's are not known, unless it has left the state of its callbacks.
+            saved = folder.state_dict()["saved"]
+            folder.load_state_dict({"saved": [*(name for name in self._ratings if name not in saved), *saved]})
         if self._is_checked or self._interval is None:
             return
         self._is_refused = True

@@ -317,6 +317,17 @@ def test_the_best_stay_and_a_link_leads_to_the_very_best(
     ]
 
 
+def test_the_next_attempt_knows_those_from_before_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scores, resumed in ([0.5, 0.9, 0.7], {}), ([0.8, 0.6], {"load_path": tmp_path, "max_duration": "5ep"}):
+        train_with_scores(scores, CheckpointSaver(str(tmp_path), monitor="Score", keep=2), monkeypatch, **resumed)
+    assert epochs(tmp_path) == [2, 4, 5]
+    assert read_checkpoint(tmp_path / BEST)["timestamp"][1] == 2
+    # Another training under the same name begins anew.
+    train_with_scores([0.1], CheckpointSaver(str(tmp_path), monitor="Score", overwrite=True), monkeypatch)
+    assert read_checkpoint(tmp_path / BEST)["timestamp"][1] == 1
+    assert epochs(tmp_path) == [1, 2, 4, 5]
+
+
 def test_an_evaluation_after_the_training_rates_the_last_checkpoint_and_one_without_a_value_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
