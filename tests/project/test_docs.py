@@ -31,6 +31,7 @@ RUN_BY_THE_TEST_OF_THEIR_PART = {
     "docs/algorithms.md": ("trainer/cli/test_algorithms.py", "test_the_page_s_examples_run"),
     "docs/callbacks.md": ("project/test_callbacks_page.py", "test_the_training_on_the_page_runs"),
     "docs/checkpoints.md": ("trainer/checkpoints/test_file.py", "test_the_code_in_the_docs_reads_it"),
+    "docs/notebooks.md": ("offloop/test_runs.py", "test_the_page_s_blocks_run_one_after_the_other"),
     "docs/testing.md": ("consumers/testing/test_plugin.py", "test_every_block_of_the_page_runs"),
 }
 """Pages all of whose blocks another test runs, with what they need around them."""

@@ -1,0 +1,556 @@
+"""The runs of a folder in Python: find, compare, read and draw them.
+
+import offloop
+
+runs = offloop.runs("runs")
+best = runs.where("lr > 0.01").best("MulticlassAccuracy")
+best.metrics()
+"""
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from bus.errors import ConfigurationError, RunNotFoundError
+from bus.index import query
+from bus.index.annotations import Annotations, annotate
+from bus.index.entry import MetricValues, Mode, RunEntry
+from bus.index.index import RunIndex
+from bus.printing import escape
+from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.recording.summary import Point
+from bus.runs.directory import in_words, is_locked, read_run
+from bus.types.event import Event
+from consumers.api.callback import view_for
+from consumers.api.logger import Logger, LogValue
+from consumers.callbacks.lr_monitor import LRMonitor
+from consumers.callbacks.trainer_metrics import TrainerMetrics
+from offloop import folder_html
+from offloop.tables import Library, as_table, load, usable
+
+_log = logging.getLogger("offloop")
+
+Value = TypeVar("Value")
+
+_NAMED = 5
+_OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")
+
+
+def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False) -> "Runs":
+    """The runs of a folder, pinned ones first, then the newest.
+
+    ``folder`` is where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``. Runs that are archived are left out
+    without ``archived``. They are as they are now; :meth:`Runs.refresh` looks again.
+
+    Raises:
+        RunDirectoryError: the folder cannot be read.
+    """
+    opened = _Folder(folder)
+
+    def choose() -> list[RunEntry]:
+        found = [entry for entry in opened.entries.values() if archived or not entry.archived]
+        return sorted(found, key=lambda entry: (not entry.pinned, -entry.started, entry.run))
+
+    return Runs(opened, choose)
+
+
+class _Folder:
+    """What all objects for the runs of a folder share: its index."""
+
+    def __init__(self, where: str | os.PathLike[str] | None) -> None:
+        self._index = RunIndex(where)
+        self.root = self._index.root
+        self.entries: dict[str, RunEntry] = {}
+        self._columns: query.Columns | None = None
+        # The user of a notebook closes nothing.
+        weakref.finalize(self, self._index.close)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks at the folder again."""
+        self._index.refresh()
+        self.entries = dict(self._index.entries)
+        self._columns = None
+
+    @property
+    def columns(self) -> query.Columns:
+        """What names stand for, by what any run of the folder has: also where none of those that are chosen has it."""
+        if self._columns is None:
+            self._columns = query.Columns(self.entries.values())
+        return self._columns
+
+    def series(self, run: str, metric: str) -> list[Point]:
+        """A metric, thinned to some hundred points."""
+        return self._index.series(run, metric)
+
+    def take(self, run: str, annotations: Annotations) -> None:
+        """Takes in what was just said of a run."""
+        if run in self.entries:
+            self.entries[run] = self.entries[run].annotated(annotations)
+
+
+class Runs(Sequence["Run"]):
+    """Runs of a folder, in an order: see :func:`offloop.runs`.
+
+    ``runs[0]`` is the first one, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the one of that name. In a
+    notebook they are shown as a table. Hyperparameters and metrics are found by name; its end is enough where it leads
+    to one of them (``lr``, ``MulticlassAccuracy``), and of several what the training was started with (``config/lr``)
+    comes first."""
+
+    def __init__(self, folder: _Folder, choose: Callable[[], list[RunEntry]]) -> None:
+        self._folder = folder
+        self._choose = choose
+        self._runs = [Run(folder, entry) for entry in choose()]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator["Run"]:
+        return iter(self._runs)
+
+    @overload
+    def __getitem__(self, place: int | str) -> "Run": ...
+    @overload
+    def __getitem__(self, place: slice) -> "Runs": ...
+    def __getitem__(self, place: int | str | slice) -> "Run | Runs":
+        if isinstance(place, slice):
+            return Runs(self._folder, lambda: self._choose()[place])
+        if not isinstance(place, str):
+            return self._runs[place]
+        for run in self._runs:
+            if place in (run.name, run.id):
+                return run
+        known = [run.name for run in self._runs]
+        more = " and more" if len(known) > _NAMED else ""
+        raise RunNotFoundError(
+            f"no run {place!r} among these of {in_words(self._folder.root)}: "
+            f"there {'are ' + ', '.join(known[:_NAMED]) + more if known else 'is none'}",
+            run=place,
+        )
+
+    def __contains__(self, run: object) -> bool:
+        return any(run in (one, one.name) for one in self._runs)
+
+    def where(self, expression: str) -> "Runs":
+        """Those of which an expression such as ``lr > 0.01 and status == finished`` is true: see
+        :func:`bus.index.query.where`.
+
+        Raises:
+            ConfigurationError: it is not a filter, or names what no run of the folder has.
+        """
+        return Runs(self._folder, lambda: query.where(self._choose(), expression, self._folder.columns))
+
+    def sort(self, name: str) -> "Runs":
+        """The same in the order of a hyperparameter, a metric or another column; with a minus before the name the
+        greatest first. Runs without a value come last.
+
+        Raises:
+            ConfigurationError: no run of the folder has that column.
+        """
+        column, reverse = name.removeprefix("-"), name.startswith("-")
+        return Runs(
+            self._folder, lambda: query.sort(self._choose(), column, reverse=reverse, columns=self._folder.columns)
+        )
+
+    def best(self, metric: str, mode: Mode | None = None) -> "Run":
+        """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; without it, the least is
+        the best of losses, errors and times, and the greatest of everything else.
+
+        Raises:
+            ConfigurationError: no run of the folder has that metric, or ``mode`` is another.
+            RunNotFoundError: none of these runs has a finite value of it.
+        """
+        found = query.best(self._entries, metric, mode, self._folder.columns)
+        if found is None:
+            raise RunNotFoundError(f"none of these {len(self):,} runs has a finite value of {metric!r}")
+        return self[found.run]
+
+    def refresh(self) -> "Runs":
+        """Looks at the folder again, and chooses and sorts again; returns itself.
+
+        Raises:
+            RunDirectoryError: the folder cannot be read.
+        """
+        self._folder.refresh()
+        self._runs = [Run(self._folder, entry) for entry in self._choose()]
+        return self
+
+    def frame(self, columns: Sequence[str] | None = None, to: Library | None = None) -> Any:
+        """A table with a row for each run.
+
+        Args:
+            columns: names of columns, such as ``["run", "lr", "MulticlassAccuracy.best"]``; of a metric the last value,
+                or with ``.min``, ``.max`` or ``.best`` another one. By default name, status, times and tags, every
+                hyperparameter, and every metric.
+            to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first of these that is installed.
+
+        Raises:
+            ConfigurationError: no run of the folder has a column, or the library is not installed.
+        """
+        entries = self._entries
+        if columns is None:
+            rows = [
+                {
+                    **{name: _cell(name, value) for name, value in entry.hyperparameters.items()},
+                    **{name: values.last for name, values in entry.metrics.items()},
+                    **{name: _cell(name, getattr(entry, name)) for name in _OF_EVERY_RUN},
+                }
+                for entry in entries
+            ]
+            names = dict.fromkeys((*_OF_EVERY_RUN, *(name for row in rows for name in row)))
+            return as_table({name: [row.get(name) for row in rows] for name in names}, to)
+        found = {name: self._folder.columns.find(name) for name in columns}
+        table = {name: [_cell(whole, get(entry)) for entry in entries] for name, (whole, get) in found.items()}
+        return as_table(table, to)
+
+    def plot(self, metric: str, ax: Any = None) -> Any:
+        """Draws a metric of all these runs over one another with matplotlib, thinned to some hundred points a run with
+        its extremes kept, and returns the axes.
+
+        Raises:
+            ConfigurationError: no run of the folder has that metric, or matplotlib is not installed.
+        """
+        name = self._folder.columns.find_metric(metric)
+        lines = {run.name: self._folder.series(run.name, name) for run in self}
+        return _draw({label: points for label, points in lines.items() if points}, name, ax)
+
+    @property
+    def _entries(self) -> list[RunEntry]:
+        return [run._entry for run in self._runs]
+
+    def __repr__(self) -> str:
+        names = ", ".join(run.name for run in self._runs[:_NAMED])
+        more = ", ..." if len(self) > _NAMED else ""
+        return escape(f"<{len(self):,} runs of {in_words(self._folder.root)}{f': {names}{more}' if names else ''}>")
+
+    def _repr_html_(self) -> str:
+        return folder_html.show_runs(self._entries, in_words(self._folder.root))
+
+
+class Run:
+    """One run of a folder, as :class:`Runs` found it.
+
+    In a notebook it shows itself: its state, its loss, its metrics and hyperparameters. :meth:`metrics`, :meth:`events`
+    and :meth:`plot` read its recordings as they are now; everything else is as of the last :meth:`refresh`."""
+
+    def __init__(self, folder: _Folder, entry: RunEntry) -> None:
+        self._folder = folder
+        self._known = entry
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self._known.run
+
+    @property
+    def id(self) -> str | None:
+        """Distinguishes it from every other run of that name: see :attr:`bus.RunInfo.id`."""
+        return self._entry.id
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self._folder.root / self.name
+
+    @property
+    def status(self) -> str:
+        """``live``, ``paused``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+        return self._entry.status
+
+    @property
+    def error(self) -> str | None:
+        """What it failed with."""
+        return self._entry.error
+
+    @property
+    def started(self) -> datetime:
+        """When its newest attempt began."""
+        return _moment(self._entry.started)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When its newest attempt ended."""
+        return None if self._entry.ended is None else _moment(self._entry.ended)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its hyperparameters by name; the end of a name is enough: ``run.config["lr"]``. Of several, what the training
+        was started with (``config/lr``) comes first."""
+        return _ByName(self._entry.hyperparameters, f"run {self.name} has no hyperparameter")
+
+    @property
+    def summary(self) -> Mapping[str, MetricValues]:
+        """Of each metric the last, the least and the greatest value with their steps, by name as in :attr:`config`:
+        ``run.summary["loss/train/total"].low``."""
+        return _ByName(self._entry.metrics, f"run {self.name} has no metric")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags, in the order in which they were given."""
+        return self._entry.tags
+
+    @property
+    def note(self) -> str:
+        """What was noted about it."""
+        return self._entry.note
+
+    def tag(self, *tags: str) -> None:
+        """Gives it tags.
+
+        Raises:
+            ConfigurationError: one of them is not a tag.
+            RunDirectoryError: they cannot be written.
+        """
+        self.annotate(add=tags)
+
+    def annotate(
+        self,
+        *,
+        add: Collection[str] = (),
+        remove: Collection[str] = (),
+        note: str | None = None,
+        pinned: bool | None = None,
+        archived: bool | None = None,
+    ) -> None:
+        """Adds and removes tags, replaces the note, pins it before other runs, or archives it, so that it is left out
+        of them; the rest stays as it is. It is stored in the run's directory, and shown everywhere.
+
+        Raises:
+            ConfigurationError: a tag or a note that is not allowed.
+            RunDirectoryError: it cannot be written.
+        """
+        add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
+        said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
+        self._folder.take(self.name, said)
+
+    def refresh(self) -> "Run":
+        """Looks at the folder again; returns itself.
+
+        Raises:
+            RunDirectoryError: the folder cannot be read.
+        """
+        self._folder.refresh()
+        return self
+
+    def metrics(
+        self, names: str | Collection[str] | None = None, *, attempt: int | None = None, to: Library | None = None
+    ) -> Any:
+        """Its metrics at all steps, as the callbacks ``metrics`` and ``lr`` log them, read from the recordings: a row
+        for each step, a column for each metric, nothing where a metric has no value. Of several values for a step the
+        last one counts; where a later attempt has trained the same steps, those of the later one.
+
+        Args:
+            names: one metric or several; the end of a name is enough. By default all.
+            attempt: only this attempt; -1 is the newest. By default all of them together.
+            to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name, the first of which is
+                ``step``. By default the first of these that is installed.
+
+        Raises:
+            ConfigurationError: it has no such metric, or the library is not installed.
+            RecordingError: its recording cannot be read.
+            RunNotFoundError: it has no such attempt.
+        """
+        chosen = usable(to)
+        found = self._history(names, attempt)
+        steps = sorted({step for values in found.values() for step in values})
+        columns: dict[str, list[Any]] = {"step": steps}
+        return as_table(columns | {name: [*map(values.get, steps)] for name, values in found.items()}, chosen, "step")
+
+    def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
+        """The snapshots of these events, or of all, of every rank, in the order in which they were recorded: of all
+        attempts one after the other, or of one; -1 is the newest.
+
+        Raises:
+            ConfigurationError: there is no such event.
+            RecordingError: its recording cannot be read.
+            RunNotFoundError: it has no such attempt.
+        """
+        chosen = [Event(event) for event in events] or None
+        recordings = self._recordings(attempt)
+        return (snapshot for recording in recordings for snapshot in recording.snapshots(chosen))
+
+    def plot(self, *metrics: str, attempt: int | None = None, ax: Any = None) -> Any:
+        """Draws metrics, by default the loss, at all steps with matplotlib, and returns the axes.
+
+        Raises:
+            ConfigurationError: it has no such metric, or matplotlib is not installed.
+            RecordingError: its recording cannot be read.
+            RunNotFoundError: it has no such attempt.
+        """
+        chosen = metrics or folder_html.main_metrics([self._entry])[:1]
+        if not chosen:
+            raise ConfigurationError(f"run {self.name} has no metric yet")
+        found = self._history(chosen, attempt)
+        lines = {
+            name: [(step, value) for step, value in sorted(values.items()) if not isinstance(value, str)]
+            for name, values in found.items()
+        }
+        return _draw(lines, next(iter(found)) if len(found) == 1 else self.name, ax)
+
+    def follow(self, seconds: float = 1.0) -> None:
+        """In a notebook: shows the run, and draws it anew every so many seconds until it has ended. Interrupt the cell
+        to stop that.
+
+        Raises:
+            ConfigurationError: IPython is not installed.
+        """
+        handle = load("IPython.display", "follow()").display(self.refresh(), display_id=True)
+        while self._entry.is_going_on:
+            time.sleep(seconds)
+            self.refresh()
+            # Outside of a notebook there is nothing to draw in.
+            if handle is not None:
+                handle.update(self)
+
+    @property
+    def _entry(self) -> RunEntry:
+        # One that was deleted stays as it was known last.
+        self._known = self._folder.entries.get(self.name, self._known)
+        return self._known
+
+    def _recordings(self, attempt: int | None) -> list[Recording]:
+        known = [one.number for one in read_run(self.path).attempts]
+        if attempt is not None:
+            known = [known[attempt] if -len(known) <= attempt < 0 else attempt]
+        return [Recording(self.path, number) for number in known]
+
+    def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, dict[int, LogValue]]:
+        """The values of metrics by step."""
+        found: dict[str, dict[int, LogValue]] = {}
+        for recording in self._recordings(attempt):
+            for name, later in _read_metrics(recording).items():
+                first = min(later)
+                found[name] = {step: value for step, value in found.get(name, {}).items() if step < first} | later
+            if recording.damage and not is_locked(self.path):
+                _log.warning("%s: %s", recording.path, recording.damage)
+        # What every run has, how far it is, comes behind what people look for.
+        found = dict(sorted(found.items(), key=lambda one: one[0].startswith("time/")))
+        if names is None:
+            return found
+        by_name = _ByName(found, f"run {self.name} has no metric")
+        whole = [by_name.find(name) for name in ([names] if isinstance(names, str) else names)]
+        return {name: found[name] for name in whole}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.path.absolute() == other.path.absolute()
+
+    def __hash__(self) -> int:
+        return hash(self.path.absolute())
+
+    def __repr__(self) -> str:
+        return escape(f"<Run {self.name} of {in_words(self._folder.root)}: {self.status}>")
+
+    def _repr_html_(self) -> str:
+        entry = self._entry
+        drawn = folder_html.main_metrics([entry])[:1]
+        return folder_html.show_run(entry, {name: self._folder.series(self.name, name) for name in drawn})
+
+
+class _ByName(Mapping[str, Value]):
+    """Values by name, of which the end is enough, as :class:`bus.index.query.Columns` finds them."""
+
+    def __init__(self, values: Mapping[str, Value], missing: str) -> None:
+        self._values = values
+        self._missing = missing
+
+    def find(self, name: str) -> str:
+        """The whole name.
+
+        Raises:
+            ConfigurationError: there is none of that name, or there are several.
+        """
+        found = self._matches(name)
+        if not found:
+            known = sorted(self._values)
+            more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+            raise ConfigurationError(
+                f"{self._missing} {name!r}: there are {', '.join(known[:_NAMED]) or 'none'}{more}", name=name
+            )
+        if len(found) > 1:
+            raise ConfigurationError(f"{name!r} may be {', '.join(found[:_NAMED])}: write the whole name", name=name)
+        return found[0]
+
+    def _matches(self, name: str) -> list[str]:
+        for whole in (name, f"config/{name}"):
+            if whole in self._values:
+                return [whole]
+        return sorted(known for known in self._values if known.endswith(f"/{name}"))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[self.find(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and len(self._matches(name)) == 1
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or ``default`` where there is none."""
+        return self[name] if self._matches(name) else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._values))
+
+
+def _read_metrics(recording: Recording) -> dict[str, dict[int, LogValue]]:
+    """What the callbacks ``metrics`` and ``lr`` log of a recording: by name, then by step."""
+    found: dict[str, dict[int, LogValue]] = {}
+    callbacks = [(callback, callback.demand()) for callback in (TrainerMetrics(), LRMonitor())]
+    logger = Logger()
+    unread: Exception | None = None
+    for snapshot in recording.snapshots({event for _, demand in callbacks for event in demand.events}):
+        if snapshot.rank:
+            continue
+        logger.begin(snapshot)
+        for callback, demand in callbacks:
+            seen = view_for(demand, snapshot)
+            if seen is not None:
+                try:
+                    callback.run_event(seen.event, seen, logger)
+                except Exception as error:  # noqa: BLE001  a peer may have sent anything; a consumer continues, too
+                    unread = error
+        for row in logger.take_rows(snapshot) if logger.pending else ():
+            for name, value in row.metrics.items():
+                found.setdefault(name, {})[row.step] = value
+    if unread is not None:
+        _log.warning("%s: some values are left out, they cannot be read: %s", recording.path, unread)
+    return found
+
+
+def _draw(lines: Mapping[str, Sequence[tuple[float, Any]]], what: str, ax: Any) -> Any:
+    if ax is None:
+        _, ax = load("matplotlib.pyplot", "plot()").subplots()
+    for label, points in lines.items():
+        ax.plot([step for step, _ in points], [value for _, value in points], label=_plain_label(label))
+    ax.set_xlabel("step")
+    ax.set_ylabel(_plain_label(what))
+    if len(lines) > 1:
+        ax.legend()
+    return ax
+
+
+def _plain_label(text: str) -> str:
+    # matplotlib reads what stands between two of these as a formula, and hides labels that begin with an underscore.
+    text = escape(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _cell(column: str, value: Any) -> Any:
+    """A value as a table has it: one thing, and times as times."""
+    if column in ("started", "ended") and value is not None:
+        return _moment(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

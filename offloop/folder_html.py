@@ -1,0 +1,133 @@
+"""Runs as HTML for notebooks: in their colours, and with everything escaped that comes from a run."""
+
+import html
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from bus.cli.describe import duration, when
+from bus.index.entry import RunEntry
+from bus.index.query import differences
+from bus.printing import escape
+from bus.recording.summary import Point
+from bus.types.hyperparameters import is_of_the_training, value_text
+from consumers.loggers.console import format_value
+
+_ROWS = 50
+_HYPERPARAMETERS = 6
+_METRICS = 4
+_LETTERS = 120
+_WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
+_LOSS = "loss/train/total"
+
+
+def show_runs(entries: Sequence[RunEntry], folder: str) -> str:
+    """A table of runs: the hyperparameters of the training in which they differ, and their main metrics."""
+    shown = entries[:_ROWS]
+    differing = [one.name for one in differences(shown) if is_of_the_training(one.name)][:_HYPERPARAMETERS]
+    metrics = main_metrics(shown)[:_METRICS]
+    rows = [
+        [
+            *(entry.run, entry.status, when(entry.started), _lasted(entry), ", ".join(entry.tags)),
+            *(_hyperparameter(entry.hyperparameters.get(name)) for name in differing),
+            *(format_value(entry.metrics[name].last) if name in entry.metrics else "" for name in metrics),
+        ]
+        for entry in shown
+    ]
+    header = ["run", "status", "started", "duration", "tags", *differing, *metrics]
+    more = f"; the first {_ROWS} are shown" if len(entries) > _ROWS else ""
+    return f"<div><div>{len(entries):,} runs of {_text(folder)}{more}</div>{_table(header, rows) if rows else ''}</div>"
+
+
+def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
+    """One run: its state, a curve of each series, its metrics and hyperparameters."""
+    facts = [
+        entry.status,
+        *filter(None, (entry.error, entry.reason)),
+        f"started {when(entry.started)}",
+        *([f"took {_lasted(entry)}"] if entry.duration is not None else []),
+        *([f"{entry.attempts} attempts"] if entry.attempts > 1 else []),
+        *(f"#{tag}" for tag in entry.tags),
+    ]
+    metrics = [
+        [name, *map(format_value, (values.last, values.low, values.high))] for name, values in entry.metrics.items()
+    ]
+    hyperparameters = [[name, _hyperparameter(value)] for name, value in entry.hyperparameters.items()]
+    parts = [
+        f"<div><b>{_text(entry.run)}</b> {' &middot; '.join(map(_text, facts))}</div>",
+        *([f"<div>{_text(entry.note)}</div>"] if entry.note else []),
+        *(f"<div><small>{_text(name)}</small><br>{_curve(name, points)}</div>" for name, points in series.items()),
+        *_folded(f"{len(metrics)} metrics", ["metric", "last", "min", "max"], metrics, is_open=True),
+        *_folded(f"{len(hyperparameters)} hyperparameters", ["hyperparameter", "value"], hyperparameters),
+    ]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def main_metrics(entries: Iterable[RunEntry]) -> list[str]:
+    """The metrics of runs, what people look at first before the rest: the loss, evaluations, other losses."""
+    names = dict.fromkeys(name for entry in entries for name in entry.metrics)
+    order: tuple[Callable[[str], bool], ...] = (
+        lambda name: name == _LOSS,
+        lambda name: name.startswith("metrics/") and not name.startswith("metrics/train/"),
+        lambda name: "loss" in name,
+        lambda name: not name.startswith("lr-"),
+    )
+    return sorted(names, key=lambda name: [not is_such(name) for is_such in order])
+
+
+def _folded(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], is_open: bool = False) -> Iterator[str]:
+    if rows:
+        yield f"<details{' open' if is_open else ''}><summary>{_text(title)}</summary>{_table(header, rows)}</details>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th style="text-align:left">{_text(name)}</th>' for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _curve(name: str, points: Sequence[Point]) -> str:
+    """A line through points, interrupted where a value is not finite."""
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    if not finite:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    low, high = (chosen(value for _, value in finite) for chosen in (min, max))
+
+    def place(step: float, value: float) -> str:
+        x = _share(step, first, last) * (_WIDTH - 2 * _MARGIN) + _MARGIN
+        y = (1 - _share(value, low, high)) * (_HEIGHT - 2 * _MARGIN) + _MARGIN
+        return f"{x:.1f},{y:.1f}"
+
+    lines = []
+    for is_finite, group in groupby(points, lambda point: math.isfinite(point[1])):
+        if is_finite:
+            places = [place(*point) for point in group]
+            # A line of one point would not be seen without its round ends.
+            lines.append(f'<polyline points="{" ".join(places * 2 if len(places) == 1 else places)}"/>')
+    label = _text(f"{name}: {format_value(finite[0][1])} to {format_value(finite[-1][1])}")
+    return (
+        f'<svg role="img" aria-label="{label}" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'style="max-width:100%" fill="none" stroke="#3b82f6" stroke-width="1.5" stroke-linecap="round" '
+        f'stroke-linejoin="round"><title>{label}</title>{"".join(lines)}</svg>'
+    )
+
+
+def _share(value: float, low: float, high: float) -> float:
+    # Halves, because the distance of two floats may be too large for one.
+    return (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+
+
+def _lasted(entry: RunEntry) -> str:
+    return "" if entry.duration is None else duration(entry.duration)
+
+
+def _hyperparameter(value: Any) -> str:
+    return "" if value is None else value_text(value)
+
+
+def _text(text: str) -> str:
+    """What may come from a run, for any place in HTML, without what would turn or hide the text around it."""
+    shown = escape(text if len(text) <= _LETTERS else f"{text[: _LETTERS - 3]}...")
+    return html.escape(shown)

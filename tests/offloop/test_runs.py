@@ -1,0 +1,483 @@
+"""The runs of a folder in Python: ``offloop.runs``."""
+
+import html.parser
+import json
+import math
+import shutil
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import command
+from documents import blocks
+from helpers import wait_for
+from paths import DATA
+
+import offloop
+from bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
+from bus.index.annotations import read_annotations
+from bus.strict_json import plain
+from consumers.cli.main import main as consumer_main
+
+RECORDED = DATA / "recordings" / "0.1.0"
+LOSS = "loss/train/total"
+ACCURACY = "metrics/eval/Accuracy"
+
+
+def train(
+    name: str,
+    rate: float = 0.1,
+    losses: Sequence[float] = (3.0, 2.0, 1.0),
+    accuracy: float | None = None,
+    first: int = 1,
+    **config: Any,
+) -> None:
+    """A run of some batches, at the end of which the model is evaluated."""
+    with Publisher(name) as publisher:
+        config |= {"lr": rate}
+        publisher.publish("init", hyperparameters={"config": config, "machine": {"host": "here"}})
+        publisher.publish("fit_start", batch=first - 1)
+        for batch, loss in enumerate(losses, first):
+            publisher.publish("batch_end", batch=batch, sample=8 * batch, loss=loss, lr=[rate / batch])
+            publisher.log({"own/norm": batch / 3})
+        if accuracy is not None:
+            evaluated = {"eval": {"Accuracy": accuracy}}
+            publisher.publish("eval_end", batch=batch, dataloader_label="eval", eval_metrics=evaluated)
+        publisher.publish("fit_end", batch=batch)
+    wait_for(lambda: find_run(name).status == "finished", f"the end of {name}")
+
+
+@pytest.fixture
+def three(runs_dir: Path) -> "offloop.folder.Runs":
+    for name, rate, accuracy in (("slow", 0.001, 0.7), ("good", 0.01, 0.9), ("fast", 0.1, 0.8)):
+        train(name, rate, accuracy=accuracy)
+    return offloop.runs()
+
+
+def names(runs: Any) -> list[str]:
+    return [run.name for run in runs]
+
+
+def install(runs_dir: Path, recording: Path) -> None:
+    """Makes a run of a recording."""
+    name = Recording(recording).run_name
+    (runs_dir / name).mkdir()
+    shutil.copy(recording, runs_dir / name / "recording-1.mcap")
+    attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.0, "ended": 2.0, "status": "finished"}
+    (runs_dir / name / "run.json").write_text(json.dumps({"name": name, "attempts": [attempt]}))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callable[[Path], dict[str, dict[int, Any]]]:
+    """What a consumer writes about a recording, by metric and step."""
+    consumer = command("consumer", consumer_main, monkeypatch, capsys)
+
+    def write(recording: Path) -> dict[str, dict[int, Any]]:
+        path = tmp_path / "logged.jsonl"
+        options = ("--log", "jsonl", "-o", f"jsonl.path={path}", "-o", "jsonl.overwrite=true")
+        done = consumer("--replay", recording, "--callbacks", "metrics,lr", *options)
+        # 4 is for a recording that is cut off.
+        assert done.code in (0, 4), done.err
+        found: dict[str, dict[int, Any]] = {}
+        for row in map(json.loads, path.read_text().splitlines()):
+            step, _ = row.pop("step", None), row.pop("time")
+            for name, value in row.items() if step is not None else ():
+                found.setdefault(name, {})[step] = value
+        return found
+
+    return write
+
+
+def by_step(table: dict[str, list[Any]]) -> dict[str, dict[int, Any]]:
+    steps = table["step"]
+    return {
+        name: {step: plain(value) for step, value in zip(steps, values, strict=True) if value is not None}
+        for name, values in table.items()
+        if name != "step"
+    }
+
+
+def exact(values: dict[str, dict[int, Any]]) -> str:
+    return json.dumps({name: dict(sorted(steps.items())) for name, steps in sorted(values.items())})
+
+
+# Many runs
+
+
+def test_runs_are_found_compared_and_sorted(three: Any) -> None:
+    assert names(three) == ["fast", "good", "slow"], "the newest first"
+    assert three["good"].config["lr"] == 0.01
+    assert names(three[1:]) == ["good", "slow"]
+    assert names(three.where("lr >= 0.01 and status == finished")) == ["fast", "good"]
+    assert names(three.sort("lr")) == ["slow", "good", "fast"]
+    assert names(three.where("lr < 0.05").sort("-metrics/eval/Accuracy")) == ["good", "slow"]
+    assert three.best("Accuracy").name == "good"
+    assert three.best("Accuracy", mode="min").name == "slow"
+    assert three.where("lr > 0.05").best(ACCURACY) == three["fast"]
+    assert "good" in three
+    assert three["good"] not in three.where("lr > 0.05")
+
+
+def test_what_is_wrong_is_said(three: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no run has the metric 'Akkuracy'"):
+        three.best("Akkuracy")
+    with pytest.raises(ConfigurationError, match="'lr >' is not a filter"):
+        three.where("lr >")
+    with pytest.raises(ConfigurationError, match="no run has 'rate'"):
+        three.sort("-rate")
+    with pytest.raises(RunNotFoundError, match=r"no run 'bad' among these of .*: there are fast, good, slow"):
+        three["bad"]
+    with pytest.raises(RunNotFoundError, match="none of these 0 runs has a finite value"):
+        three.where("lr > 1").best("Accuracy")
+    with pytest.raises(ConfigurationError, match="run good has no hyperparameter 'rate': there are config/lr, machine"):
+        three["good"].config["rate"]
+    with pytest.raises(ConfigurationError, match="run good has no metric 'Loss': there are loss/train/total, lr-"):
+        three["good"].metrics("Loss")
+    with pytest.raises(RunNotFoundError, match="has no attempt 7; there are 1"):
+        three["good"].metrics(attempt=7)
+    with pytest.raises(ConfigurationError, match="'batch_and' is not an event"):
+        three["good"].events("batch_and")
+
+
+def test_a_folder_without_runs_is_empty_until_there_are_some(runs_dir: Path) -> None:
+    runs = offloop.runs()
+    assert len(runs) == 0
+    assert "0 runs" in repr(runs)
+    assert "0 runs" in runs._repr_html_()
+    train("one")
+    assert names(runs.refresh()) == ["one"]
+
+
+def test_a_choice_of_runs_is_made_again_from_what_is_new(three: Any) -> None:
+    good = three.where("Accuracy > 0.75").sort("-Accuracy")
+    train("better", 0.02, accuracy=0.95)
+    shutil.rmtree(three["fast"].path)
+    assert names(good.refresh()) == ["better", "good"]
+    assert three["fast"].config["lr"] == 0.1, "what was known last"
+
+
+def test_tags_and_notes_are_there_at_once_and_for_everybody(three: Any) -> None:
+    three["slow"].tag("baseline", "first")
+    three["slow"].annotate(remove="first", note="from Monday", pinned=True)
+    three["good"].annotate(archived=True)
+    assert names(three.where("tags == baseline and note ~ monday")) == ["slow"]
+    assert read_annotations(three["slow"].path).tags == three["slow"].tags == ("baseline",)
+    assert names(offloop.runs()) == ["slow", "fast"]
+    assert names(offloop.runs(archived=True)) == ["slow", "fast", "good"]
+    with pytest.raises(ConfigurationError, match="'a,b' is not a tag"):
+        three["fast"].tag("a,b")
+
+
+def test_all_runs_are_a_table(three: Any) -> None:
+    three["fast"].tag("a", "b")
+    table = three.frame(to="dict")
+    assert table["run"] == ["fast", "good", "slow"]
+    assert table["config/lr"] == [0.1, 0.01, 0.001]
+    assert table["tags"] == ["a, b", "", ""]
+    assert table[ACCURACY] == [0.8, 0.9, 0.7]
+    assert table["started"][0].utcoffset().total_seconds() == 0
+    chosen = three.sort("lr").frame(["name", "lr", f"{LOSS}.max"], to="dict")
+    assert chosen == {"name": ["slow", "good", "fast"], "lr": [0.001, 0.01, 0.1], f"{LOSS}.max": [3.0, 3.0, 3.0]}
+
+
+# One run
+
+
+@pytest.mark.parametrize("recorded", ["evaluated", "fields", "ranks", "failed", "cut"])
+def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(recorded: str, runs_dir: Path, log: Any) -> None:
+    install(runs_dir, RECORDED / f"{recorded}.mcap")
+    [run] = offloop.runs()
+    logged = log(RECORDED / f"{recorded}.mcap")
+    assert len(logged[LOSS]) > 3
+    assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
+
+
+def test_the_metrics_of_a_loop_of_ones_own_are_those_that_a_consumer_logs(runs_dir: Path, log: Any) -> None:
+    losses = (0.1 + 0.2, math.nan, 1e-300, -math.inf, 2.0)
+    train("odd", losses=losses, accuracy=1 / 3)
+    run = offloop.runs()["odd"]
+    logged = log(run.path / "recording-1.mcap")
+    assert logged[LOSS] == {0: 0.1 + 0.2, 1: "NaN", 2: 1e-300, 3: "-Infinity", 4: 2.0}
+    assert logged["own/norm"][5] == 5 / 3
+    assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
+    assert run.metrics("total", to="dict")["step"] == [0, 1, 2, 3, 4]
+    assert run.summary["total"].low == 1e-300
+    assert run.summary["total"].last == 2.0
+
+
+def test_a_resumed_run_has_the_later_values_of_steps_that_were_trained_twice(runs_dir: Path, log: Any) -> None:
+    train("twice", losses=(9.0, 8.0, 7.0, 6.0, 5.0))
+    train("twice", losses=(1.0, 0.5), first=3)
+    run = offloop.runs()["twice"]
+    newest = log(run.path / "recording-2.mcap")[LOSS]
+    assert newest == by_step(run.metrics(LOSS, attempt=-1, to="dict"))[LOSS] == {2: 1.0, 3: 0.5}
+    assert run.metrics(LOSS, attempt=1, to="dict")[LOSS] == [9.0, 8.0, 7.0, 6.0, 5.0]
+    # What the first attempt trained beyond the checkpoint that the second one began with is no part of the training.
+    assert by_step(run.metrics(LOSS, to="dict"))[LOSS] == {0: 9.0, 1: 8.0, **newest}
+    assert [state.loss for state in run.events("batch_end")] == [9.0, 8.0, 7.0, 6.0, 5.0, 1.0, 0.5]
+    assert [state.loss for state in run.events(Event.BATCH_END, attempt=-1)] == [1.0, 0.5]
+    assert {state.event for state in run.events()} >= {Event.INIT, Event.BATCH_END, Event.FIT_END}
+
+
+def test_a_live_run_is_read_as_far_as_it_has_come(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Publisher("live") as publisher:
+        runs = offloop.runs()
+
+        def has_come_to(batch: int) -> bool:
+            publisher.publish("batch_end", batch=batch, loss=1 / batch)
+            publisher.poll()
+            return "live" in runs.refresh() and LOSS in runs["live"].summary
+
+        batches = iter(range(1, 100_000))
+        wait_for(lambda: has_come_to(next(batches)), "a loss of the live run")
+        run = runs["live"]
+        assert run.status == "live"
+        assert run.metrics(LOSS, to="dict")[LOSS][0] == 1.0
+    assert not caplog.records
+
+
+# Libraries
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As on a machine where these are not installed."""
+
+    class Absent:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.partition(".")[0] in packages:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+
+
+def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "pandas", "polars", "matplotlib", "IPython")
+    run = three["good"]
+    assert run.metrics(LOSS) == {"step": [0, 1, 2], LOSS: [3.0, 2.0, 1.0]}
+    assert three.frame(["run"]) == {"run": ["fast", "good", "slow"]}
+    for ask in (lambda: run.metrics(to="pandas"), lambda: three.frame(to="pandas")):
+        with pytest.raises(ConfigurationError, match="to='pandas' needs pandas: install it with pip install pandas"):
+            ask()
+    with pytest.raises(ConfigurationError, match="needs polars: install it with pip install polars"):
+        run.metrics(to="polars")
+    with pytest.raises(ConfigurationError, match=r"plot\(\) needs matplotlib: install it with pip install matplotlib"):
+        run.plot()
+    with pytest.raises(ConfigurationError, match=r"follow\(\) needs IPython: install it with pip install ipython"):
+        run.follow()
+    with pytest.raises(ConfigurationError, match="to='excel' is not known: use pandas, polars or dict"):
+        run.metrics(to="excel")
+
+
+def test_pandas_has_the_steps_as_index(three: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = three["good"].metrics()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.index.name == "step"
+    assert frame[LOSS].dropna().to_dict() == {0: 3.0, 1: 2.0, 2: 1.0}
+    assert frame.columns[0] == LOSS
+    assert frame["metrics/eval/Accuracy"].dropna().to_dict() == {3: 0.9}
+    table = three.frame()
+    assert table.sort_values(ACCURACY)["run"].tolist() == ["slow", "fast", "good"]
+    assert isinstance(table["started"].dtype, pandas.DatetimeTZDtype)
+
+
+def test_polars_has_the_steps_as_first_column(three: Any) -> None:
+    polars = pytest.importorskip("polars")
+    train("text", depth="deep", accuracy=0.1)
+    train("number", depth=3)
+    frame = three["good"].metrics([LOSS, "Accuracy"], to="polars")
+    assert isinstance(frame, polars.DataFrame)
+    assert frame.columns == ["step", LOSS, ACCURACY]
+    assert frame[LOSS].to_list() == [3.0, 2.0, 1.0, None]
+    assert three.refresh().frame(to="polars")["run"].to_list() == ["number", "text", "fast", "good", "slow"]
+
+
+class Axes:
+    """What is drawn in, in the place of matplotlib's."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, dict[float, float]] = {}
+        self.has_legend = False
+
+    def plot(self, steps: list[float], values: list[float], label: str) -> None:
+        self.lines[label] = dict(zip(steps, values, strict=True))
+
+    def set_xlabel(self, text: str) -> None:
+        assert text == "step"
+
+    def set_ylabel(self, text: str) -> None:
+        self.label = text
+
+    def legend(self) -> None:
+        self.has_legend = True
+
+
+def test_metrics_of_a_run_and_a_metric_of_many_runs_are_drawn(three: Any) -> None:
+    axes = Axes()
+    assert three["good"].plot(ax=axes) is axes
+    assert (axes.label, axes.lines, axes.has_legend) == (LOSS, {LOSS: {0: 3.0, 1: 2.0, 2: 1.0}}, False)
+    axes = three["good"].plot("total", "Accuracy", ax=Axes())
+    assert [*axes.lines] == [LOSS, ACCURACY]
+    assert axes.has_legend
+    axes = three.sort("lr").plot("total", ax=Axes())
+    assert [*axes.lines] == ["slow", "good", "fast"]
+    assert axes.lines["fast"] == {0: 3.0, 1: 2.0, 2: 1.0}
+
+
+def test_matplotlib_draws_what_it_is_given(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot  # type: ignore[import-not-found]
+
+    axes = three.plot(LOSS)
+    assert [line.get_label() for line in axes.get_lines()] == ["fast", "good", "slow"]
+    pyplot.close("all")
+
+
+# In a notebook
+
+
+class Parsed(html.parser.HTMLParser):
+    """The elements of a document, and its text."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.attributes: dict[str, str | None] = {}
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(document)
+        self.close()
+        assert not self.open, "every element is closed"
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes |= dict(attributes)
+        if tag != "br" and not (self.get_starttag_text() or "").endswith("/>"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.attributes |= dict(attributes)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data}\n"
+
+
+def test_runs_show_what_they_differ_in(three: Any) -> None:
+    shown = Parsed(three._repr_html_())
+    assert "3 runs of" in shown.text
+    assert {"good", "config/lr", "0.01", ACCURACY, "0.9", LOSS} <= {*shown.text.splitlines()}
+    assert "machine/host" not in shown.text
+
+
+def test_a_run_shows_its_loss_metrics_and_hyperparameters(three: Any) -> None:
+    three["good"].tag("baseline")
+    shown = Parsed(three["good"]._repr_html_())
+    assert {"good", "config/lr", "0.01", "machine/host", "here", ACCURACY, "0.9"} <= {*shown.text.splitlines()}
+    assert "finished" in shown.text
+    assert "#baseline" in shown.text
+    assert "polyline" in shown.elements
+    assert shown.attributes["aria-label"] == f"{LOSS}: 3 to 1"
+    places = [tuple(map(float, place.split(","))) for place in str(shown.attributes["points"]).split()]
+    assert places == sorted(places), "the loss goes down, and so does the line"
+    assert len(places) == 3
+
+
+def test_the_curve_of_a_loss_that_is_not_finite_is_interrupted(runs_dir: Path) -> None:
+    train("odd", losses=(1.0, math.inf, 1e308, -1e308, math.nan, 3.0))
+    train("nothing", losses=(math.nan, math.nan))
+    runs = offloop.runs()
+    shown = Parsed(runs["odd"]._repr_html_())
+    assert shown.elements.count("polyline") == 3
+    assert not {"nan", "inf"} & {*str(shown.attributes["points"]).replace(",", " ").split()}
+    assert "svg" not in Parsed(runs["nothing"]._repr_html_()).elements
+
+
+def test_what_a_run_says_is_shown_and_never_obeyed(runs_dir: Path) -> None:
+    evil = "<script>alert('x')</script><img src=x onerror=\"y\">\u202e\x1b[2J"
+    train("evil", **{evil: evil})
+    train("other", accuracy=0.5)
+    with Publisher("evil-too") as publisher:
+        publisher.publish("init", hyperparameters={"config": {"lr": evil}})
+        publisher.publish("batch_end", batch=1, losses={evil: 1.0})
+        publisher.log({f"loss{evil}": 1.0})
+    wait_for(lambda: find_run("evil-too").status == "finished", "the end of the run")
+    (runs_dir / "evil").rename(runs_dir / "evil<img src=x>")
+    runs = offloop.runs()
+    runs["evil-too"].annotate(add=["<b>tag"], note=f"<i>{evil}")
+    for document in (runs._repr_html_(), *(run._repr_html_() for run in runs)):
+        shown = Parsed(document)
+        assert not {"script", "img", "b>tag", "i"} & {*shown.elements}
+        assert "onerror" not in shown.attributes
+        assert not {"\u202e", "\x1b"} & {*document}
+        assert "alert" in shown.text or "other" in document
+    assert "evil<img src=x>" in Parsed(runs._repr_html_()).text
+
+
+def test_a_live_run_is_drawn_until_it_ends(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = Publisher("live")
+    publisher.publish("batch_end", batch=1, loss=1.0)
+    drawn: list[str] = []
+
+    class Handle:
+        def update(self, run: Any) -> None:
+            drawn.append(run.status)
+            publisher.close()
+
+    def display(run: Any, display_id: bool) -> Handle:
+        drawn.append(run.status)
+        return Handle()
+
+    fake = types.ModuleType("IPython.display")
+    fake.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    wait_for(lambda: find_run("live").status == "live", "the run")
+    offloop.runs()["live"].follow(0.01)
+    assert drawn[:2] == ["live", "live"]
+    assert drawn[-1] == "finished"
+
+
+# The page
+
+
+def test_the_page_s_blocks_run_one_after_the_other(
+    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pyplot(Axes):
+        def set_yscale(self, text: str) -> None:
+            assert text == "log"
+
+        def subplots(self) -> tuple[None, "Pyplot"]:
+            return None, Pyplot()
+
+    for module in ("matplotlib", "IPython"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", Pyplot())  # type: ignore[arg-type]
+    display = types.SimpleNamespace(display=lambda run, display_id: None)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
+    for number, rate in enumerate((0.001, 0.1), 1):
+        with Publisher(f"digits-{number}") as publisher:
+            publisher.publish("init", hyperparameters={"config": {"lr": rate}})
+            for batch in (1, 2, 3):
+                publisher.publish("batch_end", batch=batch, loss=1 / batch, lr={"AdamW": [rate]})
+            evaluated = {"eval": {"MulticlassAccuracy": 0.5}}
+            publisher.publish("eval_end", batch=3, dataloader_label="eval", eval_metrics=evaluated)
+        wait_for(lambda name=publisher.run_name: find_run(name).status == "finished", "the end of a run")  # type: ignore[misc]
+    (tmp_path / "runs").symlink_to(runs_dir)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks("docs/notebooks.md", "python"):
+        exec(compile(block.text, str(block), "exec"), names)
+    assert names["table"]["lr"].tolist() == [0.1, 0.001]
+    assert [*names["axes"].lines] == ["digits-2"]
+    assert offloop.runs()["digits-1"].tags == ("baseline",)
