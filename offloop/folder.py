@@ -9,12 +9,13 @@ best.metrics()
 
 import logging
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from bus.errors import ConfigurationError, RunNotFoundError
 from bus.index import query
@@ -27,16 +28,19 @@ from bus.recording.recording import Recording
 from bus.recording.summary import Point
 from bus.runs.directory import in_words, is_locked, read_run
 from bus.types.event import Event
-from consumers.api.callback import view_for
-from consumers.api.logger import Logger, LogValue
-from consumers.callbacks.lr_monitor import LRMonitor
-from consumers.callbacks.trainer_metrics import TrainerMetrics
+from consumers.dashboard.view.metrics import BULK
+from consumers.dashboard.view.run_view import RunView
 from offloop import folder_html
-from offloop.tables import Library, as_table, load, usable
+from offloop.tables import Library, as_table, by_step, load, usable
+
+if TYPE_CHECKING:
+    from consumers.dashboard.view.series import Floats
 
 _log = logging.getLogger("offloop")
 
 Value = TypeVar("Value")
+_Points: TypeAlias = tuple["Floats", "Floats"]
+"""Steps, and the values there."""
 
 _NAMED = 5
 _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")
@@ -217,8 +221,8 @@ class Runs(Sequence["Run"]):
             ConfigurationError: no run of the folder has that metric, or matplotlib is not installed.
         """
         name = self._folder.columns.find_metric(metric)
-        lines = {run.name: self._folder.series(run.name, name) for run in self}
-        return _draw({label: points for label, points in lines.items() if points}, name, ax)
+        series = {run.name: self._folder.series(run.name, name) for run in self}
+        return _draw({run: tuple(zip(*points, strict=True)) for run, points in series.items() if points}, name, ax)
 
     @property
     def _entries(self) -> list[RunEntry]:
@@ -227,7 +231,8 @@ class Runs(Sequence["Run"]):
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self._runs[:_NAMED])
         more = ", ..." if len(self) > _NAMED else ""
-        return escape(f"<{len(self):,} runs of {in_words(self._folder.root)}{f': {names}{more}' if names else ''}>")
+        count = folder_html.counted(len(self), "run")
+        return escape(f"<{count} of {in_words(self._folder.root)}{f': {names}{more}' if names else ''}>")
 
     def _repr_html_(self) -> str:
         return folder_html.show_runs(self._entries, in_words(self._folder.root))
@@ -341,9 +346,10 @@ class Run:
     def metrics(
         self, names: str | Collection[str] | None = None, *, attempt: int | None = None, to: Library | None = None
     ) -> Any:
-        """Its metrics at all steps, as the callbacks ``metrics`` and ``lr`` log them, read from the recordings: a row
-        for each step, a column for each metric, nothing where a metric has no value. Of several values for a step the
-        last one counts; where a later attempt has trained the same steps, those of the later one.
+        """All values of its losses, metrics, learning rates and throughput, as the callbacks ``metrics``, ``lr`` and
+        ``speed`` log them, and of what the training logged itself, read from the recordings: a row for each step, a
+        column for each metric, nothing where it has no value. Of several values for a step the last one counts; where a
+        later attempt has trained the same steps, those of the later one.
 
         Args:
             names: one metric or several; the end of a name is enough. By default all.
@@ -352,15 +358,12 @@ class Run:
                 ``step``. By default the first of these that is installed.
 
         Raises:
-            ConfigurationError: it has no such metric, or the library is not installed.
+            ConfigurationError: it has no such metric, or the library or numpy is not installed.
             RecordingError: its recording cannot be read.
             RunNotFoundError: it has no such attempt.
         """
         chosen = usable(to)
-        found = self._history(names, attempt)
-        steps = sorted({step for values in found.values() for step in values})
-        columns: dict[str, list[Any]] = {"step": steps}
-        return as_table(columns | {name: [*map(values.get, steps)] for name, values in found.items()}, chosen, "step")
+        return by_step(self._history(names, attempt), chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
         """The snapshots of these events, or of all, of every rank, in the order in which they were recorded: of all
@@ -387,11 +390,7 @@ class Run:
         if not chosen:
             raise ConfigurationError(f"run {self.name} has no metric yet")
         found = self._history(chosen, attempt)
-        lines = {
-            name: [(step, value) for step, value in sorted(values.items()) if not isinstance(value, str)]
-            for name, values in found.items()
-        }
-        return _draw(lines, next(iter(found)) if len(found) == 1 else self.name, ax)
+        return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     def follow(self, seconds: float = 1.0) -> None:
         """In a notebook: shows the run, and draws it anew every so many seconds until it has ended. Interrupt the cell
@@ -420,17 +419,20 @@ class Run:
             known = [known[attempt] if -len(known) <= attempt < 0 else attempt]
         return [Recording(self.path, number) for number in known]
 
-    def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, dict[int, LogValue]]:
-        """The values of metrics by step."""
-        found: dict[str, dict[int, LogValue]] = {}
+    def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, _Points]:
+        """The steps and values of metrics."""
+        numpy = load("numpy", "reading all values")
+        found: dict[str, _Points] = {}
         for recording in self._recordings(attempt):
-            for name, later in _read_metrics(recording).items():
-                first = min(later)
-                found[name] = {step: value for step, value in found.get(name, {}).items() if step < first} | later
+            for name, (steps, values) in _read_metrics(recording).items():
+                before = found.get(name, (steps[:0], values[:0]))
+                kept = before[0] < steps[0]
+                found[name] = (
+                    numpy.concatenate([before[0][kept], steps]),
+                    numpy.concatenate([before[1][kept], values]),
+                )
             if recording.damage and not is_locked(self.path):
                 _log.warning("%s: %s", recording.path, recording.damage)
-        # What every run has, how far it is, comes behind what people look for.
-        found = dict(sorted(found.items(), key=lambda one: one[0].startswith("time/")))
         if names is None:
             return found
         by_name = _ByName(found, f"run {self.name} has no metric")
@@ -502,36 +504,21 @@ class _ByName(Mapping[str, Value]):
         return repr(dict(self._values))
 
 
-def _read_metrics(recording: Recording) -> dict[str, dict[int, LogValue]]:
-    """What the callbacks ``metrics`` and ``lr`` log of a recording: by name, then by step."""
-    found: dict[str, dict[int, LogValue]] = {}
-    callbacks = [(callback, callback.demand()) for callback in (TrainerMetrics(), LRMonitor())]
-    logger = Logger()
-    unread: Exception | None = None
-    for snapshot in recording.snapshots({event for _, demand in callbacks for event in demand.events}):
-        if snapshot.rank:
-            continue
-        logger.begin(snapshot)
-        for callback, demand in callbacks:
-            seen = view_for(demand, snapshot)
-            if seen is not None:
-                try:
-                    callback.run_event(seen.event, seen, logger)
-                except Exception as error:  # noqa: BLE001  a peer may have sent anything; a consumer continues, too
-                    unread = error
-        for row in logger.take_rows(snapshot) if logger.pending else ():
-            for name, value in row.metrics.items():
-                found.setdefault(name, {})[row.step] = value
-    if unread is not None:
-        _log.warning("%s: some values are left out, they cannot be read: %s", recording.path, unread)
-    return found
+def _read_metrics(recording: Recording) -> dict[str, _Points]:
+    """All values of each metric, by step."""
+    view = RunView(recording.run_name, recording.attempt, max_points=sys.maxsize)
+    recording.read_in_blocks(BULK, view.see_block)
+    for snapshot in recording:
+        view.see(snapshot)
+    return {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
 
 
-def _draw(lines: Mapping[str, Sequence[tuple[float, Any]]], what: str, ax: Any) -> Any:
+def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:
+    """Draws lines, each of steps and values."""
     if ax is None:
         _, ax = load("matplotlib.pyplot", "plot()").subplots()
-    for label, points in lines.items():
-        ax.plot([step for step, _ in points], [value for _, value in points], label=_plain_label(label))
+    for label, (steps, values) in lines.items():
+        ax.plot(steps, values, label=_plain_label(label))
     ax.set_xlabel("step")
     ax.set_ylabel(_plain_label(what))
     if len(lines) > 1:

@@ -26,18 +26,21 @@ def show_runs(entries: Sequence[RunEntry], folder: str) -> str:
     """A table of runs: the hyperparameters of the training in which they differ, and their main metrics."""
     shown = entries[:_ROWS]
     differing = [one.name for one in differences(shown) if is_of_the_training(one.name)][:_HYPERPARAMETERS]
-    metrics = main_metrics(shown)[:_METRICS]
+    metrics = [name for name in main_metrics(shown) if not name.startswith("lr-")][:_METRICS]
+    has_tags = any(entry.tags for entry in shown)
     rows = [
         [
-            *(entry.run, entry.status, when(entry.started), _lasted(entry), ", ".join(entry.tags)),
+            *(entry.run, entry.status, when(entry.started), _lasted(entry)),
+            *([", ".join(entry.tags)] if has_tags else []),
             *(_hyperparameter(entry.hyperparameters.get(name)) for name in differing),
             *(format_value(entry.metrics[name].last) if name in entry.metrics else "" for name in metrics),
         ]
         for entry in shown
     ]
-    header = ["run", "status", "started", "duration", "tags", *differing, *metrics]
+    header = ["run", "status", "started", "duration", *(["tags"] if has_tags else []), *differing, *metrics]
     more = f"; the first {_ROWS} are shown" if len(entries) > _ROWS else ""
-    return f"<div><div>{len(entries):,} runs of {_text(folder)}{more}</div>{_table(header, rows) if rows else ''}</div>"
+    title = f"{counted(len(entries), 'run')} of {_text(folder)}{more}"
+    return f"<div><div>{title}</div>{_table(header, rows) if rows else ''}</div>"
 
 
 def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
@@ -58,10 +61,15 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
         f"<div><b>{_text(entry.run)}</b> {' &middot; '.join(map(_text, facts))}</div>",
         *([f"<div>{_text(entry.note)}</div>"] if entry.note else []),
         *(f"<div><small>{_text(name)}</small><br>{_curve(name, points)}</div>" for name, points in series.items()),
-        *_folded(f"{len(metrics)} metrics", ["metric", "last", "min", "max"], metrics, is_open=True),
-        *_folded(f"{len(hyperparameters)} hyperparameters", ["hyperparameter", "value"], hyperparameters),
+        *_folded(counted(len(metrics), "metric"), ["metric", "last", "min", "max"], metrics, is_open=True),
+        *_folded(counted(len(hyperparameters), "hyperparameter"), ["hyperparameter", "value"], hyperparameters),
     ]
     return f"<div>{''.join(parts)}</div>"
+
+
+def counted(count: int, what: str) -> str:
+    """How many there are."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def main_metrics(entries: Iterable[RunEntry]) -> list[str]:
@@ -84,7 +92,10 @@ def _folded(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], is
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f'<th style="text-align:left">{_text(name)}</th>' for name in header)
     body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        '<div style="overflow-x:auto"><table style="white-space:nowrap">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _curve(name: str, points: Sequence[Point]) -> str:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from consumers.dashboard.view.series import Floats
 
 Library: TypeAlias = Literal["pandas", "polars", "dict"]
 
@@ -49,17 +52,32 @@ def load(module: str, needed_by: str) -> Any:
         ) from None
 
 
-def as_table(columns: Mapping[str, list[Any]], to: Library | None = None, index: str | None = None) -> Any:
-    """Columns as a frame; ``index`` is the column that is the index where a library has one.
+def as_table(columns: Mapping[str, Any], to: Library | None = None) -> Any:
+    """Columns as a frame.
 
     Raises:
         ConfigurationError: the library is not installed, or not known.
     """
     chosen = usable(to)
     if chosen == "pandas":
-        frame = load(chosen, "to='pandas'").DataFrame(dict(columns))
-        return frame if index is None else frame.set_index(index)
+        return load(chosen, "to='pandas'").DataFrame(dict(columns))
     if chosen == "polars":
         # A column may have numbers in one row and text in another.
         return load(chosen, "to='polars'").DataFrame(dict(columns), strict=False)
     return dict(columns)
+
+
+def by_step(series: Mapping[str, tuple["Floats", "Floats"]], to: Library) -> Any:
+    """Steps and values of metrics as a frame with a row for each step: the index in pandas, else the first column."""
+    import numpy as np
+
+    steps = np.unique(np.concatenate([steps for steps, _ in series.values()] or [np.empty(0)]))
+    columns: dict[str, Any] = {"step": steps.astype(np.int64)}
+    for name, (at, values) in series.items():
+        # In pandas what is missing is NaN; elsewhere a value that is NaN is another thing.
+        column = np.full(len(steps), *([np.nan] if to == "pandas" else [None, object]))
+        column[steps.searchsorted(at)] = values
+        columns[name] = column
+    if to == "pandas":
+        return as_table(columns, to).set_index("step")
+    return as_table({name: column.tolist() for name, column in columns.items()}, to)

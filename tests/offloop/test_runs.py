@@ -19,7 +19,6 @@ from paths import DATA
 import offloop
 from bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
 from bus.index.annotations import read_annotations
-from bus.strict_json import plain
 from consumers.cli.main import main as consumer_main
 
 RECORDED = DATA / "recordings" / "0.1.0"
@@ -72,19 +71,21 @@ def install(runs_dir: Path, recording: Path) -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callable[[Path], dict[str, dict[int, Any]]]:
-    """What a consumer writes about a recording, by metric and step."""
+    """What a consumer writes about a recording, by metric and step, but for how far it is and what each device does."""
     consumer = command("consumer", consumer_main, monkeypatch, capsys)
 
     def write(recording: Path) -> dict[str, dict[int, Any]]:
         path = tmp_path / "logged.jsonl"
         options = ("--log", "jsonl", "-o", f"jsonl.path={path}", "-o", "jsonl.overwrite=true")
-        done = consumer("--replay", recording, "--callbacks", "metrics,lr", *options)
+        done = consumer("--replay", recording, "--callbacks", "metrics,lr,speed", *options)
         # 4 is for a recording that is cut off.
         assert done.code in (0, 4), done.err
         found: dict[str, dict[int, Any]] = {}
         for row in map(json.loads, path.read_text().splitlines()):
             step, _ = row.pop("step", None), row.pop("time")
-            for name, value in row.items() if step is not None else ():
+            for name, value in row.items():
+                if step is None or name.startswith(("time/", "throughput/device/")):
+                    continue
                 found.setdefault(name, {})[step] = value
         return found
 
@@ -94,14 +95,18 @@ def log(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callabl
 def by_step(table: dict[str, list[Any]]) -> dict[str, dict[int, Any]]:
     steps = table["step"]
     return {
-        name: {step: plain(value) for step, value in zip(steps, values, strict=True) if value is not None}
+        name: {step: value for step, value in zip(steps, values, strict=True) if value is not None}
         for name, values in table.items()
         if name != "step"
     }
 
 
 def exact(values: dict[str, dict[int, Any]]) -> str:
-    return json.dumps({name: dict(sorted(steps.items())) for name, steps in sorted(values.items())})
+    """The numbers with all their digits."""
+    return "\n".join(
+        f"{name} {[(step, float(value)) for step, value in sorted(steps.items())]}"
+        for name, steps in sorted(values.items())
+    )
 
 
 # Many runs
@@ -196,16 +201,17 @@ def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(recorded: str
 
 
 def test_the_metrics_of_a_loop_of_ones_own_are_those_that_a_consumer_logs(runs_dir: Path, log: Any) -> None:
-    losses = (0.1 + 0.2, math.nan, 1e-300, -math.inf, 2.0)
+    losses = (0.1 + 0.2, math.nan, 1e-300, -math.inf, 2.0, *(1 / step for step in range(3, 120)))
     train("odd", losses=losses, accuracy=1 / 3)
     run = offloop.runs()["odd"]
     logged = log(run.path / "recording-1.mcap")
-    assert logged[LOSS] == {0: 0.1 + 0.2, 1: "NaN", 2: 1e-300, 3: "-Infinity", 4: 2.0}
+    assert [logged[LOSS][step] for step in range(5)] == [0.1 + 0.2, "NaN", 1e-300, "-Infinity", 2.0]
     assert logged["own/norm"][5] == 5 / 3
+    assert len(logged["throughput/batches_per_sec"]) == 22
     assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
-    assert run.metrics("total", to="dict")["step"] == [0, 1, 2, 3, 4]
+    assert run.metrics("total", to="dict")["step"] == [*range(122)]
     assert run.summary["total"].low == 1e-300
-    assert run.summary["total"].last == 2.0
+    assert run.summary["total"].last == 1 / 119
 
 
 def test_a_resumed_run_has_the_later_values_of_steps_that_were_trained_twice(runs_dir: Path, log: Any) -> None:
@@ -269,6 +275,10 @@ def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pyt
         run.plot()
     with pytest.raises(ConfigurationError, match=r"follow\(\) needs IPython: install it with pip install ipython"):
         run.follow()
+    without(monkeypatch, "numpy")
+    with pytest.raises(ConfigurationError, match="reading all values needs numpy: install it with pip install numpy"):
+        run.metrics()
+    assert three.frame(["run"]) == {"run": ["fast", "good", "slow"]}
     with pytest.raises(ConfigurationError, match="to='excel' is not known: use pandas, polars or dict"):
         run.metrics(to="excel")
 

@@ -43,12 +43,13 @@ _CLOCK_COLUMNS = 4
 class Metrics:
     """Takes in what belongs to the first rank. Whoever calls it holds the lock that its series share."""
 
-    def __init__(self, lock: "threading.RLock") -> None:
+    def __init__(self, lock: "threading.RLock", max_points: int = MAX_POINTS) -> None:
         self.series: dict[str, Series] = {}
         self.clock = Clock()
         self.first_left_out: str | None = None
         """The first name for which there was no room."""
         self._lock = lock
+        self._max_points = max_points
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
         # Of each batch: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
@@ -175,7 +176,7 @@ class Metrics:
         """Works out what was put off, and keeps everything within its size."""
         self._unsettled = 0
         self._settle_batches()
-        while sum(len(one.settle()) for one in self.series.values()) > MAX_POINTS:
+        while sum(len(one.settle()) for one in self.series.values()) > self._max_points:
             max(self.series.values(), key=len).thin()
 
     def _take_loss(self, step: int, loss: Any) -> None:

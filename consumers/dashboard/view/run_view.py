@@ -21,7 +21,7 @@ from bus.types.hyperparameters import MOST
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Images, Row, Text
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
-from consumers.dashboard.view.metrics import MAX_SERIES, Metrics
+from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
 from consumers.dashboard.view.preview import Preview
 from consumers.dashboard.view.progress import ProgressView, RunProgress
@@ -48,10 +48,12 @@ class RunView:
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
     callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
 
+    ``max_points`` is another bound for the points of all series together.
+
     Raises :class:`bus.errors.ConfigurationError` when numpy is not installed.
     """
 
-    def __init__(self, run_name: str, attempt: int = 1) -> None:
+    def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:
         require("a dashboard", "dashboard", "numpy")
         self.run_name = run_name
         self.attempt = attempt
@@ -63,7 +65,7 @@ class RunView:
         """Why the run was stopped, and by whom."""
         self._status = "waiting"
         self._lock = threading.RLock()
-        self._metrics = Metrics(self._lock)
+        self._metrics = Metrics(self._lock, max_points)
         self._preview: Preview | None = None
         self._progress = RunProgress()
         self._phases: dict[int, Phases] = {}

@@ -277,10 +277,9 @@ def test_fields_of_odd_forms_are_left_out_and_the_rest_is_taken(odd: Any) -> Non
 
 
 def test_the_points_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_metrics, "MAX_POINTS", 2000)
     monkeypatch.setattr(view_metrics, "_SETTLE_EVERY", 100)
     monkeypatch.setattr(Clock, "MAX_ROWS", 500)
-    view = RunView("run")
+    view = RunView("run", max_points=2000)
     for batch in range(1, 5001):
         view.see(batch_of(batch, loss=-1.0 if batch == 7 else math.nan if batch == 1234 else 5.0))
     assert sum(len(view.series(name)) for name in view.names()) <= 2000
