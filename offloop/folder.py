@@ -1,10 +1,12 @@
 """The runs of a folder in Python: find, compare, read and draw them.
 
-import offloop
+    import offloop
 
-runs = offloop.runs("runs")
-best = runs.where("lr > 0.01").best("MulticlassAccuracy")
-best.metrics()
+    runs = offloop.runs("runs")
+    best = runs.where("lr > 0.01").best("MulticlassAccuracy")
+    best.metrics()
+
+Begin with :func:`runs`.
 """
 
 import logging
@@ -510,7 +512,8 @@ def _read_metrics(recording: Recording) -> dict[str, _Points]:
     recording.read_in_blocks(BULK, view.see_block)
     for snapshot in recording:
         view.see(snapshot)
-    return {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
+    found = {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
+    return {name: points for name, points in found.items() if len(points[0])}
 
 
 def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:

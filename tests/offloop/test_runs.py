@@ -192,12 +192,16 @@ def test_all_runs_are_a_table(three: Any) -> None:
 
 
 @pytest.mark.parametrize("recorded", ["evaluated", "fields", "ranks", "failed", "cut"])
-def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(recorded: str, runs_dir: Path, log: Any) -> None:
+def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(
+    recorded: str, runs_dir: Path, log: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     install(runs_dir, RECORDED / f"{recorded}.mcap")
     [run] = offloop.runs()
     logged = log(RECORDED / f"{recorded}.mcap")
     assert len(logged[LOSS]) > 3
+    caplog.clear()
     assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
+    assert ("ends within a record" in caplog.text) == (recorded == "cut")
 
 
 def test_the_metrics_of_a_loop_of_ones_own_are_those_that_a_consumer_logs(runs_dir: Path, log: Any) -> None:
