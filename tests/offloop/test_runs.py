@@ -19,6 +19,7 @@ from paths import DATA
 import offloop
 from bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
 from bus.index.annotations import read_annotations
+from bus.runs.directory import is_locked
 from consumers.cli.main import main as consumer_main
 
 RECORDED = DATA / "recordings" / "0.1.0"
@@ -46,7 +47,15 @@ def train(
             evaluated = {"eval": {"Accuracy": accuracy}}
             publisher.publish("eval_end", batch=batch, dataloader_label="eval", eval_metrics=evaluated)
         publisher.publish("fit_end", batch=batch)
-    wait_for(lambda: find_run(name).status == "finished", f"the end of {name}")
+    wait_for_end(name)
+
+
+def wait_for_end(name: str) -> None:
+    def has_ended() -> bool:
+        run = find_run(name)
+        return run.status == "finished" and not is_locked(run.path)
+
+    wait_for(has_ended, f"the end of {name}")
 
 
 @pytest.fixture
@@ -424,7 +433,7 @@ def test_what_a_run_says_is_shown_and_never_obeyed(runs_dir: Path) -> None:
         publisher.publish("init", hyperparameters={"config": {"lr": evil}})
         publisher.publish("batch_end", batch=1, losses={evil: 1.0})
         publisher.log({f"loss{evil}": 1.0})
-    wait_for(lambda: find_run("evil-too").status == "finished", "the end of the run")
+    wait_for_end("evil-too")
     (runs_dir / "evil").rename(runs_dir / "evil<img src=x>")
     runs = offloop.runs()
     runs["evil-too"].annotate(add=["<b>tag"], note=f"<i>{evil}")
@@ -486,7 +495,7 @@ def test_the_page_s_blocks_run_one_after_the_other(
                 publisher.publish("batch_end", batch=batch, loss=1 / batch, lr={"AdamW": [rate]})
             evaluated = {"eval": {"MulticlassAccuracy": 0.5}}
             publisher.publish("eval_end", batch=3, dataloader_label="eval", eval_metrics=evaluated)
-        wait_for(lambda name=publisher.run_name: find_run(name).status == "finished", "the end of a run")  # type: ignore[misc]
+        wait_for_end(f"digits-{number}")
     (tmp_path / "runs").symlink_to(runs_dir)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
