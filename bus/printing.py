@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 KEPT = 100
 
-LOGGERS = ("offloop", "offloop.broker", "offloop.segments", "offloop.summary")
+LOGGERS = ("offloop", "offloop.broker", "offloop.index", "offloop.segments", "offloop.summary")
 """The loggers of this project. What is logged through them is escaped."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.broker.content import integer, integer_or_none, text
-from bus.errors import RecordingError
+from bus.errors import InvalidRunNameError, RecordingError
 from bus.files import open_directory, open_file
 from bus.protocol.frames import check_run_name
 from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
@@ -43,7 +43,7 @@ class Archive:
         now = time.monotonic()
         if now >= self._list_again or not live <= self._live:
             self._live = live
-            self._listed = list_runs(self._root)[:MAX_LISTED]
+            self._listed = list(filter(_can_be_requested, list_runs(self._root)))[:MAX_LISTED]
             self._list_again = time.monotonic() + max(self._timeouts.list_runs, 10 * (time.monotonic() - now))
         return self._listed
 
@@ -76,11 +76,21 @@ class Archive:
         return {"run": name, "attempt": attempt, "offset": offset, "data": data}
 
 
+def _can_be_requested(run: RunInfo) -> bool:
+    """Whether its directory has not been renamed to something that a run's name cannot be."""
+    try:
+        check_run_name(run.name)
+    except InvalidRunNameError:
+        return False
+    return True
+
+
 def _describe(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
     last = run.last
     live = served.get("attempt") == last.number
     return {
         "run": run.name,
+        "recorded_as": run.recorded_as,
         "id": run.id,
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],

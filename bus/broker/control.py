@@ -303,6 +303,7 @@ def _describe_announced(run: AnnouncedRun, stream: str, before: Mapping[str, Any
     """A run of which there is nothing yet, with what is listed of its attempts before."""
     return {
         "run": run.name,
+        "recorded_as": run.name,
         "id": run.id,
         "attempt": run.attempt,
         "attempts": [*before.get("attempts", ()), run.attempt],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import BrokerError, RecordingError, RunNotFoundError
+from bus.index.entry import GOING_ON
 from bus.net.curve import ClientSecurity
 from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import EventBody
@@ -20,9 +21,6 @@ from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
 from bus.types.source import Source
 
-GOING_ON = ("live", "paused")
-"""The status of a run that has not ended."""
-
 _LISTED = 20
 _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
@@ -33,6 +31,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     last, info = run.last, run.last.info
     described = {
         "run": run.name,
+        "recorded_as": run.recorded_as,
         "id": run.id,
         "status": run.status,
         "error": last.error,
@@ -87,7 +86,7 @@ def _statistics(run: RunInfo) -> dict[str, Any]:
     if not run.live or run.control is None:
         return {}
     try:
-        return {"statistics": ask_broker(run.control, "statistics", {"run": run.name})}
+        return {"statistics": ask_broker(run.control, "statistics", {"run": run.recorded_as})}
     except BrokerError as error:
         # A run that ends at this moment, or a broker that is stopped: everything else is shown all the same.
         return {"statistics": None, "trouble": str(error)}
@@ -162,6 +161,8 @@ def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]
 
 def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "run", described["run"]
+    if described.get("recorded_as") != described["run"]:
+        yield "recorded as", described.get("recorded_as")
     if "status" in described:
         yield "status", described["status"]
         yield "error", described["error"]
@@ -261,6 +262,18 @@ def lasted(started: float, ended: float | None, *, live: bool) -> str:
     """How long something took, or has taken so far."""
     end = time.time() if live else ended
     return "?" if end is None else duration(end - started)
+
+
+def size_text(size: int) -> str:
+    """So many bytes, for people to read."""
+    if size < 1000:
+        return f"{size} bytes"
+    scaled = float(size)
+    for unit in ("kB", "MB", "GB"):
+        scaled /= 1000
+        if scaled < 999.95:
+            return f"{scaled:.1f} {unit}"
+    return f"{scaled / 1000:.1f} TB"
 
 
 def duration(seconds: float) -> str:

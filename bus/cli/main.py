@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
 from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.cli.recordings import (
     cut_recording,
@@ -22,6 +23,7 @@ from bus.cli.recordings import (
     recover_recording,
 )
 from bus.cli.replay import replay
+from bus.cli.runs import compare_runs, list_runs, show_run
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
@@ -33,7 +35,6 @@ from bus.types.commands import COMMANDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
     from bus.broker.broker import Broker
-    from bus.runs.directory import RunInfo
 
 
 EXIT_TROUBLE = 1
@@ -99,42 +100,7 @@ def bus() -> None:
     """See the runs that there are, and serve streams."""
 
 
-@bus.command(short_help="List the runs.")
-@runs_dir_option
-@_broker_options
-@click.option("--live", is_flag=True, help="Only the runs that are live.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def runs(
-    runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, live: bool, as_json: bool
-) -> None:
-    """List the runs, the newest first."""
-    from bus.cli.describe import GOING_ON, lasted, when
-    from bus.net.curve import client_security
-    from bus.net.requests import list_remote_runs
-    from bus.runs.directory import list_runs
-
-    check_broker(broker, key, broker_key, runs_dir)
-    if broker is not None:
-        listed = list_remote_runs(broker, client_security(key, broker_key))
-    else:
-        listed = [_summary(run) for run in list_runs(runs_dir)]
-    listed = [run for run in listed if run["status"] in GOING_ON or not live]
-    if as_json:
-        click.echo(json.dumps(plain(listed), indent=2))
-        return
-    if not listed:
-        where = f"at {broker}" if broker else f"in {_where(runs_dir)}; 'trainer digits' makes one"
-        say(f"no {'live ' if live else ''}runs {where}")
-        return
-    rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "" if broker else "RECORDING")]
-    for run in listed:
-        took = lasted(run["started"], run["ended"], live=run["status"] in GOING_ON)
-        rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), run.get("recording", "")))
-    for line in table(rows):
-        say(line)
-
-
-@bus.command(short_help="Describe one run, or a recording.")
+@bus.command(short_help="Describe one run as it is recorded and served, or a recording.")
 @click.argument("run")
 @runs_dir_option
 @_broker_options
@@ -144,7 +110,8 @@ def info(
 ) -> None:
     """Describe one RUN: a name, a run's folder, or a recording.
 
-    Of a live run it also says how its broker, its trainer and its consumers are doing.
+    This is about how it was started, recorded and served; 'bus show' has its results. Of a live run it also says how
+    its broker, its trainer and its consumers are doing.
     """
     from bus.cli.describe import describe_recording, describe_remote_run, describe_run, hyperparameter_lines, lines
     from bus.net.curve import client_security
@@ -352,13 +319,22 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
 
 
 for _command in (
+    archive_runs,
+    compare_runs,
     cut_recording,
     diff_recordings,
     export_recording,
     import_log,
+    list_runs,
     merge_recordings,
+    note_run,
+    pin_runs,
     recover_recording,
+    remove_runs,
+    rename_run,
     replay,
+    show_run,
+    tag_runs,
 ):
     bus.add_command(_command)
 
@@ -381,31 +357,6 @@ def _stream_address(listen: str) -> str:
     if port == "65535":
         raise ConfigurationError(f"cannot listen at {listen!r}: the stream takes the next port, and there is none")
     return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
-
-
-def _reached(listed: dict[str, Any]) -> str:
-    """How far a run came: of one that ended early, of how many batches too."""
-    reached = listed.get("reached")
-    if not isinstance(reached, dict):
-        return ""
-    planned = reached.get("planned")
-    return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
-
-
-def _summary(run: "RunInfo") -> dict[str, Any]:
-    return {
-        # That by which it is found, also after its directory was renamed.
-        "run": run.path.name,
-        "status": run.status,
-        "paused": run.paused._asdict() if run.paused else None,
-        "started": run.started,
-        "ended": run.last.ended,
-        "attempt": run.last.number,
-        "reason": run.last.reason,
-        "reached": None if run.last.reached is None else run.last.reached._asdict(),
-        "recording": str(run.recording),
-        "path": str(run.path),
-    }
 
 
 if __name__ == "__main__":

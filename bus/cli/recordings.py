@@ -265,7 +265,7 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
     yield f"A  {found.a}"
     yield f"B  {found.b}"
     if found.first is not None:
-        yield from _first_lines(found.first)
+        yield from first_lines(found.first)
         alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
         yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
     if found.differing_marks:
@@ -280,7 +280,8 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
 
-def _first_lines(first: "EventDifference") -> Iterator[str]:
+def first_lines(first: "EventDifference") -> Iterator[str]:
+    """The first difference, in lines for people."""
     where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
     if first.a is None or first.b is None:
         only, number = ("A", first.a) if first.b is None else ("B", first.b)

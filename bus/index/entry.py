@@ -9,15 +9,19 @@ from typing import Any
 
 import msgspec
 
+from bus.errors import RunDirectoryError
 from bus.index.annotations import Annotations
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
-from bus.runs.directory import RunInfo
+from bus.runs.directory import RUN_FILE, RunInfo
 from bus.types.metrics import Mode as Mode
 from bus.types.metrics import mode_of as mode_of
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
+
+
+_encode = msgspec.msgpack.encode
 
 
 class MetricValues(msgspec.Struct, array_like=True, frozen=True):
@@ -79,6 +83,10 @@ class RunEntry(msgspec.Struct):
     """Files with checkpoints in its directory, relative to it."""
     problem: str | None = None
     """What could not be read."""
+    attempt: int = 1
+    """The number of the newest attempt."""
+    recording: str = ""
+    """The file of its recording, in the run's directory."""
 
     @property
     def is_going_on(self) -> bool:
@@ -102,19 +110,24 @@ class RunEntry(msgspec.Struct):
         )
 
 
+_decode = msgspec.msgpack.Decoder(RunEntry).decode
+
+
 def make_entry(
     run: RunInfo, summaries: Iterable[Summary], annotations: Annotations, problem: str | None = None
 ) -> RunEntry:
-    """What is known of a run by its ``run.json`` and the summaries of its attempts, the newest last."""
+    """What is known of a run by its ``run.json`` and the summaries of its attempts, the newest last.
+
+    Raises :class:`bus.errors.RunDirectoryError` for a ``run.json`` that has something else than it should."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
     hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
     if not hyperparameters:
         hyperparameters = _described(run.last.info)
-    size, checkpoints = _contents(run.path)
-    return RunEntry(
-        run=run.path.name,
+    size, checkpoints = contents(run.path)
+    entry = RunEntry(
+        run=run.name,
         id=run.id,
         status=run.status,
         error=run.last.error,
@@ -135,7 +148,14 @@ def make_entry(
         metrics=metric_values(of_attempts),
         checkpoints=checkpoints,
         problem=problem,
+        attempt=run.last.number,
+        recording=run.recording.name,
     )
+    try:
+        # What cannot be stored, or not be read again, is not taken in: text that is not UTF-8, or a number for it.
+        return _decode(_encode(entry))
+    except ValueError as error:
+        raise RunDirectoryError(f"{run.path / RUN_FILE} is damaged: {error}", path=run.path / RUN_FILE) from None
 
 
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
@@ -181,7 +201,7 @@ def _described(info: Mapping[str, Any]) -> dict[str, Any]:
     return {f"config/{name}": value for name, value in config.items()} if isinstance(config, dict) else {}
 
 
-def _contents(run: Path) -> tuple[int, tuple[str, ...]]:
+def contents(run: Path) -> tuple[int, tuple[str, ...]]:
     """Bytes in a run's directory, and the checkpoints in it."""
     size, checkpoints = 0, set[str]()
     for folder, _, files in os.walk(run):

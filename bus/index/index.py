@@ -18,6 +18,7 @@ from bus.errors import OffloopError, RunDirectoryError
 from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
 from bus.index.database import Database
 from bus.index.entry import RunEntry, make_entry
+from bus.recording.recording import Recording
 from bus.recording.summary import Point, Summarizer, Summary
 from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
 from bus.runs.directory import runs_dir as chosen_runs_dir
@@ -159,21 +160,26 @@ class RunIndex:
     def _read(self, database: Database, run: str, stamp: str, until: float, unsaved: _Unsaved) -> bool:
         """Takes in what is known of a run; returns whether that is all for now."""
         path = self.root / run
+        if not _is_text(run):
+            _log.warning("%s is left out: its name is not UTF-8; 'bus rename' gives it another one", path)
+            self._stamps[run] = stamp
+            return True
         if run not in self._followed and database.stamp(run) == stamp:
             # Another process has looked at it meanwhile.
             self._entries[run], self._stamps[run] = database.entry(run), stamp
             return True
         try:
             info = read_run(path)
+            followed = self._followed.setdefault(run, _FollowedRun())
+            is_read = followed.read(info, until)
+            entry = make_entry(info, followed.summaries, read_annotations(path), followed.problem)
         except RunDirectoryError as error:
             # One damaged run must not hide the others.
             _log.warning("%s", error)
             self._forget(run)
             self._stamps[run] = stamp
             return True
-        followed = self._followed.setdefault(run, _FollowedRun())
-        is_read = followed.read(info, until)
-        entry = self._entries[run] = make_entry(info, followed.summaries, read_annotations(path), followed.problem)
+        self._entries[run] = entry
         if is_read:
             self._stamps[run] = stamp
         if entry.is_going_on or not is_read:
@@ -184,6 +190,16 @@ class RunIndex:
             followed.close()
             del self._followed[run]
         return is_read
+
+
+def read_entry(run: RunInfo) -> RunEntry:
+    """What is known of a run, read anew from its directory."""
+    followed = _FollowedRun()
+    try:
+        followed.read(run, math.inf)
+        return make_entry(run, followed.summaries, read_annotations(run.path), followed.problem)
+    finally:
+        followed.close()
 
 
 def add_run(run: Path, seconds: float) -> None:
@@ -227,9 +243,9 @@ class _FollowedRun:
             one = self._attempts.get(attempt.number)
             try:
                 if one is None:
-                    one = self._attempts[attempt.number] = Summarizer(
-                        attempt.recording, run.name, attempt.number, run.id
-                    )
+                    # An attempt before the run was renamed has the name of that time in its recording.
+                    name = run.recorded_as if attempt is run.last else Recording(attempt.recording).run_name
+                    one = self._attempts[attempt.number] = Summarizer(attempt.recording, name, attempt.number, run.id)
                 if isinstance(one, Summarizer):
                     is_at_end = one.work(until, saves=False)
                     is_read &= is_at_end
@@ -289,6 +305,14 @@ def _find(root: Path) -> dict[str, str]:
     except OSError as error:
         raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
     return found
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stamp(run: str) -> str:

@@ -97,6 +97,7 @@ class RunInfo:
     """A run as it is found on disk."""
 
     name: str
+    """The name of its directory, by which it is found."""
     path: Path
     live: bool
     """Whether a broker serves it at this moment."""
@@ -108,6 +109,8 @@ class RunInfo:
     id: str | None = None
     """Distinguishes it from every other run of that name: random, given when its first attempt begins, in ``run.json``
     and in its recordings."""
+    recorded_as: str = ""
+    """The name in the newest recording: another one if the directory has been renamed since."""
 
     @property
     def last(self) -> Attempt:
@@ -227,8 +230,7 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     for path in (root / name, Path(name)):
         if (path / RUN_FILE).is_file():
             return read_run(path)
-    # A directory that was renamed holds the name that its run had before.
-    known = [run.path.name for run in list_runs(root)]
+    known = [run.name for run in list_runs(root)]
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
         f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
@@ -266,7 +268,9 @@ def read_run(path: Path) -> RunInfo:
         # A broker that is just about to begin the next attempt does not serve the one before.
         live = broker.get("attempt") == attempts[-1].number
         identity = _text(record.get("id"))
-        return RunInfo(record["name"], path, live, attempts, broker.get("door"), broker.get("stream"), identity)
+        name = os.path.basename(os.path.abspath(path))
+        addresses = broker.get("door"), broker.get("stream")
+        return RunInfo(name, path, live, attempts, *addresses, identity, str(record["name"]))
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         raise RunDirectoryError(
             f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "

@@ -96,7 +96,7 @@ def _check(path: Path, before: Predecessor, in_place: bool) -> None:
         return
     run = read_run(path)
     newest, status = run.last.number, run.last.status
-    if run.id != before.id or run.name != path.name:
+    if run.id != before.id or run.recorded_as != path.name:
         raise ConfigurationError(f"{path} is another run's")
     if in_place and newest != before.attempt:
         raise ConfigurationError(

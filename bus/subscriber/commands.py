@@ -45,7 +45,7 @@ def send_command(
             f"run {run.name!r} is {run.status}, so it takes no commands: 'bus runs --live' lists those that do"
         )
     return send_command_through(
-        run.control, run.name, name, *arguments, wait=wait, security=security, reason=reason, timeouts=timeouts
+        run.control, run.recorded_as, name, *arguments, wait=wait, security=security, reason=reason, timeouts=timeouts
     )
 
 

@@ -37,6 +37,7 @@ class RunSource(Protocol):
     """One attempt of a run, wherever it is."""
 
     run_name: str
+    """The run's name in its events."""
     run_id: str | None
     attempt: int
     run_dir: Path | None
@@ -70,7 +71,7 @@ class LocalRun:
 
     def __init__(self, info: RunInfo, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
-        self.run_name = info.name
+        self.run_name = info.recorded_as
         self.run_id = info.id
         self.attempt = info.last.number
         self.run_dir: Path | None = info.path
@@ -156,11 +157,12 @@ class RemoteRun:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self.run_name = check_run_name(listed["run"])
+        self._run = check_run_name(listed["run"])
+        self.run_name = check_run_name(listed.get("recorded_as") or self._run)
         self.run_id: str | None = listed["id"] if isinstance(listed.get("id"), str) else None
         self.attempt: int = listed["attempt"]
-        self._file = _RemoteFile(self._socket, self.run_name, self.attempt, self._timeouts.fetch)
-        self.reader = RecordingReader(self._file, f"the recording of run {self.run_name}")
+        self._file = _RemoteFile(self._socket, self._run, self.attempt, self._timeouts.fetch)
+        self.reader = RecordingReader(self._file, f"the recording of run {self._run}")
         self._heard = self._connected = time.monotonic()
         self._security = security
         self._ask_at = 0.0
@@ -185,7 +187,7 @@ class RemoteRun:
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + self._timeouts.look
-            _send(self._socket, "runs", {"run": self.run_name})
+            _send(self._socket, "runs", {"run": self._run})
         self._take_answers()
         if now - self._heard > self._timeouts.broker_return:
             return RunStatus.UNREACHABLE
@@ -213,7 +215,7 @@ class RemoteRun:
                 self._status = RunStatus.FINISHED
             elif answer.kind == "runs":
                 for listed in _listed_runs(answer.content):
-                    if listed["run"] == self.run_name:
+                    if listed["run"] == self._run:
                         self._note(listed)
 
     def _note(self, listed: dict[str, Any]) -> None:

@@ -189,6 +189,18 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0, times: bool = False) -> Di
     )
 
 
+def first_difference(a: Path, b: Path, most: int = 20_000) -> tuple[EventDifference | None, int]:
+    """The first event of the first rank in which two recordings differ, as :func:`diff` compares them, and how many
+    events were compared: no more batches are read after it, or after ``most`` events.
+
+    Raises:
+        RecordingError: one of them is not a recording.
+    """
+    comparison = _Comparison(0.0, False, most=most)
+    _compare_rank(0, _Side("A", RecordSource(a, [0])), _Side("B", RecordSource(b, [0])), comparison)
+    return comparison.first and comparison.first[1], comparison.events
+
+
 # -- walking through both ---------------------------------------------------------------------------------------------
 
 
@@ -271,7 +283,7 @@ class _Key(NamedTuple):
 
 def _compare_rank(rank: int, a: _Side, b: _Side, comparison: "_Comparison") -> None:
     sides = (a, b)
-    while batches := [side.batch for side in sides if side.next is not None]:
+    while not comparison.is_enough and (batches := [side.batch for side in sides if side.next is not None]):
         batch = min(batches)
         # By turns, so that hardly any event has to wait for its partner.
         waiting: dict[_Key, tuple[_Side, Recorded, int]] = {}
@@ -341,6 +353,13 @@ class _Comparison:
     metrics: dict[str, MetricDifference] = field(default_factory=dict)
     only: "Counter[tuple[str, str, str]]" = field(default_factory=Counter)
     """Side, kind and name of what only one can have."""
+    most: int | None = None
+    """After so many events, or the first difference, it is enough; ``None`` compares everything."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether nothing more is to be compared."""
+        return self.most is not None and (self.first is not None or self.events >= self.most)
 
     def compare(self, batch: int, place: int, a: Recorded, b: Recorded) -> None:
         """Compares two events."""

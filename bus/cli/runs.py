@@ -1,0 +1,430 @@
+"""The commands ``bus runs``, ``show`` and ``compare``: what came out of runs."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bus.cli.options import broker_options, check_broker, runs_dir_option
+from bus.errors import OffloopError, RunDirectoryError
+from bus.printing import one_line, say, table
+from bus.strict_json import plain
+from bus.terminal import HELP
+from bus.types.hyperparameters import is_of_the_training, value_text
+
+if TYPE_CHECKING:
+    from bus.index.entry import MetricValues, RunEntry
+    from bus.runs.directory import RunInfo
+    from bus.tools.diff import EventDifference
+
+_QUIET_SECONDS = 1.0
+_REPORT_SECONDS = 5.0
+_LONGEST = 60
+_LONGEST_NAME = 30
+
+_Rows = list[tuple[str, ...]]
+
+
+@click.command(name="runs", short_help="List the runs.", context_settings=HELP)
+@runs_dir_option
+@broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
+@click.option("--live", is_flag=True, help="Only the runs that are live.")
+@click.option("--where", metavar="EXPR", help="Only the runs of which this is true.")
+@click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
+@click.option("--columns", metavar="NAME,...", help="Which columns to show beside the name.")
+@click.option("--archived", is_flag=True, help="Also the runs that are archived.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with all hyperparameters and metrics, for programs.")
+def list_runs(
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+    live: bool,
+    where: str | None,
+    sort: str | None,
+    columns: str | None,
+    archived: bool,
+    as_json: bool,
+) -> None:
+    """List the runs: pinned ones, then the newest first.
+
+    EXPR compares what a run has with numbers and texts: "lr > 0.01 and status == finished", "tags == baseline",
+    "loss/train/total.min < 0.5 or not tags". Signs are == != < <= > >= and ~ (contains), combined by and, or, not and
+    parentheses.
+
+    A COLUMN, in EXPR too, is a hyperparameter (optimizer/lr), a metric (loss/train/total: its last value; .min, .max
+    and .best behind it are others), or one of run, id, status, error, reason, started, ended, duration, attempts,
+    epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough (lr).
+    """
+    check_broker(broker, key, broker_key, runs_dir)
+    if columns is not None and as_json:
+        raise click.UsageError("--columns is for the table: --json has all of them")
+    if broker is not None:
+        given = {"--where": where, "--sort": sort, "--columns": columns, "--archived": archived}
+        if refused := [name for name, value in given.items() if value]:
+            raise click.UsageError(f"{refused[0]} is for runs on this machine: a broker gives the list alone")
+        from bus.net.curve import client_security
+        from bus.net.requests import list_remote_runs
+
+        listed = list_remote_runs(broker, client_security(key, broker_key))
+        _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {broker}", live)
+        return
+    entries = read_index(runs_dir)
+    shown = choose(entries, where, archived=archived)
+    if sort is not None:
+        from bus.index.query import Columns
+        from bus.index.query import sort as sorted_by
+
+        # A column is found by what any run has, and not only those that are shown.
+        shown = sorted_by(shown, sort.removeprefix("-"), reverse=sort.startswith("-"), columns=Columns(entries))
+    else:
+        shown = sorted(shown, key=lambda entry: not entry.pinned)
+    shown = [entry for entry in shown if entry.is_going_on or not live]
+    if shown and columns is not None and not as_json:
+        _say_table(_column_rows(shown, columns, entries))
+        return
+    from bus.runs.directory import runs_dir as chosen
+
+    place = f"in {chosen(runs_dir)}"
+    if not entries:
+        place += "; 'trainer digits' makes one"
+    elif where is not None:
+        place += f" of which {where!r} is true"
+    elif not archived and not live:
+        place += " but archived ones: '--archived' lists them"
+    listed = [_summary(chosen(runs_dir) / entry.run, entry, as_json) for entry in shown]
+    _print_listed(listed, as_json, place, live)
+
+
+def read_index(runs_dir: str | None) -> "list[RunEntry]":
+    """Every run of a folder, the newest first. Says on standard error when it takes a while."""
+    from bus.index.index import RunIndex
+
+    with RunIndex(runs_dir) as index:
+        left = index.refresh(_QUIET_SECONDS)
+        if left and index.problem:
+            say(f"{index.problem}, so the runs are read anew each time", err=True)
+        while left:
+            say(f"reading {left:,} more run{'s' * (left > 1)} ...", err=True)
+            left = index.refresh(_REPORT_SECONDS)
+        return sorted(index.entries.values(), key=lambda entry: entry.started, reverse=True)
+
+
+def choose(entries: "Sequence[RunEntry]", where: str | None, *, archived: bool) -> "list[RunEntry]":
+    """The runs of which an expression is true, without archived ones unless they are wanted."""
+    from bus.index import query
+
+    chosen = query.where(entries, where) if where is not None and entries else list(entries)
+    return [entry for entry in chosen if archived or not entry.archived]
+
+
+def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live: bool) -> None:
+    from bus.cli.describe import lasted, when
+
+    if as_json:
+        click.echo(json.dumps(plain(listed), indent=2))
+        return
+    if not listed:
+        say(f"no {'live ' if live else ''}runs {place}")
+        return
+    is_tagged = any(run.get("tags") for run in listed)
+    is_local = "recording" in listed[0]
+    rows: _Rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "TAGS", "RECORDING" if is_local else "")]
+    for run in listed:
+        took = lasted(run["started"], run["ended"], live=_is_going_on(run))
+        tags, recording = ", ".join(run.get("tags", ())), run.get("recording", "")
+        rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), tags, recording))
+    _say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
+
+
+def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[RunEntry]") -> _Rows:
+    from bus.index.query import OF_RUN, Columns
+
+    columns = Columns(entries)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    found = [(name, *columns.find(name)) for name in ("run", *wanted)]
+    header = tuple(name.upper() if whole in OF_RUN else name for name, whole, _ in found)
+    return [header, *(tuple(_cell(whole, value_of(entry)) for _, whole, value_of in found) for entry in shown)]
+
+
+def _summary(path: Path, entry: "RunEntry", is_whole: bool) -> dict[str, Any]:
+    listed = {
+        "run": entry.run,
+        "status": entry.status,
+        "paused": _paused(path) if entry.status == "paused" else None,
+        "started": entry.started,
+        "ended": entry.ended,
+        "attempt": entry.attempt,
+        "reason": entry.reason,
+        "reached": None if entry.epoch is None else _reached_of(entry),
+        "recording": str(path / entry.recording),
+        "path": str(path),
+        "tags": entry.tags,
+    }
+    return {**listed, **_results(entry)} if is_whole else listed
+
+
+def _reached_of(entry: "RunEntry") -> dict[str, Any]:
+    return {"epoch": entry.epoch, "batch": entry.batch, "sample": entry.sample, "planned": entry.planned}
+
+
+def _results(entry: "RunEntry") -> dict[str, Any]:
+    """What came out of a run, for programs."""
+    return {
+        "id": entry.id,
+        "error": entry.error,
+        "tags": entry.tags,
+        "note": entry.note,
+        "pinned": entry.pinned,
+        "archived": entry.archived,
+        "size": entry.size,
+        "checkpoints": entry.checkpoints,
+        "hyperparameters": entry.hyperparameters,
+        "metrics": {name: _metric(values) for name, values in entry.metrics.items()},
+        "problem": entry.problem,
+    }
+
+
+def _metric(values: "MetricValues") -> dict[str, Any]:
+    found: dict[str, Any] = {"last": values.last, "last_step": values.last_step}
+    if values.low_step < 0:
+        return {**found, "min": None, "min_step": None, "max": None, "max_step": None}
+    least = {"min": values.low, "min_step": values.low_step}
+    return {**found, **least, "max": values.high, "max_step": values.high_step}
+
+
+def _paused(path: Path) -> dict[str, Any] | None:
+    from bus.runs.directory import read_run
+
+    try:
+        paused = read_run(path).paused
+    except RunDirectoryError:
+        return None  # It is deleted just now.
+    return None if paused is None else paused._asdict()
+
+
+def _is_going_on(listed: dict[str, Any]) -> bool:
+    from bus.index.entry import GOING_ON
+
+    return listed["status"] in GOING_ON
+
+
+def _reached(listed: dict[str, Any]) -> str:
+    """How far a run came: of one that ended early, of how many batches too."""
+    reached = listed.get("reached")
+    if not isinstance(reached, dict):
+        return ""
+    planned = reached.get("planned")
+    return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
+
+
+# -- one run, and some beside each other ------------------------------------------------------------------------------
+
+
+@click.command(name="show", short_help="Show the results of one run.", context_settings=HELP)
+@click.argument("run")
+@runs_dir_option
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
+    """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
+
+    Of a metric the best is the least or the greatest value, by its name. 'bus info' shows how the run was started,
+    recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
+    """
+    from bus.index.index import read_entry
+    from bus.runs.directory import find_run
+
+    info = find_run(run, runs_dir)
+    entry = read_entry(info)
+    if as_json:
+        click.echo(json.dumps(plain(_summary(info.path, entry, is_whole=True)), indent=2))
+        return
+    _say_table([line for line in _lines(info, entry) if line[1]])
+    if entry.metrics:
+        say("metrics")
+        _say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP"), *_metric_rows(entry)])
+    if hyperparameters := {name: v for name, v in entry.hyperparameters.items() if is_of_the_training(name)}:
+        say("hyperparameters")
+        _say_table([(f"  {name}", one_line(value_text(value))) for name, value in hyperparameters.items()])
+
+
+def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
+    from bus.cli.describe import lasted, size_text, when
+
+    yield "run", info.name
+    yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
+    yield "error", entry.error or ""
+    yield "reason", entry.reason or ""
+    yield "started", when(entry.started)
+    yield "lasted", lasted(entry.started, entry.ended, live=entry.is_going_on)
+    yield "reached", "" if entry.epoch is None else _reached({"reached": _reached_of(entry)})
+    yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
+    yield "archived", "yes" if entry.archived else ""
+    yield "checkpoints", ", ".join(entry.checkpoints)
+    yield "size", f"{size_text(entry.size)} in {info.path}"
+    yield "trouble", entry.problem or ""
+    yield "tags", ", ".join(entry.tags)
+    yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
+
+
+def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
+    from bus.index.entry import mode_of
+
+    for name, values in entry.metrics.items():
+        mode = mode_of(name)
+        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if values.low_step >= 0 else ("", "", "")
+        yield (f"  {one_line(name)}", _number(values.last), str(values.last_step), *best)
+
+
+@click.command(name="compare", short_help="Compare the results of runs.", context_settings=HELP)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--all", "everything", is_flag=True, help="Also what says by what and where they were started.")
+@runs_dir_option
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, as_json: bool) -> None:
+    """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
+
+    Of each metric, * marks the best of the best. Of two runs, also the first event that differs, among the first
+    20,000: 'bus diff' compares all of them. Hyperparameters such as 'command' and 'version/' are left out without
+    --all.
+    """
+    from bus.index.index import read_entry
+    from bus.index.query import differences
+    from bus.runs.directory import find_run
+
+    if len(runs) < 2:
+        raise click.UsageError("name two or more runs")
+    infos = [find_run(run, runs_dir) for run in runs]
+    entries = [read_entry(info) for info in infos]
+    names = [info.name for info in infos]
+    differing = [one for one in differences(entries) if everything or is_of_the_training(one.name)]
+    first, compared, trouble = _first_difference(infos) if len(infos) == 2 else (None, 0, None)
+    if as_json:
+        described: dict[str, Any] = {
+            "runs": names,
+            "hyperparameters": {one.name: one.values for one in differing},
+            "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
+        }
+        if len(infos) == 2:
+            found = None if first is None else asdict(first)
+            described |= {"first_difference": found, "events_compared": compared, "trouble": trouble}
+        click.echo(json.dumps(plain(described), indent=2))
+        return
+    rows: _Rows = [("", "", *(_short(name, _LONGEST_NAME) for name in names))]
+    rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
+    for one in differing:
+        cells = ("" if value is None else _short(value_text(value)) for value in one.values)
+        rows.append((f"  {one_line(one.name)}", "", *cells))
+    metrics = _metric_names(entries)
+    rows += [("metrics", "", *("" for _ in names))] if metrics else []
+    for name in metrics:
+        rows += _compared_rows(name, _compared(entries, name))
+    _say_table(rows)
+    if len(infos) == 2:
+        for line in _first_difference_lines(names, first, compared, trouble):
+            say(line)
+
+
+def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
+    return list(dict.fromkeys(name for entry in entries for name in entry.metrics))
+
+
+def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
+    """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
+    from bus.index.entry import mode_of
+
+    mode = mode_of(name)
+    of_runs = [entry.metrics.get(name) for entry in entries]
+    best = [None if values is None or values.low_step < 0 else values.best(mode) for values in of_runs]
+    return {
+        "mode": mode,
+        "last": [None if values is None else values.last for values in of_runs],
+        "last_step": [None if values is None else values.last_step for values in of_runs],
+        "best": best,
+        "best_step": [None if values is None or values.low_step < 0 else values.best_step(mode) for values in of_runs],
+        "is_best": _is_best(best, min if mode == "min" else max),
+    }
+
+
+def _is_best(values: Sequence[float | None], better: Callable[[list[float]], float]) -> list[bool]:
+    """Which values are the best: none where all are the same, or there is one alone."""
+    known = [value for value in values if value is not None]
+    if len(set(known)) < 2:
+        return [False for _ in values]
+    best = better(known)
+    return [value == best for value in values]
+
+
+def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
+    last = ("" if value is None else _number(value) for value in compared["last"])
+    best = (
+        "" if value is None else f"{_number(value)} at {step}{' *' * is_best}"
+        for value, step, is_best in zip(compared["best"], compared["best_step"], compared["is_best"], strict=True)
+    )
+    return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
+
+
+def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | None, int, str | None]":
+    """The first event that differs, how many were compared, and why none could be."""
+    from bus.tools.diff import first_difference
+
+    try:
+        return *first_difference(infos[0].recording, infos[1].recording), None
+    except OffloopError as error:
+        return None, 0, str(error)
+
+
+def _first_difference_lines(
+    names: Sequence[str], first: "EventDifference | None", compared: int, trouble: str | None
+) -> Iterator[str]:
+    from bus.cli.recordings import first_lines
+
+    if trouble is not None:
+        yield f"their events cannot be compared: {trouble}"
+    elif first is not None:
+        lines = first_lines(first)
+        yield f"{next(lines)}; A is {names[0]}, B is {names[1]}"
+        yield from lines
+    else:
+        yield f"no difference in {compared:,} events"
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _say_table(rows: _Rows) -> None:
+    for line in table([tuple(map(one_line, row)) for row in rows]):
+        say(line)
+
+
+def _cell(column: str, value: Any) -> str:
+    """A value as it stands in the column of a table."""
+    from bus.cli.describe import duration, size_text, when
+
+    if value is None:
+        return ""
+    if column in ("started", "ended"):
+        return when(value)
+    if column in ("duration", "size"):
+        return duration(value) if column == "duration" else size_text(value)
+    if isinstance(value, bool) and column in ("pinned", "archived"):
+        return "yes" if value else ""
+    if isinstance(value, tuple):
+        return _short(", ".join(value))
+    if isinstance(value, float):
+        return _number(value)
+    return _short(value_text(value))
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def _short(text: str, longest: int = _LONGEST) -> str:
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -1,0 +1,84 @@
+"""What is done to the directory of a run as a whole: it is renamed or removed."""
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError
+from bus.files import check_owner, open_directory, open_file
+from bus.protocol.frames import check_run_name
+from bus.runs import lock as run_lock
+from bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
+
+
+def check_ended(path: Path) -> None:
+    """Raises :class:`RunIsLiveError` unless the run in that directory has ended."""
+    run = read_run(path)
+    if run.live or run.away or run.last.status == "running":
+        raise _is_live(run.name)
+
+
+def rename_run(path: Path, name: str) -> Path:
+    """Gives the directory of a run another name; returns where it is then. Recordings keep the name that the run had.
+
+    Raises:
+        InvalidRunNameError: the name cannot be a run's.
+        ConfigurationError: something has that name already.
+        RunIsLiveError: the run has not ended.
+        RunDirectoryError: it cannot be renamed.
+    """
+    check_run_name(name)
+    check_ended(path)
+    # It may be named by "." or by a path through links; the directory itself was found to be none.
+    path = path.resolve()
+    target = path.with_name(name)
+    with _locked(path):
+        if os.path.lexists(target):
+            raise ConfigurationError(f"{target} exists already: choose another name")
+        os.rename(path, target)
+    return target
+
+
+def remove_run(path: Path) -> None:
+    """Removes the directory of a run with everything in it. Symbolic links in it are removed and not followed.
+
+    Raises:
+        RunIsLiveError: the run has not ended.
+        RunDirectoryError: it cannot be removed, or not all of it.
+    """
+    check_ended(path)
+    path = path.resolve()
+    with _locked(path) as directory:
+        # By these two it is found, and kept from brokers, until nothing else is left.
+        last = [RUN_FILE, LOCK_FILE]
+        for name in [name for name in os.listdir(directory) if name not in last] + last:
+            if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=directory)
+            else:
+                os.unlink(name, dir_fd=directory)
+        os.rmdir(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Opens the directory of a run that no broker can serve meanwhile."""
+    with contextlib.ExitStack() as opened:
+        try:
+            directory = open_directory(path)
+            opened.callback(os.close, directory)
+            check_owner(directory)
+            lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=directory)
+            opened.callback(os.close, lock)
+            if not run_lock.take(lock):
+                raise _is_live(path.name)
+            yield directory
+        except OSError as error:
+            which = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+            raise RunDirectoryError(f"{path} cannot be changed: {error.strerror or error}{which}", path=path) from None
+
+
+def _is_live(name: str) -> RunIsLiveError:
+    return RunIsLiveError(f"run {name!r} is live: wait until it ends, or end it with 'bus stop {name}'", run=name)
