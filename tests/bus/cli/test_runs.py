@@ -1,0 +1,359 @@
+"""What came out of runs, and what is done to them: ``bus runs``, ``show``, ``compare``, ``tag``, ``rename``, ``rm``."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import free_address, start_broker
+from click.testing import CliRunner, Result
+from helpers import strict_json, wait_for
+from terminals import Terminal
+
+from bus import ConfigurationError, Event, Publisher, Recording, RunIsLiveError, RunNotFoundError, Subscriber, find_run
+from bus.cli.main import bus
+from bus.errors import InvalidRunNameError, RunDirectoryError
+
+LOSSES = {"a": (1.0, 0.5, 0.75), "b": (1.0, 0.625, 0.25), "c": (1.0, float("nan"), 2.0)}
+RATES = {"a": 0.1, "b": 0.01, "c": 0.001}
+ACCURACIES = {"a": 0.5, "b": 0.75, "c": 0.25}
+
+
+def train(name: str, runs_dir: Path) -> None:
+    with Publisher(name, runs_dir=runs_dir, info={"config": {"task": "digits"}}) as publisher:
+        hyperparameters = {"optimizer": {"lr": RATES[name]}, "seed": 17, "version": {"torch": f"of {name}"}}
+        publisher.publish(Event.FIT_START, hyperparameters=hyperparameters)
+        for batch, loss in enumerate(LOSSES[name], 1):
+            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss)
+        publisher.publish(
+            Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": {"Accuracy": ACCURACIES[name]}}
+        )
+        publisher.publish(Event.FIT_END, epoch=1, batch=3)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[Path]:
+    """Three runs that have ended, of which ``c`` is the newest."""
+    folder = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    for name in LOSSES:
+        train(name, folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def three(trained: Path, runs_dir: Path) -> Path:
+    for name in LOSSES:
+        shutil.copytree(trained / name, runs_dir / name)
+    return runs_dir
+
+
+def run_command(*arguments: object) -> Result:
+    return CliRunner().invoke(bus, [str(argument) for argument in arguments], catch_exceptions=True)
+
+
+def invoke(*arguments: object) -> str:
+    result = run_command(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*arguments: object) -> BaseException:
+    result = run_command(*arguments)
+    assert result.exit_code != 0
+    assert result.exception is not None
+    return result.exception
+
+
+def names(*arguments: object) -> list[str]:
+    return [line.split()[0] for line in invoke("runs", *arguments).splitlines()[1:]]
+
+
+def described(*arguments: object) -> Any:
+    return strict_json(invoke(*arguments, "--json"))
+
+
+# -- what came out of them --------------------------------------------------------------------------------------------
+
+
+def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: Path) -> None:
+    shown = invoke(
+        *("runs", "--where", "lr < 0.05 and status == finished", "--sort", "-Accuracy"),
+        *("--columns", "lr,Accuracy.best,loss/train/total.min, loss/train/total"),
+    )
+    assert [line.split() for line in shown.splitlines()] == [
+        ["RUN", "lr", "Accuracy.best", "loss/train/total.min", "loss/train/total"],
+        ["b", "0.01", "0.75", "0.25", "0.25"],
+        ["c", "0.001", "0.25", "1", "2"],
+    ]
+    assert names("--sort", "optimizer/lr") == ["c", "b", "a"]
+    assert names("--sort", "-lr") == ["a", "b", "c"]
+    assert [line.split()[1:] for line in invoke("runs", "--columns", "status,batch").splitlines()] == [
+        ["STATUS", "BATCH"],
+        *[["finished", "3"]] * 3,
+    ]
+    assert invoke("runs", "--where", "lr > 1") == f"no runs in {three} of which 'lr > 1' is true\n"
+
+
+def test_all_that_is_known_of_runs_is_there_for_programs(three: Path) -> None:
+    invoke("tag", "a", "--add", "baseline")
+    of_c, _, of_a = described("runs")
+    assert (of_a["run"], of_a["tags"], of_a["note"], of_a["pinned"], of_a["archived"]) == (
+        *("a", ["baseline"], "", False),
+        False,
+    )
+    assert of_a["hyperparameters"]["optimizer/lr"] == 0.1
+    assert of_a["metrics"]["loss/train/total"] == {
+        "last": 0.75,
+        "last_step": 2,
+        "min": 0.5,
+        "min_step": 1,
+        "max": 1.0,
+        "max_step": 0,
+    }
+    assert of_a["recording"] == str(three / "a" / "recording-1.mcap")
+    assert of_a["size"] > 0
+    # NaN is neither the least nor the greatest.
+    assert of_c["metrics"]["loss/train/total"]["max"] == 2.0
+
+
+def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> None:
+    assert names() == ["c", "b", "a"]
+    assert invoke("pin", "a") == "run a is pinned\n"
+    assert invoke("archive", "c") == "run c is archived\n"
+    assert names() == ["a", "b"]
+    assert names("--archived") == ["a", "c", "b"]
+    assert names("--archived", "--where", "archived") == ["c"]
+    assert names("--sort", "lr") == ["b", "a"]
+    invoke("pin", "--undo", "a")
+    invoke("archive", "--undo", "--where", "archived")
+    assert names() == ["c", "b", "a"]
+    invoke("archive", "a", "b", "c")
+    assert "--archived" in invoke("runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs", "--where", "lr >"], "'lr >' is not a filter"),
+        (["runs", "--where", "nothing > 1"], "no run has 'nothing'"),
+        (["runs", "--sort", "nothing"], "no run has 'nothing'"),
+        (["runs", "--columns", "lr,nothing"], "no run has 'nothing'"),
+        (["runs", "--columns", "lr", "--json"], "--json has all of them"),
+        (["runs", "--broker", "tcp://127.0.0.1:1", "--where", "lr > 1"], "--where is for runs on this machine"),
+        (["runs", "--broker", "tcp://127.0.0.1:1", "--archived"], "--archived is for runs on this machine"),
+        (["show", "nothing"], "no run 'nothing'"),
+        (["compare", "a"], "name two or more runs"),
+        (["tag"], "name the runs, or choose them with --where"),
+        (["pin", "a", "--where", "lr > 0"], "name the runs, or choose them with --where"),
+        (["rm", "a", "--archived"], "--archived goes with --where"),
+        (["tag", "a", "--add", ""], "'' is not a tag"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(three: Path, arguments: list[str], message: str) -> None:
+    result = run_command(*arguments)
+    assert result.exit_code != 0
+    assert message in f"{result.output}{result.exception}"
+    assert sorted(path.name for path in three.iterdir() if path.is_dir()) == ["a", "b", "c"]
+
+
+def test_runs_that_cannot_be_read_hide_no_other(three: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (three / "a" / "recording-1.mcap").write_bytes(b"something else")
+    record = json.loads((three / "b" / "run.json").read_text())
+    record["attempts"][0]["error"] = "\udcff"
+    (three / "b" / "run.json").write_text(json.dumps(record))
+    odd = os.fsdecode(bytes(three) + b"/c\xff")
+    (three / "c").rename(odd)
+    assert names() == ["a"]
+    assert "not UTF-8" in caplog.text
+    assert f"{three / 'b' / 'run.json'} is damaged" in caplog.text
+    assert re.search(r"^trouble +.*a/recording-1.mcap", invoke("show", "a"), re.MULTILINE)
+    invoke("rename", odd, "c")
+    assert names() == ["c", "a"]
+
+
+def test_show_has_the_results_of_a_run(three: Path) -> None:
+    invoke("tag", "b", "--add", "baseline,good")
+    invoke("note", "b", "the first line\nand \x1b[2J another")
+    lines = invoke("show", "b").splitlines()
+    facts = dict(line.split(maxsplit=1) for line in lines[: lines.index("metrics")])
+    assert (facts["run"], facts["status"], facts["tags"]) == ("b", "finished", "baseline, good")
+    assert facts["note"] == "the first line"
+    assert facts["and"] == "\\x1b[2J another"
+    assert facts["size"].endswith(f" in {three / 'b'}")
+    rows = [line.split() for line in lines]
+    assert ["loss/train/total", "0.25", "2", "min", "0.25", "2"] in rows
+    assert ["metrics/eval/Accuracy", "0.75", "3", "max", "0.75", "3"] in rows
+    assert ["optimizer/lr", "0.01"] in rows
+    # How it was started is what 'bus info' is for.
+    assert not [row for row in rows if row and row[0].startswith("version")]
+    assert described("show", three / "b") == next(run for run in described("runs") if run["run"] == "b")
+
+
+def test_compare_shows_what_was_different(three: Path) -> None:
+    rows = [line.split() for line in invoke("compare", "a", "b").splitlines()]
+    assert rows[:3] == [["a", "b"], ["hyperparameters"], ["optimizer/lr", "0.1", "0.01"]]
+    assert ["loss/train/total", "last", "0.75", "0.25"] in rows
+    assert ["min", "0.5", "at", "1", "0.25", "at", "2", "*"] in rows
+    assert ["max", "0.5", "at", "3", "0.75", "at", "3", "*"] in rows
+    first = next(line for line in invoke("compare", "a", "b").splitlines() if line.startswith("first"))
+    assert first == "first difference: batch_end at 0ep 2ba of rank 0 (event 3 in A, 3 in B); A is a, B is b"
+    assert ["loss:", "0.5", "in", "A,", "0.625", "in", "B"] in rows
+    assert ["version/torch", "of", "a", "of", "b"] in [
+        line.split() for line in invoke("compare", "a", "b", "--all").splitlines()
+    ]
+    found = described("compare", "a", "b", "c")
+    assert found["runs"] == ["a", "b", "c"]
+    assert found["hyperparameters"] == {"optimizer/lr": [0.1, 0.01, 0.001]}
+    assert found["metrics"]["loss/train/total"]["best"] == [0.5, 0.25, 1.0]
+    assert found["metrics"]["loss/train/total"]["is_best"] == [False, True, False]
+    assert "first_difference" not in found
+    assert described("compare", "a", "b")["first_difference"]["batch"] == 2
+
+
+def test_compare_finds_no_difference_between_a_run_and_its_copy(three: Path) -> None:
+    shutil.copytree(three / "a", three / "copy")
+    told = invoke("compare", "a", "copy")
+    assert "the same hyperparameters" in told
+    assert "no difference in 6 events" in told
+    assert "*" not in told
+
+
+# -- what is said of them ---------------------------------------------------------------------------------------------
+
+
+def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
+    assert invoke("tag", "--where", "lr > 0.005", "--add", "fast, good") == "run b: fast, good\nrun a: fast, good\n"
+    assert invoke("tag", "a", "--remove", "fast", "--add", "best") == "run a: good, best\n"
+    assert invoke("tag", "a", "c") == "run a: good, best\nrun c: no tags\n"
+    header, *rows = invoke("runs", "--where", "tags == good").splitlines()
+    assert "TAGS" in header
+    assert [("fast, good" in row, "good, best" in row) for row in rows] == [(True, False), (False, True)]
+    assert invoke("tag", "--where", "lr > 1", "--add", "x") == "'lr > 1' is true of no run\n"
+    invoke("note", "a", "is it \x07 the seed?")
+    assert invoke("note", "a") == "is it \\x07 the seed?\n"
+    assert names("--where", "note ~ SEED") == ["a"]
+    assert invoke("note", "a", "") == "run a: the note is removed\n"
+    assert invoke("note", "a") == ""
+
+
+# -- renaming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> None:
+    invoke("tag", "a", "--add", "baseline")
+    assert names() == ["c", "b", "a"]
+    assert invoke("rename", "a", "best") == f"run a is now best, in {three.resolve() / 'best'}\n"
+    assert names("--where", "tags == baseline") == ["best"]
+    assert described("show", "best")["metrics"]["loss/train/total"]["min"] == 0.5
+    about = described("info", "best")
+    assert (about["run"], about["recorded_as"], about["events"]["batch_end"]) == ("best", "a", 3)
+    assert re.search(r"^recorded as +a$", invoke("info", "best"), re.MULTILINE)
+    assert "recorded as" not in invoke("info", "b")
+    with Subscriber("best") as subscriber:
+        assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
+    assert isinstance(refusal("show", "a"), RunNotFoundError)
+    # It is resumed under its new name, and what was recorded under the one before counts too.
+    with Publisher("best") as publisher:
+        publisher.publish(Event.BATCH_END, batch=4, loss=0.875)
+    assert [recording.run_name for recording in map(Recording, sorted((three / "best").glob("*.mcap")))] == [
+        *("a", "best")
+    ]
+    of_both = described("show", "best")["metrics"]["loss/train/total"]
+    assert (of_both["min"], of_both["max"], of_both["last"]) == (0.5, 1.0, 0.875)
+    assert described("runs", "--where", "run == best")[0]["metrics"]["loss/train/total"] == of_both
+
+
+def test_a_broker_elsewhere_has_a_renamed_run_by_its_new_name(three: Path) -> None:
+    invoke("rename", "a", "best")
+    address = free_address()
+    broker = start_broker(address)
+    try:
+        assert sorted(run["run"] for run in described("runs", "--broker", address)) == ["b", "best", "c"]
+        with Subscriber("best", broker=address) as subscriber:
+            assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=100)
+
+
+def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:
+    (three / "empty").mkdir()
+    (three / "link").symlink_to(three / "nowhere")
+    for name in ("b", "empty", "link"):
+        assert str(refusal("rename", "a", name)) == f"{three.resolve() / name} exists already: choose another name"
+    for name in ("", ".", "../a", "x/y", "-x", "x y"):
+        assert isinstance(refusal("rename", "--", "a", name), InvalidRunNameError)
+    assert names() == ["c", "b", "a"]
+
+
+# -- deleting ---------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> None:
+    invoke("archive", "c")
+    assert invoke("rm", "--where", "lr > 1", "--yes") == "'lr > 1' is true of no run\n"
+    told = invoke("rm", "--where", "lr < 0.05", "--yes")
+    assert re.fullmatch(r"run b is deleted: [\d.]+ kB freed\n", told)
+    assert names("--archived") == ["c", "a"]
+    invoke("rm", "--where", "lr < 0.05", "--archived", "--yes")
+    invoke("rm", three / "a", "a", "--yes")
+    assert not [path for path in three.iterdir() if path.is_dir()]
+
+
+def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
+    told = refusal("rm", "a", "b")
+    assert isinstance(told, ConfigurationError)
+    assert re.fullmatch(r"2 runs, [\d.]+ kB would be deleted: without a terminal to ask in, add --yes", str(told))
+    assert names() == ["c", "b", "a"]
+
+
+def test_in_a_terminal_it_asks_before_it_deletes(three: Path) -> None:
+    for answer, code, text in (("n", 1, "nothing was deleted"), ("y", 0, "run a is deleted")):
+        terminal = Terminal(sys.executable, "-m", "bus", "rm", "a", "b", columns=150)
+        try:
+            screen = terminal.wait_for("Delete 2 runs, ")
+            assert str(three / "a") in screen
+            assert (three / "a" / "run.json").exists()
+            terminal.press(f"{answer}\n")
+            terminal.wait_for(text)
+            assert terminal.wait_for_end() == code
+        finally:
+            terminal.close()
+        assert (three / "a").exists() is (three / "b").exists() is bool(code)
+
+
+def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: Path) -> None:
+    with Publisher("live") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, loss=1.0)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event to be recorded")
+        for arguments in (("rename", "live", "new"), ("rm", "a", "live", "--yes"), ("rm", "--where", "batch", "--yes")):
+            told = refusal(*arguments)
+            assert isinstance(told, RunIsLiveError)
+            assert "bus stop live" in str(told)
+        assert (three / "a").exists()
+        # What people say of it can be changed at any time.
+        invoke("tag", "live", "--add", "now")
+        publisher.publish(Event.BATCH_END, batch=2, loss=0.5)
+    assert described("show", "live")["metrics"]["loss/train/total"]["last"] == 0.5
+    assert described("show", "live")["tags"] == ["now"]
+    invoke("rm", "live", "--yes")
+    with pytest.raises(RunNotFoundError):
+        find_run("live")
+
+
+def test_a_link_to_a_run_is_not_followed(three: Path, tmp_path: Path) -> None:
+    shutil.move(three / "a", tmp_path / "a")
+    (three / "a").symlink_to(tmp_path / "a")
+    for arguments in (("rm", "a", "--yes"), ("rename", "a", "new"), ("tag", "a", "--add", "x")):
+        told = refusal(*arguments)
+        assert isinstance(told, RunDirectoryError)
+        assert "symbolic link, which is not followed" in str(told)
+    invoke("rm", "--where", "status == finished", "--yes")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix == ".mcap") == ["recording-1.mcap"]
