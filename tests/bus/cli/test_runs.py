@@ -31,9 +31,8 @@ def train(name: str, runs_dir: Path) -> None:
         publisher.publish(Event.FIT_START, hyperparameters=hyperparameters)
         for batch, loss in enumerate(LOSSES[name], 1):
             publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss)
-        publisher.publish(
-            Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": {"Accuracy": ACCURACIES[name]}}
-        )
+        metrics = {"Accuracy": ACCURACIES[name]} | ({"Extra": 1.0} if name == "b" else {})
+        publisher.publish(Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": metrics})
         publisher.publish(Event.FIT_END, epoch=1, batch=3)
 
 
@@ -94,6 +93,9 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
     ]
     assert names("--sort", "optimizer/lr") == ["c", "b", "a"]
     assert names("--sort", "-lr") == ["a", "b", "c"]
+    # One run alone has it, also when that one is not shown.
+    assert names("--sort", "Extra") == ["b", "c", "a"]
+    assert names("--sort", "Extra", "--where", "lr != 0.01") == ["c", "a"]
     assert [line.split()[1:] for line in invoke("runs", "--columns", "status,batch").splitlines()] == [
         ["STATUS", "BATCH"],
         *[["finished", "3"]] * 3,
@@ -214,7 +216,8 @@ def test_compare_shows_what_was_different(three: Path) -> None:
     assert found["metrics"]["loss/train/total"]["best"] == [0.5, 0.25, 1.0]
     assert found["metrics"]["loss/train/total"]["is_best"] == [False, True, False]
     assert "first_difference" not in found
-    assert described("compare", "a", "b")["first_difference"]["batch"] == 2
+    found = described("compare", "a", "b")
+    assert (found["first_difference"]["batch"], found["events_compared"]) == (2, 3)
 
 
 def test_compare_finds_no_difference_between_a_run_and_its_copy(three: Path) -> None:
