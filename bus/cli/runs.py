@@ -273,7 +273,7 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
 
 
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.index.entry import mode_of
+    from bus.types.metrics import mode_of
 
     for name, values in entry.metrics.items():
         mode = mode_of(name)
@@ -336,7 +336,7 @@ def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
 
 def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from bus.index.entry import mode_of
+    from bus.types.metrics import mode_of
 
     mode = mode_of(name)
     of_runs = [entry.metrics.get(name) for entry in entries]
