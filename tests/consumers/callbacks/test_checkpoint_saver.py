@@ -536,7 +536,8 @@ def test_after_a_kill_the_best_are_still_known(start: Any, tmp_path: Path) -> No
         wait_for_later(12)
         consumer.send_signal(signal.SIGKILL)
         consumer.wait()
-        assert (out / BEST).exists()
+        # It may have been killed before it made the link.
+        assert (out / BEST).exists() or not (out / BEST).is_symlink()
     consumer = consume(start, out, *settings)
     wait_for_later(12)
     (tmp_path / "enough").touch()
@@ -554,5 +555,6 @@ def test_after_a_kill_the_best_are_still_known(start: Any, tmp_path: Path) -> No
 
 
 def _batch_of(path: Path) -> int:
-    batch: int = read_checkpoint(path)["timestamp"][2] if path.exists() else 0
-    return batch
+    """By its name, or the name that a link leads to: files may be replaced while one looks."""
+    name = os.readlink(path) if path.is_symlink() else path.name
+    return int(name.partition("-ba")[2].partition("-")[0] or 0)
