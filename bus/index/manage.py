@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from bus.protocol.frames import check_run_name
 from bus.runs import lock as run_lock
 from bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
 
+_PATIENCE_SECONDS = 2.0
+"""A broker has the lock of a run for a moment after it has ended."""
+
 
 def check_ended(path: Path) -> None:
     """Raises :class:`RunIsLiveError` unless the run in that directory has ended."""
     run = read_run(path)
-    if run.live or run.away or run.last.status == "running":
+    if run.away or run.last.status == "running":
         raise _is_live(run.name)
 
 
@@ -72,8 +76,11 @@ def _locked(path: Path) -> Iterator[int]:
             check_owner(directory)
             lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=directory)
             opened.callback(os.close, lock)
-            if not run_lock.take(lock):
-                raise _is_live(path.name)
+            until = time.monotonic() + _PATIENCE_SECONDS
+            while not run_lock.take(lock):
+                if time.monotonic() >= until:
+                    raise _is_live(path.name)
+                time.sleep(0.02)
             yield directory
         except OSError as error:
             which = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""

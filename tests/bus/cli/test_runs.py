@@ -19,6 +19,7 @@ from terminals import Terminal
 from bus import ConfigurationError, Event, Publisher, Recording, RunIsLiveError, RunNotFoundError, Subscriber, find_run
 from bus.cli.main import bus
 from bus.errors import InvalidRunNameError, RunDirectoryError
+from bus.runs.directory import is_locked
 
 LOSSES = {"a": (1.0, 0.5, 0.75), "b": (1.0, 0.625, 0.25), "c": (1.0, float("nan"), 2.0)}
 RATES = {"a": 0.1, "b": 0.01, "c": 0.001}
@@ -34,6 +35,7 @@ def train(name: str, runs_dir: Path) -> None:
         metrics = {"Accuracy": ACCURACIES[name]} | ({"Extra": 1.0} if name == "b" else {})
         publisher.publish(Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": metrics})
         publisher.publish(Event.FIT_END, epoch=1, batch=3)
+    wait_for(lambda: not is_locked(runs_dir / name), "the end of its broker")
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +267,7 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
     # It is resumed under its new name, and what was recorded under the one before counts too.
     with Publisher("best") as publisher:
         publisher.publish(Event.BATCH_END, batch=4, loss=0.875)
+    wait_for(lambda: not is_locked(three / "best"), "the end of its broker")
     assert [recording.run_name for recording in map(Recording, sorted((three / "best").glob("*.mcap")))] == [
         *("a", "best")
     ]
@@ -344,6 +347,7 @@ def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: 
         # What people say of it can be changed at any time.
         invoke("tag", "live", "--add", "now")
         publisher.publish(Event.BATCH_END, batch=2, loss=0.5)
+    wait_for(lambda: not is_locked(three / "live"), "the end of its broker")
     assert described("show", "live")["metrics"]["loss/train/total"]["last"] == 0.5
     assert described("show", "live")["tags"] == ["now"]
     invoke("rm", "live", "--yes")

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias, Union
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import RunDirectoryError, RunIsLiveError
+from bus.index import manage
 from bus.index.manage import remove_run, rename_run
 from bus.protocol.order import Ending
 from bus.runs.directory import RunDirectory, read_run
@@ -77,7 +79,8 @@ def test_only_the_directory_of_the_run_is_deleted(tree: Tree, name: bytes) -> No
         assert (listing(outside), listing(other)) == before
 
 
-def test_a_run_of_which_a_broker_has_the_lock_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_run_of_which_a_broker_has_the_lock_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manage, "_PATIENCE_SECONDS", 0.1)
     path = make_run(tmp_path)
     before = listing(path)
     serving = RunDirectory(tmp_path, "run")
@@ -90,6 +93,18 @@ def test_a_run_of_which_a_broker_has_the_lock_stays_as_it_is(tmp_path: Path) -> 
         serving.release()
     assert listing(path) == before
     assert read_run(rename_run(path, "new")).name == "new"
+
+
+def test_a_broker_that_has_just_ended_a_run_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manage, "_PATIENCE_SECONDS", 60.0)
+    path = make_run(tmp_path)
+    ending = threading.Timer(0.3, RunDirectory(tmp_path, "run").release)
+    ending.start()
+    try:
+        remove_run(path)
+    finally:
+        ending.join()
+    assert not path.exists()
 
 
 def test_a_run_of_which_something_cannot_be_deleted_is_still_listed(
