@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after the other, in about 25 minutes, and ends with a table of all goals. Its JSON file holds
+"""Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals. Its JSON file holds
 the figures of all of them. Not among them: those that need other packages or devices, which have their own commands.
 """
 
@@ -16,6 +16,7 @@ OPTIONS: dict[str, list[str]] = {
     "history": [],
     "checkpoint": [],
     "dashboard": [],
+    "home": [],
     "faults": [],
     "soak": ["--events", "1000000"],
 }

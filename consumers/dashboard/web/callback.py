@@ -10,7 +10,7 @@ from consumers.api.logger import LoggerDestination, RunContext
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer, check_installed
+from consumers.dashboard.web.server import DashboardServer, check_installed, page_of
 
 
 class Dashboard(RunTap):
@@ -91,7 +91,7 @@ class Dashboard(RunTap):
         Raises:
             ConfigurationError: it cannot be served there.
         """
-        self._server = DashboardServer(self._runs, self._listening)
+        self._server = DashboardServer(page_of(self._runs), self._listening)
         self._server.start()
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +17,14 @@ from bus.subscriber.subscriber import Subscriber
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer
+from consumers.dashboard.web.server import DashboardServer, page_of
 from consumers.runner.entries import Subscription
 from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
+_KEEP_SECONDS = 30.0
 
 
 class RunsHere(NamedTuple):
@@ -88,7 +91,7 @@ def serve_runs(
     waiting = [name for name in chosen if not followed.add(name, wait)]
     if waiting or not chosen:
         say(f"waiting for {', '.join(waiting) or 'a run'} {where} ... (Ctrl-C ends)")
-    server = DashboardServer(followed.runs, listening)
+    server = DashboardServer(page_of(followed.runs), listening)
     server.start()
     try:
         with followed:
@@ -194,9 +197,13 @@ class _Followed:
         for follower in self._followers:
             follower.start()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Has all of them end."""
         for follower in self._followers:
             follower.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)
 
@@ -240,3 +247,60 @@ def _closing(stream: Stream) -> Iterator[Stream]:
     finally:
         if isinstance(stream, Subscriber):
             stream.close()
+
+
+class ChosenRuns:
+    """The runs that people have chosen on the page of all runs: those of one page are followed while somebody has it
+    open, and for some seconds more, because pages are loaded anew."""
+
+    def __init__(self, where: RunsHere, every: int = 10) -> None:
+        self._where = where
+        self._every = every
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._lock = threading.Lock()
+
+    def open(self, names: Sequence[str]) -> Sequence[MonitoredRun]:
+        """The runs of these names, for somebody who opens a page of them; those that are gone are left out."""
+        key = tuple(names)
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = _Group(_Followed(self._where, self._every))
+                for name in names:
+                    with contextlib.suppress(OffloopError):
+                        group.followed.add(name, wait=False)
+                group.followed.__enter__()
+            group.viewers += 1
+            return group.followed.runs
+
+    def close(self, names: Sequence[str]) -> None:
+        """Somebody has left that page."""
+        with self._lock:
+            group = self._groups[tuple(names)]
+            group.viewers -= 1
+            group.left = time.monotonic()
+
+    def look(self) -> None:
+        """Takes in the attempts that have begun since, and leaves the runs that nobody looks at."""
+        with self._lock:
+            for key, group in list(self._groups.items()):
+                if group.viewers:
+                    group.followed.look()
+                elif time.monotonic() > group.left + _KEEP_SECONDS:
+                    group.followed.stop()
+                    del self._groups[key]
+
+    def stop(self) -> None:
+        """Leaves all of them."""
+        with self._lock:
+            for group in self._groups.values():
+                group.followed.stop()
+            for group in self._groups.values():
+                group.followed.__exit__()
+
+
+@dataclass
+class _Group:
+    followed: _Followed
+    viewers: int = 0
+    left: float = 0.0

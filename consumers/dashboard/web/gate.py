@@ -5,7 +5,7 @@ import functools
 import html
 from collections.abc import Callable, MutableMapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -85,6 +85,8 @@ class Gate:
             return _refusal(401, f"That token is not one of this dashboard's. {_HOW_TO_ENTER}")
         # Never to another host, which is what a path that begins with two slashes would name.
         location = "/" + quote(request.scope["path"].lstrip("/\\"))
+        asked = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+        location += f"?{urlencode(asked)}" if asked else ""
         response = RedirectResponse(location, 303, {"cache-control": "no-store"})
         response.set_cookie(self._cookie, token, secure=self._secure, httponly=True, samesite="lax")
         return response

@@ -11,11 +11,11 @@ from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.panels import Panels
+from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from consumers.dashboard.web.units import value_text
 
 if TYPE_CHECKING:
     from nicegui.element import Element
-    from nicegui.elements.button import Button
     from nicegui.events import GenericEventArguments
 
 
@@ -29,13 +29,6 @@ _SLOWEST_SECONDS = 4.0
 _DRAWN_SECONDS = 20.0
 _HERE = Path(__file__).parent
 _STYLE = _HERE / "page.css"
-_LONGEST_SETTINGS = 10_000
-_PRIMARY, _NEGATIVE = "#1a67c4", "#c93a2b"
-_LINK_WITH_TOKEN = "Whoever opens this link sees everything and cannot command the training:"
-_LINK_WITHOUT_TOKEN = (
-    "This page has no buttons. Whoever can reach this address can command all the same: start the dashboard with "
-    "tokens to prevent that. 127.0.0.1 means this machine only."
-)
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -84,9 +77,19 @@ class Page:
     answered at once."""
 
     def __init__(
-        self, runs: Sequence[MonitoredRun], cache: LineCache, role: Role, view_link: str, guarded: bool
+        self,
+        runs: Sequence[MonitoredRun],
+        cache: LineCache,
+        role: Role,
+        view_link: str,
+        guarded: bool,
+        home: str = "",
+        problems: Sequence[str] = (),
     ) -> None:
         self._runs = runs
+        self._home = home
+        """The address of the page of all runs, where there is one."""
+        self._problems = problems
         self._role = role
         self._view_link = view_link
         self._guarded = guarded
@@ -106,32 +109,17 @@ class Page:
 
         ui.add_css(_STYLE)
         ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
-        ui.colors(primary=_PRIMARY, negative=_NEGATIVE)
-        self._build_top()
+        ui.colors(primary=PRIMARY, negative=NEGATIVE)
+        top = PageTop(self._role, self._view_link, self._guarded, _KEYS, self._home)
+        for problem in self._problems:
+            ui.label(problem).classes("notice").props('role="alert"')
         self._cards = RunCards(self._runs, self._role, self.refresh)
         self._board = _board_class()().props('empty="Waiting for the first values"')
         self._board.on("look", self._on_look)
-        self._board.on("help", self._help.open)
-        self._panels = Panels()
+        self._board.on("help", top.show_keys)
+        # Who compares runs asks first what was different about them.
+        self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self._refresh_in_time)
-
-    def _build_top(self) -> None:
-        from nicegui import ui
-
-        with ui.element("header").classes("top"):
-            ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
-            ui.element("div").classes("spread")
-            if self._role is Role.VIEW:
-                ui.label("view only").classes("pill")
-            else:
-                _icon_button("share", "Link for viewers").on_click(self._show_link)
-            ui.html('<span id="theme"></span>', sanitize=False)
-            help_button = _icon_button("keyboard", "Keyboard shortcuts")
-        with ui.dialog() as self._help, ui.card():
-            rows = "".join(f"<tr><td><kbd>{key}</kbd></td><td>{does}</td></tr>" for key, does in _KEYS)
-            ui.html(f'<h2>Keyboard</h2><table class="keys">{rows}</table>', sanitize=False)
-            ui.button("Close", on_click=self._help.close).props("flat")
-        help_button.on_click(self._help.open)
 
     async def _refresh_in_time(self) -> None:
         if time.monotonic() >= self._rests_until:
@@ -223,25 +211,3 @@ class Page:
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = Look.from_browser(event.args)
         await self.refresh()
-
-    async def _show_link(self) -> None:
-        from nicegui import ui
-
-        settings = await ui.run_javascript("location.hash")
-        link = self._view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
-        with ui.dialog() as dialog, ui.card():
-            ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
-            ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(
-                "width: min(70vw, 520px)"
-            )
-            with ui.row():
-                ui.button("Copy", on_click=lambda: ui.clipboard.write(link)).props("flat")
-                ui.button("Close", on_click=dialog.close).props("flat")
-        dialog.on("hide", dialog.delete)
-        dialog.open()
-
-
-def _icon_button(icon: str, label: str) -> "Button":
-    from nicegui import ui
-
-    return ui.button(icon=icon, color=None).classes("flat-ink").props(f'flat round dense aria-label="{label}"')

@@ -2,7 +2,7 @@
 // be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
 import { echarts } from "nicegui-echart";
 import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
-import { AXES, hashOf, MOST_SMOOTHING, settingsOf, THEMES } from "page_settings";
+import { AXES, hashOf, MOST_SMOOTHING, settingsOf, THEME_ICONS, THEME_WORDS, THEMES } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
@@ -28,8 +28,6 @@ const SETTLE_MS = 60;
 const PAINTED_MS = 1000;
 const SHORT_DIGITS = 5;
 const EXACT_DIGITS = 6;
-const THEME_WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
-const THEME_ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
 
 export default {
   template: `

@@ -2,6 +2,9 @@
 
 export const AXES = ["batch", "sample", "epoch", "time"];
 export const THEMES = ["auto", "dark", "light"];
+export const THEME_WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
+export const THEME_ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
+export const NEWEST_FIRST = "-started";
 export const MOST_SMOOTHING = 0.99;
 
 export function settingsOf(hash) {
@@ -27,6 +30,31 @@ export function hashOf(settings) {
   if (settings.find) told.set("find", settings.find);
   settings.closed.forEach((title) => told.append("closed", title));
   settings.wide.forEach((id) => told.append("wide", id));
+  if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
+  const text = told.toString().replaceAll("%2F", "/");
+  return text ? "#" + text : "";
+}
+
+// The same of the page of all runs: what is looked for, the order, the columns, and what is selected.
+export function homeSettingsOf(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  return {
+    find: given.get("find") || "",
+    sort: given.get("sort") || NEWEST_FIRST,
+    columns: given.has("column") ? [...new Set(given.getAll("column"))] : null,
+    archived: given.get("archived") === "1",
+    runs: [...new Set(given.getAll("run"))],
+    theme: THEMES.includes(given.get("theme")) ? given.get("theme") : THEMES[0],
+  };
+}
+
+export function homeHashOf(settings) {
+  const told = new URLSearchParams();
+  if (settings.find) told.set("find", settings.find);
+  if (settings.sort !== NEWEST_FIRST) told.set("sort", settings.sort);
+  settings.columns?.forEach((name) => told.append("column", name));
+  if (settings.archived) told.set("archived", "1");
+  settings.runs.forEach((run) => told.append("run", run));
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   const text = told.toString().replaceAll("%2F", "/");
   return text ? "#" + text : "";

@@ -33,7 +33,7 @@ _RANK_COLUMNS = (
 class Panels:
     """The panels of one browser. Those that are closed are not kept up to date."""
 
-    def __init__(self) -> None:
+    def __init__(self, compares: bool = False) -> None:
         from nicegui import ui
 
         self._runs: list[MonitoredRun] = []
@@ -46,7 +46,7 @@ class Panels:
             self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
         with self._panel("Ranks", "view_column", is_open=True) as self._rank_panel:
             self._ranks = ui.table(rows=[], columns=[], row_key="key").props('dense flat aria-label="Ranks"')
-        with self._panel("Hyperparameters", "tune", is_open=False) as self._hyperparameter_panel:
+        with self._panel("Hyperparameters", "tune", is_open=compares) as self._hyperparameter_panel:
             self._hyperparameters = ui.table(rows=[], columns=[], row_key="name").props(
                 'dense flat wrap-cells aria-label="Hyperparameters"'
             )

@@ -5,8 +5,9 @@ import errno
 import socket
 import threading
 import webbrowser
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from urllib.parse import urlencode
 
 from bus.errors import ConfigurationError, require
 from bus.printing import say
@@ -15,7 +16,7 @@ from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
 
 
 _PORTS_TRIED = 100
@@ -32,15 +33,49 @@ def check_installed() -> None:
     require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
 
 
+VIEW_PATH = "/view"
+"""What the paths of pages without buttons begin with."""
+
+
+class Opening(NamedTuple):
+    """Somebody opens a page."""
+
+    role: Role
+    view_link: str
+    """The address of the same page for viewers."""
+    guarded: bool
+    """Whether tokens say who may command."""
+    prefix: str
+    """What the paths of other pages begin with that this one leads to."""
+    asked: Sequence[tuple[str, str]]
+    """Names and values in the address."""
+
+
+PageBuilder: TypeAlias = Callable[[Opening], None]
+
+
+def page_of(runs: Sequence[MonitoredRun]) -> dict[str, PageBuilder]:
+    """The pages of a server that shows some runs: one."""
+    from consumers.dashboard.web.charts import LineCache
+    from consumers.dashboard.web.page import Page
+
+    cache = LineCache()
+
+    def build(opening: Opening) -> None:
+        Page(runs, cache, opening.role, opening.view_link, opening.guarded).build()
+
+    return {"/": build}
+
+
 class DashboardServer:
-    """Serves the page of some runs until it is stopped. A process has one at a time."""
+    """Serves pages, each by its path, until it is stopped. A process has one at a time."""
 
     _running = threading.Lock()
 
-    def __init__(self, runs: Sequence[MonitoredRun], listening: Listening) -> None:
+    def __init__(self, pages: Mapping[str, PageBuilder], listening: Listening) -> None:
         check_installed()
         listening.check()
-        self._runs = runs
+        self._pages = pages
         self._listening = listening
         self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
         self._server: uvicorn.Server | None = None
@@ -131,9 +166,7 @@ class DashboardServer:
         from fastapi import FastAPI, Request
         from nicegui import core, ui
 
-        from consumers.dashboard.web.charts import LineCache
         from consumers.dashboard.web.gate import ROLE, guard_sockets
-        from consumers.dashboard.web.page import Page
 
         # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
         core.app.middleware_stack = None
@@ -141,21 +174,17 @@ class DashboardServer:
         core.sio.eio.start_service_task = True
         guard_sockets()
 
-        cache = LineCache()
+        def add(path: str, build: PageBuilder) -> None:
+            @ui.page(path, title="offloop")
+            def whole_page(request: Request) -> None:
+                build(self._opening(path, request, request.scope[ROLE], ""))
 
-        def build(role: Role, request: Request) -> None:
-            base = str(request.base_url)
-            link = f"{base}view" if self._tokens is None else f"{base}?token={self._tokens.view}"
-            Page(self._runs, cache, role, link, self._tokens is not None).build()
+            @ui.page(f"{VIEW_PATH}{path}".rstrip("/"), title="offloop")
+            def viewers_page(request: Request) -> None:
+                build(self._opening(path, request, Role.VIEW, VIEW_PATH))
 
-        @ui.page("/", title="offloop")
-        def whole_page(request: Request) -> None:
-            build(request.scope[ROLE], request)
-
-        @ui.page("/view", title="offloop")
-        def viewers_page(request: Request) -> None:
-            build(Role.VIEW, request)
-
+        for path, build in self._pages.items():
+            add(path, build)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         ui.run_with(
             app,
@@ -167,6 +196,16 @@ class DashboardServer:
             binding_refresh_interval=None,
         )
         return app
+
+    def _opening(self, path: str, request: "Request", role: Role, prefix: str) -> Opening:
+        asked = request.query_params.multi_items()
+        base = str(request.base_url).rstrip("/")
+        if self._tokens is None:
+            where, query = f"{base}{VIEW_PATH}{path}".rstrip("/"), asked
+        else:
+            where, query = f"{base}{path}", [*asked, ("token", self._tokens.view)]
+        link = f"{where}?{urlencode(query)}" if query else where
+        return Opening(role, link, self._tokens is not None, prefix, asked)
 
 
 def _listen(listening: Listening) -> socket.socket:

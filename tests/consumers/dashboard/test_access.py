@@ -237,7 +237,7 @@ import urllib.request
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer
 for _ in range(2):
-    server = DashboardServer([], Listening(port=0))
+    server = DashboardServer({}, Listening(port=0))
     server.start()
     print(urllib.request.urlopen(server.url, timeout=20).status)
     server.stop()

@@ -1,0 +1,163 @@
+"""What the page of all runs (``bus ui``) takes with many runs: seconds to read them all once, seconds from the command
+and from a visit to the table, and milliseconds from a key to the rows that are found or sorted.
+
+The runs are copies of some that were really recorded. The browser is a headless Chromium on the same machine."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import Report, argument_parser, run
+from dashboard import CHROMIUM, pages
+
+from bus import Event, Publisher
+from bus.index.index import INDEX_FILE, RunIndex
+
+DAY_SECONDS = 86_400
+# From what is done to the first picture of what the server answers.
+UNTIL_DRAWN = """async (change) => {
+    const home = getElement(Number(document.querySelector(".home").id.slice(1)));
+    const box = document.querySelector(".table-box"), frame = home.frame, begin = performance.now();
+    let isThere = false;
+    home.frame = async (update) => {
+        const number = await frame(update);
+        isThere = true;
+        return number;
+    };
+    new Function("home", "box", change)(home, box);
+    while (!isThere && performance.now() < begin + 5000) await new Promise((resolve) => setTimeout(resolve));
+    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    home.frame = frame;
+    return performance.now() - begin;
+}"""
+FILTERS = ("lr > 0.01 and status == finished", "seed == 3", "rate-0.1", "metrics/eval/accuracy.best > 0.5 or width < 64")
+COLUMNS = ("loss/train/total", "config/lr", "metrics/eval/accuracy.best", "duration", "run")
+
+
+def record(where: Path, count: int) -> list[Path]:
+    """So many runs that are over, with different hyperparameters; their folders."""
+    chance = random.Random(1)
+    for number in range(count):
+        lr, width = 10 ** chance.uniform(-4, 0), 2 ** chance.randrange(4, 11)
+        config = {"lr": lr, "width": width, "seed": number % 5, **{f"option_{one}": one for one in range(40)}}
+        name = f"rate-{lr:.3g}-{number}"
+        with Publisher(name, runs_dir=where) as publisher:
+            publisher.publish(Event.FIT_START, max_duration="20ba", hyperparameters={"config": config})
+            for batch in range(1, 21):
+                accuracy = 1 - 1 / (1 + batch * lr)
+                logged = {"metrics/eval/accuracy": accuracy, **{f"norm/layer{one}": one * accuracy for one in range(20)}}
+                at = {"batch": batch, "sample": 8 * batch, "loss": 1 / batch + lr, "batch_size": 8}
+                publisher.publish(Event.BATCH_END, **at, logged=[[batch, logged]])
+            publisher.close("finished" if number % 7 else "failed")
+    return [where / entry.name for entry in os.scandir(where) if (where / entry.name / "run.json").exists()]
+
+
+def copy(sources: list[Path], where: Path, count: int) -> None:
+    """So many runs that are copies of these, each begun at another time. They share the files of recordings."""
+    for number in range(count):
+        source = sources[number % len(sources)]
+        target = where / f"{source.name}-copy-{number}"
+        target.mkdir()
+        for file in source.iterdir():
+            if file.name != "run.json" and file.is_file():
+                os.link(file, target / file.name)
+        about = json.loads((source / "run.json").read_text())
+        for attempt in about["attempts"]:
+            for name in ("started", "ended"):
+                if attempt.get(name):
+                    attempt[name] -= number * DAY_SECONDS / 50
+        (target / "run.json").write_text(json.dumps(about))
+
+
+@contextlib.contextmanager
+def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """``bus ui`` of that folder; gives the page's address."""
+    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(where), "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("dashboard: "):
+                yield line.split()[1], process
+                break
+        else:
+            raise SystemExit("the command ended without a page")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def has_rows(page: Any, count: int) -> None:
+    """Waits until the page shows that there are so many runs, with rows of them."""
+    told = f"{count:,} runs"
+    page.wait_for_function(
+        "(told) => document.querySelector('.home-count')?.innerText === told && document.querySelector('tbody tr .name')",
+        arg=told,
+        timeout=60_000,
+        polling=10,
+    )
+
+
+def measure_table(report: Report, where: Path, quick: bool) -> None:
+    """How fast the table of many runs is."""
+    real, count, rounds = (8, 400, 1) if quick else (40, 10_000, 5)
+    report.progress("recording")
+    copy(record(where, real), where, count - real)
+    begin = time.perf_counter()
+    with RunIndex(where) as index:
+        assert index.refresh() == 0
+        assert len(index.entries) == count
+    report.add(f"reading {count:,} runs for the first time", time.perf_counter() - begin, "s")
+    report.add("the index", (where / INDEX_FILE).stat().st_size / 2**20, "MiB")
+    started, opened = [], []
+    found: dict[str, list[float]] = {what: [] for what in FILTERS}
+    ordered: dict[str, list[float]] = {what: [] for what in COLUMNS}
+    scrolled = []
+    for _ in report.rounds("page", rounds):
+        with pages(1) as (page,):
+            begin = time.perf_counter()
+            with home(where) as (url, process):
+                page.goto(url)
+                has_rows(page, count)
+                started.append(time.perf_counter() - begin)
+                begin = time.perf_counter()
+                page.goto("about:blank")
+                page.goto(url)
+                has_rows(page, count)
+                opened.append(time.perf_counter() - begin)
+                for what, times in found.items():
+                    times.append(page.evaluate(UNTIL_DRAWN, f"home.settings.find = {json.dumps(what)};"))
+                page.evaluate(UNTIL_DRAWN, "home.settings.find = '';")
+                for what, times in ordered.items():
+                    times.append(page.evaluate(UNTIL_DRAWN, f"home.settings.sort = {json.dumps(what)};"))
+                for place in (0.2, 0.5, 0.99):
+                    scrolled.append(page.evaluate(UNTIL_DRAWN, f"box.scrollTop = box.scrollHeight * {place};"))
+                memory = psutil.Process(process.pid).memory_info().rss / 2**20
+    report.add(f"command to the table of {count:,} runs", started, "s")
+    report.add(f"visit to the table of {count:,} runs", opened, "s", 1)
+    for what, times in found.items():
+        report.add(f"filter {what!r}", times, "ms", 200)
+    for what, times in ordered.items():
+        report.add(f"sort by {what}", times, "ms", 200)
+    report.add("a jump in the table", scrolled, "ms", 200)
+    report.add("memory of the server", memory, "MiB")
+
+
+PARTS = {"table": measure_table}
+
+if __name__ == "__main__":
+    chosen = argument_parser(__doc__, PARTS).parse_args()
+    if not CHROMIUM:
+        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
+    run("home", PARTS, chosen)

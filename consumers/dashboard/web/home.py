@@ -1,0 +1,363 @@
+"""The page of all runs of a folder: a table of them, and the way to the page of one or some."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import OffloopError
+from bus.index.entry import RunEntry
+from bus.printing import one_line
+from consumers.dashboard.view.run_table import (
+    NEWEST_FIRST,
+    OF_EVERY_RUN,
+    Chosen,
+    Column,
+    RunTable,
+    plain_text,
+    progress_of,
+    reached_text,
+)
+from consumers.dashboard.web.access import Listening, Role
+from consumers.dashboard.web.charts import LineCache
+from consumers.dashboard.web.follow import ChosenRuns, RunsHere
+from consumers.dashboard.web.library import RunLibrary
+from consumers.dashboard.web.page import Page
+from consumers.dashboard.web.server import DashboardServer, Opening
+from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
+from consumers.dashboard.web.units import scale_of, value_text
+
+if TYPE_CHECKING:
+    from nicegui.element import Element
+    from nicegui.events import GenericEventArguments
+
+MOST_COMPARED = 50
+"""So many runs are drawn over one another."""
+
+_FRAME_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_DRAWN_SECONDS = 20.0
+_MOST_ROWS = 400
+_MOST_NAMES = 2000
+_MOST_COLUMNS = 40
+_MOST_SELECTED = 1000
+_MOST_NAMED = 5
+_LONGEST = 2000
+_LONGEST_NOTE = 200
+_HERE = Path(__file__).parent
+_STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home"))
+_KEYS = (
+    ("/", "search and filter"),
+    ("d", "dark, light, or as the system has it"),
+    ("?", "this list"),
+    ("↑ / ↓ / Page Up / Page Down", "in the table: scroll"),
+    ("Enter", "on a name: the page of that run; on a column's head: sort by it"),
+    ("Escape", "leave a tag or a note as it was"),
+    ("Tab", "next button, link or box"),
+)
+
+
+@functools.cache
+def _home_class() -> "type[Element]":
+    from nicegui.element import Element
+
+    class Home(
+        Element,
+        component=str(_HERE / "page_home.js"),
+        dependencies=[str(_HERE / "page_settings.js")],
+    ):
+        """The table, and what says which part of it is seen: the browser alone knows that."""
+
+    return Home
+
+
+def serve_home(runs_dir: str | None, listening: Listening, every: int = 10) -> None:
+    """Serves a page with all runs of a folder until it is interrupted, and one of each run.
+
+    Raises:
+        ConfigurationError: it cannot be served.
+    """
+    library = RunLibrary(runs_dir)
+    chosen = ChosenRuns(RunsHere(library.root), every)
+    cache = LineCache()
+
+    def home(opening: Opening) -> None:
+        HomePage(library, opening).build()
+
+    def runs(opening: Opening) -> None:
+        _build_runs(library, chosen, cache, opening)
+
+    server = DashboardServer({"/": home, "/runs": runs}, listening)
+    library.start()
+    server.start()
+    try:
+        while server.wait(_LOOK_SECONDS):
+            chosen.look()
+    finally:
+        server.stop()
+        chosen.stop()
+        library.stop()
+
+
+def _build_runs(library: RunLibrary, chosen: ChosenRuns, cache: LineCache, opening: Opening) -> None:
+    from nicegui import ui
+
+    asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
+    # By nothing but a name in this folder: an address is not to open whatever else lies on this machine.
+    known = [name for name in asked if name in library.table.entries][:MOST_COMPARED]
+    runs = chosen.open(known)
+    ui.context.client.on_delete(lambda: chosen.close(known))
+    problems = [
+        f"There is no run {one_line(name[:_LONGEST])!r} any more."
+        for name in asked[:_MOST_SELECTED]
+        if name not in known
+    ]
+    if len(asked) > MOST_COMPARED:
+        problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
+    home = opening.prefix or "/"
+    Page(runs, cache, opening.role, opening.view_link, opening.guarded, home, problems).build()
+
+
+@dataclass(frozen=True)
+class TableLook:
+    """What a browser shows of the table."""
+
+    find: str = ""
+    sort: str = NEWEST_FIRST
+    columns: tuple[str, ...] | None = None
+    archived: bool = False
+    first: int = 0
+    count: int = 50
+    hidden: bool = False
+
+    @classmethod
+    def from_browser(cls, told: Any) -> "TableLook":
+        """Reads what the browser told; what is not in its form is left out."""
+        if not isinstance(told, dict):
+            return cls()
+        columns = told.get("columns")
+        return cls(
+            _text(told.get("find")),
+            _text(told.get("sort")) or NEWEST_FIRST,
+            tuple(_texts(columns)[:_MOST_COLUMNS]) if isinstance(columns, list) else None,
+            told.get("archived") is True,
+            _count(told.get("first"), 1 << 30),
+            _count(told.get("count"), _MOST_ROWS),
+            told.get("hidden") is True,
+        )
+
+
+def _text(told: Any) -> str:
+    return told[:_LONGEST] if isinstance(told, str) else ""
+
+
+def _texts(told: Any) -> list[str]:
+    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
+
+
+def _count(told: Any, most: int) -> int:
+    return min(max(told, 0), most) if isinstance(told, int) else 0
+
+
+def window(table: RunTable, look: TableLook) -> dict[str, Any]:
+    """What a browser is sent of a table: the rows that can be seen of those that are asked for, and their columns."""
+    chosen = table.choose(look.find, look.sort, look.archived)
+    columns = table.columns(look.columns)
+    first = min(look.first, max(len(chosen.entries) - look.count, 0))
+    return {
+        "total": len(table.entries),
+        "found": len(chosen.entries),
+        "archived": chosen.archived,
+        "error": chosen.error and one_line(chosen.error),
+        "first": first,
+        "columns": [
+            {
+                "name": column.name,
+                "title": one_line(column.title),
+                "hint": one_line(column.metric or column.name),
+                "which": column.which,
+                "kind": column.kind,
+                "downwards": column.downwards,
+            }
+            for column in columns
+        ],
+        "rows": [_row(entry, columns, chosen) for entry in chosen.entries[first : first + look.count]],
+    }
+
+
+def _row(entry: RunEntry, columns: Sequence[Column], chosen: Chosen) -> dict[str, Any]:
+    return {
+        "run": _key(entry.run),
+        "label": one_line(entry.run),
+        "status": one_line(entry.status),
+        "why": one_line(entry.error or entry.reason or entry.problem or ""),
+        "pinned": entry.pinned,
+        "archived": entry.archived,
+        "tags": list(entry.tags),
+        "note": entry.note,
+        "cells": [_cell(entry, column, chosen) for column in columns],
+    }
+
+
+def _cell(entry: RunEntry, column: Column, chosen: Chosen) -> Any:
+    if column.kind in ("status", "tags", "note"):
+        return None
+    value = column.value(entry)
+    if column.kind == "time":
+        return value
+    if column.kind == "progress":
+        return {"text": reached_text(entry), "part": progress_of(entry)}
+    if column.metric is not None:
+        text = value_text(value, scale_of(column.metric, entry.hyperparameters))
+        return {"text": text, "best": chosen.best(column) == entry.run} if text else None
+    if column.name == "size":
+        return value_text(value, scale_of("size_bytes", {}))
+    text = plain_text(column.name, value)
+    if isinstance(value, float) and column.name not in OF_EVERY_RUN:
+        return {"text": value_text(value), "whole": text}
+    return text
+
+
+def _key(run: str) -> str:
+    """By what a browser calls a run. A name that is not UTF-8 cannot be sent there as it is."""
+    try:
+        run.encode()
+    except UnicodeEncodeError:
+        return one_line(run)
+    return run
+
+
+class HomePage:
+    """What one browser sees of all runs. It is sent what has changed, when it has drawn what came before."""
+
+    def __init__(self, library: RunLibrary, opening: Opening) -> None:
+        self._library = library
+        self._opening = opening
+        self._look: TableLook | None = None
+        self._found = ""
+        """The last filter that was one."""
+        self._seen: object = None
+        self._shown: dict[str, Any] = {}
+        self._drawing = False
+        self._again = False
+        self._number = 0
+
+    def build(self) -> None:
+        """Puts everything on the page that is being made."""
+        from nicegui import ui
+
+        for style in _STYLES:
+            ui.add_css(style)
+        ui.page_title("all runs · offloop")
+        ui.query("body").classes("home-page")
+        ui.html('<a class="skip" href="#table">Skip to the table</a>', sanitize=False)
+        ui.colors(primary=PRIMARY, negative=NEGATIVE)
+        opening = self._opening
+        top = PageTop(opening.role, opening.view_link, opening.guarded, _KEYS, "")
+        self._table = _home_class()()
+        self._table.props["runsPage"] = f"{opening.prefix}/runs"
+        self._table.props["mayChange"] = opening.role is Role.COMMAND
+        self._table.props["folder"] = one_line(self._library.name)
+        self._table.props["mostCompared"] = MOST_COMPARED
+        self._table.on("look", self._on_look)
+        self._table.on("all", self._on_all)
+        self._table.on("help", top.show_keys)
+        self._table.on("annotate", self._on_annotate)
+        self._box = ui.element("div")
+        ui.timer(_FRAME_SECONDS, self.refresh)
+
+    async def refresh(self) -> None:
+        """Sends what has changed, and waits until it is drawn."""
+        self._again = True
+        if self._drawing:
+            return
+        self._drawing = True
+        try:
+            while self._again:
+                self._again = False
+                await self._send_frame()
+        finally:
+            self._drawing = False
+
+    async def _send_frame(self) -> None:
+        look, library = self._look, self._library
+        if look is None or look.hidden:
+            return
+        table = library.table
+        seen = (look, table, library.waiting, library.problem)
+        if seen == self._seen:
+            return
+        whole = window(table, look)
+        if whole["error"]:
+            # What was found before stays while somebody writes.
+            whole = {**window(table, replace(look, find=self._found)), "error": whole["error"]}
+        else:
+            self._found = look.find
+        whole["waiting"] = library.waiting
+        whole["problem"] = library.problem and one_line(library.problem)
+        whole["names"] = {
+            "usual": list(table.usual_columns),
+            "every": list(OF_EVERY_RUN),
+            "hyperparameters": sorted(filter(_is_sendable, table.names.hyperparameters))[:_MOST_NAMES],
+            "metrics": sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES],
+        }
+        frame = {name: value for name, value in whole.items() if name not in self._shown or self._shown[name] != value}
+        self._shown.update(frame)
+        self._seen = seen
+        if not frame:
+            return
+        self._number += 1
+        try:
+            number = await self._table.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)
+        except TimeoutError:
+            number = None
+        if number != self._number:
+            # Nobody knows what it has: it gets everything once more.
+            self._seen = None
+            self._shown.clear()
+
+    async def _on_look(self, event: "GenericEventArguments") -> None:
+        self._look = TableLook.from_browser(event.args)
+        await self.refresh()
+
+    async def _on_all(self) -> None:
+        look = self._look or TableLook()
+        found = self._library.table.choose(look.find, look.sort, look.archived)
+        self._table.run_method("selectAll", [_key(entry.run) for entry in found.entries[:_MOST_SELECTED]])
+
+    async def _on_annotate(self, event: "GenericEventArguments") -> None:
+        told = event.args
+        if not isinstance(told, dict) or self._opening.role is not Role.COMMAND:
+            return
+        changes: dict[str, Any] = {
+            name: told[name] for name in ("pinned", "archived") if isinstance(told.get(name), bool)
+        }
+        changes |= {name: _texts(told[name]) for name in ("add", "remove") if name in told}
+        if isinstance(told.get("note"), str):
+            changes["note"] = told["note"]
+
+        def annotate() -> None:
+            for run in _texts(told.get("runs"))[:_MOST_SELECTED]:
+                self._library.annotate(run, **changes)
+
+        await self._do(annotate)
+
+    async def _do(self, change: Callable[[], object]) -> bool:
+        """Changes something, and says why if it cannot be."""
+        from nicegui import ui
+
+        try:
+            await asyncio.to_thread(change)
+        except OffloopError as error:
+            with self._box:
+                ui.notify(one_line(str(error)), type="negative", close_button="Close", timeout=10_000)
+            return False
+        finally:
+            await self.refresh()
+        return True
+
+
+def _is_sendable(name: str) -> bool:
+    return name.isprintable()

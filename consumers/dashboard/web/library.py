@@ -1,0 +1,96 @@
+"""All runs of a folder, looked at again and again in a thread: what the page of all runs is made of."""
+
+import os
+import threading
+import time
+from typing import Any
+
+from bus.errors import OffloopError, RunNotFoundError
+from bus.index.annotations import annotate
+from bus.index.index import RunIndex
+from bus.runs.directory import in_words
+from consumers.dashboard.view.run_table import RunTable
+
+_LOOK_SECONDS = 1.0
+_READ_SECONDS = 0.3
+_RESTS = 10
+"""Looking takes no more than one part in so many of a processor, unless there are runs to read."""
+_LEAVE_SECONDS = 5.0
+
+
+class RunLibrary:
+    """Every run of a folder, brought up to date about once a second by a thread.
+
+    It may be asked and changed from any thread.
+    """
+
+    def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
+        self._index = RunIndex(runs_dir)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._leaves = False
+        self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
+        self.root = self._index.root
+        self.table = RunTable({})
+        """What is known at this moment; another one when something has changed."""
+        self.waiting: int | None = None
+        """How many runs have yet to be read; ``None`` before the first look at the folder."""
+        self.problem: str | None = None
+        """Why the folder cannot be read, or the index not be stored."""
+
+    @property
+    def name(self) -> str:
+        """The folder, in words."""
+        return in_words(self.root)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._leaves = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(_LEAVE_SECONDS)
+
+    def look(self) -> bool:
+        """Looks at what has changed, for a short time; whether it is to look again at once."""
+        with self._lock:
+            try:
+                waiting = self._index.refresh(_READ_SECONDS)
+                problem = self._index.problem
+            except OffloopError as error:
+                waiting, problem = 0, str(error)
+            entries = self._index.entries
+            if entries != self.table.entries:
+                self.table = RunTable(entries, self.table)
+            self.waiting, self.problem = waiting, problem
+        return waiting > 0
+
+    def annotate(self, run: str, **changes: Any) -> None:
+        """Changes what is said of a run, see :func:`bus.index.annotations.annotate`.
+
+        Raises:
+            RunNotFoundError: it is gone.
+            ConfigurationError: a tag or a note that is not allowed.
+            RunDirectoryError: it cannot be written.
+        """
+        with self._lock:
+            entry = self.table.entries.get(run)
+            if entry is None:
+                raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+            said = annotate(self.root / run, **changes)
+            self.table = RunTable({**self.table.entries, run: entry.annotated(said)}, self.table)
+        self._wake.set()
+
+    def _follow(self) -> None:
+        while not self._leaves:
+            began = time.monotonic()
+            self._wake.clear()
+            is_behind = self.look()
+            took = time.monotonic() - began
+            if not is_behind:
+                self._wake.wait(max(_LOOK_SECONDS, _RESTS * took))
+        with self._lock:
+            self._index.close()

@@ -1,0 +1,442 @@
+// The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
+// columns and order, and what is looked for) is told to the server by the event "look".
+import { homeHashOf, homeSettingsOf, THEME_ICONS, THEME_WORDS, THEMES } from "page_settings";
+
+const ROW_PIXELS = 40; // as --row in home.css
+const OVERSCAN = 20;
+const TYPING_MS = 60;
+const SCROLLING_MS = 40;
+const MOST_LISTED = 150;
+const OF_METRIC = ["last", "best", "min", "max"];
+const WIDTHS = { status: 104, time: 124, number: 112, progress: 148, tags: 190, note: 230, text: 132 };
+const NAME_WIDTH = 250;
+const GOING_ON = ["live", "paused"];
+
+export default {
+  template: `
+    <div class="home">
+      <Teleport to="#theme" defer>
+        <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
+      </Teleport>
+      <div class="home-bar" role="toolbar" aria-label="Which runs are shown">
+        <q-input v-model="settings.find" ref="find" class="home-find" dense outlined clearable
+                 placeholder="search, or filter: lr > 0.01 and status == finished" aria-label="Search or filter runs"
+                 :error="!!error" hide-bottom-space no-error-icon @clear="settings.find = ''">
+          <template #prepend><q-icon name="search" size="20px" aria-hidden="true"></q-icon></template>
+        </q-input>
+        <span class="home-count" role="status">{{ countText }}</span>
+        <div class="spread"></div>
+        <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
+        <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
+          <q-menu class="home-menu" @show="$refs.findColumn?.focus()">
+            <div class="column-menu" role="dialog" aria-label="Columns">
+              <q-input v-model="findColumn" ref="findColumn" dense outlined clearable placeholder="find columns"
+                       aria-label="Find columns by name" @clear="findColumn = ''"></q-input>
+              <q-btn flat dense no-caps class="link" label="The usual ones" :disable="!settings.columns" @click="settings.columns = null"></q-btn>
+              <div class="column-list">
+                <section v-for="group in columnGroups" :key="group.title" :aria-label="group.title">
+                  <h2>{{ group.title }}</h2>
+                  <div v-for="name in group.names" :key="name" class="column-row">
+                    <label v-if="!group.ofMetric"><input type="checkbox" :checked="isColumn(name)" @change="toggleColumn(name)"> {{ clean(name) }}</label>
+                    <template v-else>
+                      <span class="column-name">{{ clean(name) }}</span>
+                      <span role="group" :aria-label="clean(name)">
+                        <button v-for="which in ofMetric" :key="which" type="button" class="which"
+                                :aria-pressed="String(isColumn(columnOf(name, which)))" @click="toggleColumn(columnOf(name, which))">{{ which }}</button>
+                      </span>
+                    </template>
+                  </div>
+                </section>
+                <p v-if="!columnGroups.length" class="soft">no run has that</p>
+                <p v-if="unlisted" class="soft">and {{ unlisted }} more: find them by name</p>
+              </div>
+            </div>
+          </q-menu>
+        </q-btn>
+      </div>
+      <p v-if="error" class="home-error" role="alert">{{ error }}</p>
+      <p v-if="problem" class="notice" role="alert">{{ problem }}</p>
+      <div v-if="selected.length" class="home-chosen" role="toolbar" aria-label="Selected runs">
+        <strong>{{ selected.length.toLocaleString("en") }} selected</strong>
+        <a class="button-link" :href="linkTo(selected.slice(0, mostCompared))">{{ selected.length > 1 ? "Compare" : "Open" }}</a>
+        <template v-if="mayChange">
+          <form class="tag-form" @submit.prevent="tagSelected()">
+            <q-input v-model="newTag" dense outlined placeholder="add a tag" aria-label="Tag to add to the selected runs"></q-input>
+          </form>
+          <q-btn flat dense no-caps class="link" label="Pin" @click="annotate(selected, { pinned: true })"></q-btn>
+          <q-btn flat dense no-caps class="link" label="Archive" @click="annotate(selected, { archived: true })"></q-btn>
+          <q-btn v-if="mayRemove" flat dense no-caps color="negative" label="Delete…" @click="$emit('remove', selected)"></q-btn>
+        </template>
+        <div class="spread"></div>
+        <q-btn flat dense no-caps class="link" label="Select none" @click="settings.runs = []"></q-btn>
+      </div>
+      <div class="table-box" ref="box" id="table" tabindex="0" role="region" aria-label="All runs" @scroll.passive="onScroll()">
+        <table v-if="columns.length || rows.length" :aria-rowcount="found + 1" :style="{width: tableWidth + 'px'}">
+          <colgroup>
+            <col :style="{width: checkWidth + 'px'}"><col :style="{width: nameWidth + 'px'}">
+            <col v-for="column in columns" :key="column.name" :style="{width: widthOf(column) + 'px'}">
+            <col v-if="mayChange" style="width: 44px">
+          </colgroup>
+          <thead>
+            <tr aria-rowindex="1">
+              <th class="check"><input type="checkbox" :checked="allSelected" :indeterminate.prop="!allSelected && selected.length > 0"
+                  aria-label="Select all runs that are found" @change="toggleAll()"></th>
+              <th class="name" :aria-sort="ariaSort('run')"><button type="button" @click="sortBy('run', false)">name<span class="arrow" aria-hidden="true">{{ arrow("run") }}</span></button></th>
+              <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)">
+                <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
+                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button>
+              </th>
+              <th v-if="mayChange" class="more"><span class="sr-only">actions</span></th>
+            </tr>
+          </thead>
+          <tbody>
+            <tr class="pad" aria-hidden="true" :style="{height: first * rowPixels + 'px'}"></tr>
+            <tr v-for="(row, place) in rows" :key="row.run" :aria-rowindex="first + place + 2" :data-run="row.run"
+                :class="{selected: isSelected(row), archived: row.archived}">
+              <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
+              <th scope="row" class="name">
+                <span class="text"><span v-if="row.pinned" class="pin" title="pinned"><q-icon name="push_pin" size="15px" aria-hidden="true"></q-icon><span class="sr-only">pinned </span></span
+                ><a :href="linkTo([row.run])" :title="row.label">{{ row.label }}</a><span v-if="row.archived" class="pill">archived</span></span>
+              </th>
+              <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
+                <span v-if="column.kind === 'status'" class="status" :class="'status-' + row.status" :title="row.why">{{ row.status }}</span>
+                <span v-else-if="column.kind === 'time'" class="text" :title="wholeTime(row.cells[number])">{{ timeText(row.cells[number]) }}</span>
+                <template v-else-if="column.kind === 'progress'">
+                  <span class="text">{{ row.cells[number]?.text }}</span>
+                  <span v-if="row.cells[number]?.part != null" class="part" aria-hidden="true"><span :style="{width: 100 * row.cells[number].part + '%'}"></span></span>
+                </template>
+                <div v-else-if="column.kind === 'tags'" class="tags">
+                  <span v-for="tag in row.tags" :key="tag" class="tag" :style="{'--hue': hueOf(tag)}">
+                    <button type="button" class="tag-find" :title="'find runs with this tag: ' + clean(tag)" @click="findTag(tag)">{{ clean(tag) }}</button
+                    ><button v-if="mayChange" type="button" class="tag-remove" :aria-label="'Remove the tag ' + clean(tag) + ' from ' + row.label"
+                            @click="annotate([row.run], { remove: [tag] })">×</button>
+                  </span>
+                  <template v-if="mayChange">
+                    <input v-if="isEdited(row, 'tag')" v-model="edited.text" v-focus class="tag-input" placeholder="tag"
+                           :aria-label="'New tag of ' + row.label" @keydown.enter.prevent="save()" @keydown.esc.stop="leave()" @blur="save()">
+                    <button v-else type="button" class="tag-add" :aria-label="'Add a tag to ' + row.label" @click="edit(row, 'tag', '')">+</button>
+                  </template>
+                </div>
+                <template v-else-if="column.kind === 'note'">
+                  <textarea v-if="isEdited(row, 'note')" v-model="edited.text" v-focus class="note-input" rows="4" maxlength="10000"
+                            :aria-label="'Note of ' + row.label" @keydown.enter.exact.prevent="save()" @keydown.esc.stop="leave()" @blur="save()"></textarea>
+                  <button v-else-if="mayChange" type="button" class="note text" :class="{soft: !row.note}" :title="clean(row.note) || 'write a note'"
+                          :aria-label="'Note of ' + row.label + ': ' + (clean(row.note) || 'none')" @click="edit(row, 'note', row.note)">{{ clean(row.note) || "–" }}</button>
+                  <span v-else class="text" :title="clean(row.note)">{{ clean(row.note) }}</span>
+                </template>
+                <span v-else-if="row.cells[number]?.best !== undefined" class="text" :class="{best: row.cells[number].best}"
+                      :title="row.cells[number].best ? 'the best of these runs' : null">{{ row.cells[number].text }}<span v-if="row.cells[number].best" class="sr-only"> (best)</span></span>
+                <span v-else class="text" :title="row.cells[number]?.whole ?? row.cells[number]">{{ row.cells[number]?.text ?? row.cells[number] }}</span>
+              </td>
+              <td v-if="mayChange" class="more"><button type="button" :aria-label="'Actions for ' + row.label" aria-haspopup="menu" @click="openMenu(row, $event)">⋮</button></td>
+            </tr>
+            <tr class="pad" aria-hidden="true" :style="{height: Math.max(found - first - rows.length, 0) * rowPixels + 'px'}"></tr>
+          </tbody>
+        </table>
+        <div v-if="emptyText" class="empty"><p>{{ emptyText }}</p>
+          <q-btn v-if="settings.find && total" flat dense no-caps class="link" label="Show all runs" @click="settings.find = ''"></q-btn>
+        </div>
+      </div>
+      <q-menu v-model="menu.isOpen" :target="menu.target" no-parent-event class="home-menu">
+        <q-list v-if="menu.row" role="menu" dense :aria-label="'Actions for ' + menu.row.label">
+          <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
+          <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
+          <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>
+          <template v-if="mayRemove && !isGoingOn(menu.row)">
+            <q-item clickable v-close-popup role="menuitem" @click="$emit('rename', menu.row.run)"><q-item-section>Rename…</q-item-section></q-item>
+            <q-item clickable v-close-popup role="menuitem" class="negative" @click="$emit('remove', [menu.row.run])"><q-item-section>Delete…</q-item-section></q-item>
+          </template>
+        </q-list>
+      </q-menu>
+    </div>`,
+  props: { runsPage: String, mayChange: Boolean, mayRemove: Boolean, folder: String, mostCompared: Number },
+  directives: { focus: { mounted: (element) => element.focus() } },
+  data: () => ({
+    settings: homeSettingsOf(location.hash),
+    rows: [],
+    columns: [],
+    first: 0,
+    found: 0,
+    total: 0,
+    archived: 0,
+    waiting: null,
+    error: null,
+    problem: null,
+    names: { usual: [], every: [], hyperparameters: [], metrics: [] },
+    findColumn: "",
+    newTag: "",
+    edited: { run: null, what: "", text: "", before: "" },
+    menu: { isOpen: false, target: false, row: null },
+    now: Date.now() / 1000,
+    isNarrow: false,
+    ofMetric: OF_METRIC,
+    rowPixels: ROW_PIXELS,
+  }),
+  computed: {
+    selected() {
+      return this.settings.runs;
+    },
+    allSelected() {
+      return this.found > 0 && this.rows.length > 0 && this.selected.length >= this.found && this.rows.every((row) => this.isSelected(row));
+    },
+    countText() {
+      if (this.waiting === null) return "looking …";
+      const many = (count) => count.toLocaleString("en");
+      const shown = this.found === this.total ? `${many(this.total)} ${this.total === 1 ? "run" : "runs"}` : `${many(this.found)} of ${many(this.total)} runs`;
+      const archived = this.archived ? ` · ${many(this.archived)} archived` : "";
+      return shown + archived + (this.waiting ? ` · reading ${many(this.waiting)} more …` : "");
+    },
+    emptyText() {
+      if (this.rows.length || this.waiting === null || this.error) return "";
+      if (!this.total) return this.waiting ? "" : `There is no run in ${this.folder} yet. They are shown here as they begin.`;
+      if (this.archived && !this.settings.find) return "All runs are archived.";
+      return this.settings.find ? "No run is found by that." : "";
+    },
+    checkWidth() {
+      return this.isNarrow ? 38 : 44;
+    },
+    nameWidth() {
+      return this.isNarrow ? 150 : NAME_WIDTH;
+    },
+    tableWidth() {
+      return this.columns.reduce((sum, column) => sum + this.widthOf(column), this.checkWidth + this.nameWidth + (this.mayChange ? 44 : 0));
+    },
+    shownColumns() {
+      return this.settings.columns || this.names.usual;
+    },
+    matchingNames() {
+      const wanted = (this.findColumn || "").toLowerCase();
+      const matches = (names) => names.filter((name) => name.toLowerCase().includes(wanted));
+      return [
+        { title: "of every run", names: matches(this.names.every) },
+        { title: "metrics", names: matches(this.names.metrics), ofMetric: true },
+        { title: "hyperparameters", names: matches(this.names.hyperparameters) },
+      ];
+    },
+    columnGroups() {
+      return this.matchingNames.map((group) => ({ ...group, names: group.names.slice(0, MOST_LISTED) })).filter((group) => group.names.length);
+    },
+    unlisted() {
+      return this.matchingNames.reduce((sum, group) => sum + Math.max(group.names.length - MOST_LISTED, 0), 0);
+    },
+    themeIcon() {
+      return THEME_ICONS[this.settings.theme];
+    },
+    themeWords() {
+      return THEME_WORDS[this.settings.theme];
+    },
+  },
+  watch: {
+    settings: {
+      deep: true,
+      handler() {
+        history.replaceState(history.state, "", homeHashOf(this.settings) || location.pathname + location.search);
+      },
+    },
+    "settings.find"() {
+      this.toTop();
+      this.tell(TYPING_MS);
+    },
+    "settings.sort"() {
+      this.toTop();
+      this.tell();
+    },
+    "settings.columns": { deep: true, handler() { this.tell(); } },
+    "settings.archived"() {
+      this.tell();
+    },
+    "settings.theme": {
+      immediate: true,
+      handler(theme) {
+        setDark(theme === "auto" ? null : theme === "dark");
+      },
+    },
+  },
+  mounted() {
+    this.told = "";
+    this.sizes = new ResizeObserver(() => {
+      this.isNarrow = this.$refs.box.clientWidth < 600;
+      this.tell();
+    });
+    this.sizes.observe(this.$refs.box);
+    this.clock = setInterval(() => (this.now = Date.now() / 1000), 1000);
+    this.onVisibility = () => this.tell();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    window.addEventListener("keydown", this.onShortcut);
+    window.addEventListener("hashchange", this.onLink);
+    this.tell();
+  },
+  beforeUnmount() {
+    this.sizes.disconnect();
+    clearInterval(this.clock);
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    window.removeEventListener("keydown", this.onShortcut);
+    window.removeEventListener("hashchange", this.onLink);
+  },
+  methods: {
+    // What the server calls: everything that has changed. The answer lets it send the next.
+    async frame({ number, ...update }) {
+      for (const name of Object.keys(update)) this[name] = update[name];
+      await this.$nextTick();
+      return number;
+    },
+    // What the server calls: the names of all runs that are found.
+    selectAll(runs) {
+      this.settings.runs = runs;
+    },
+    select(row, place, event) {
+      const isOn = !this.isSelected(row);
+      const last = this.rows.findIndex((one) => one.run === this.lastSelected);
+      const range = event.shiftKey && last >= 0 ? this.rows.slice(Math.min(last, place), Math.max(last, place) + 1) : [row];
+      const names = new Set(range.map((one) => one.run));
+      const others = this.settings.runs.filter((run) => !names.has(run));
+      this.settings.runs = isOn ? [...others, ...names] : others;
+      this.lastSelected = row.run;
+    },
+    isSelected(row) {
+      return this.selected.includes(row.run);
+    },
+    toggleAll() {
+      if (this.allSelected) this.settings.runs = [];
+      else this.$emit("all");
+    },
+    tell(wait = 0) {
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        const box = this.$refs.box;
+        if (!box) return;
+        const { find, sort, columns, archived } = this.settings;
+        const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
+        const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
+        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden };
+        const text = JSON.stringify(look);
+        if (text === this.told) return;
+        this.told = text;
+        this.$emit("look", look);
+      }, wait);
+    },
+    onScroll() {
+      // Not at the end of scrolling, but also during it.
+      if (this.scrolling) return;
+      this.scrolling = setTimeout(() => {
+        this.scrolling = null;
+        this.tell();
+      }, SCROLLING_MS);
+    },
+    toTop() {
+      if (this.$refs.box) this.$refs.box.scrollTop = 0;
+    },
+    widthOf(column) {
+      return WIDTHS[column.kind] || WIDTHS.text;
+    },
+    // By the next order: as people want it first, the other way round, and then the usual one.
+    sortBy(name, downwards) {
+      const [one, other] = downwards ? ["-" + name, name] : [name, "-" + name];
+      const now = this.settings.sort;
+      this.settings.sort = now === one ? other : now === other && name !== "started" ? "-started" : one;
+    },
+    ariaSort(name) {
+      const now = this.settings.sort;
+      return now === name ? "ascending" : now === "-" + name ? "descending" : null;
+    },
+    arrow(name) {
+      return { ascending: " ↑", descending: " ↓" }[this.ariaSort(name)] || "";
+    },
+    isColumn(name) {
+      return this.shownColumns.includes(name);
+    },
+    columnOf(metric, which) {
+      return which === "last" ? metric : `${metric}.${which}`;
+    },
+    toggleColumn(name) {
+      const columns = [...this.shownColumns];
+      const place = columns.indexOf(name);
+      if (place < 0) columns.push(name);
+      else columns.splice(place, 1);
+      this.settings.columns = columns;
+    },
+    linkTo(runs) {
+      const asked = new URLSearchParams();
+      runs.forEach((run) => asked.append("run", run));
+      const theme = this.settings.theme === "auto" ? "" : `#theme=${this.settings.theme}`;
+      return `${this.runsPage}?${asked.toString().replaceAll("%2F", "/")}${theme}`;
+    },
+    annotate(runs, changes) {
+      this.$emit("annotate", { runs: [...runs], ...changes });
+    },
+    tagSelected() {
+      const add = tagsIn(this.newTag);
+      if (add.length) this.annotate(this.selected, { add });
+      this.newTag = "";
+    },
+    findTag(tag) {
+      this.settings.find = `tags == ${JSON.stringify(tag)}`;
+    },
+    edit(row, what, text) {
+      this.edited = { run: row.run, what, text, before: text };
+    },
+    isEdited(row, what) {
+      return this.edited.run === row.run && this.edited.what === what;
+    },
+    leave() {
+      this.edited = { run: null, what: "", text: "", before: "" };
+    },
+    save() {
+      const { run, what, text, before } = this.edited;
+      if (run === null) return;
+      this.leave();
+      if (what === "note" && text !== before) this.annotate([run], { note: text });
+      const add = what === "tag" ? tagsIn(text) : [];
+      if (add.length) this.annotate([run], { add });
+    },
+    openMenu(row, event) {
+      this.menu = { isOpen: false, target: event.currentTarget, row };
+      this.$nextTick(() => (this.menu.isOpen = true));
+    },
+    isGoingOn(row) {
+      return GOING_ON.includes(row.status);
+    },
+    hueOf(tag) {
+      let hash = 0;
+      for (const letter of tag) hash = (hash * 31 + letter.codePointAt(0)) % 360;
+      return hash;
+    },
+    // What would be invisible, or turn the text around it, is written out.
+    clean(text) {
+      return String(text ?? "").replace(/\s+/g, " ").replace(/[\p{Cc}\p{Cf}]/gu, (one) => "\\u" + one.codePointAt(0).toString(16).padStart(4, "0"));
+    },
+    timeText(seconds) {
+      if (typeof seconds !== "number") return "";
+      const ago = this.now - seconds;
+      if (ago >= 0 && ago < 60) return "just now";
+      if (ago >= 0 && ago < 3600) return `${Math.floor(ago / 60)} min ago`;
+      if (ago >= 0 && ago < 86400) return `${Math.floor(ago / 3600)} h ago`;
+      const [at, now] = [new Date(seconds * 1000), new Date(this.now * 1000)];
+      const day = { month: "short", day: "numeric" };
+      if (at.getFullYear() !== now.getFullYear()) return at.toLocaleDateString("en", { ...day, year: "numeric" });
+      return at.toLocaleString("en", { ...day, hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+    },
+    wholeTime(seconds) {
+      return typeof seconds === "number" ? new Date(seconds * 1000).toLocaleString() : "";
+    },
+    nextTheme() {
+      this.settings.theme = THEMES[(THEMES.indexOf(this.settings.theme) + 1) % THEMES.length];
+    },
+    onLink() {
+      if (location.hash === "#table") history.replaceState(history.state, "", homeHashOf(this.settings) || "#");
+      else Object.assign(this.settings, homeSettingsOf(location.hash));
+    },
+    onShortcut(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
+      if (event.key === "/") this.$refs.find.focus();
+      else if (event.key === "d") this.nextTheme();
+      else if (event.key === "?") this.$emit("help");
+      else return;
+      event.preventDefault();
+    },
+  },
+};
+
+function tagsIn(text) {
+  return text.split(",").map((one) => one.trim()).filter(Boolean);
+}

@@ -1,0 +1,72 @@
+"""The top of each page: its name, and what is done with the page as a whole."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from consumers.dashboard.web.access import Role
+
+if TYPE_CHECKING:
+    from nicegui.elements.button import Button
+
+PRIMARY, NEGATIVE = "#1a67c4", "#c93a2b"
+
+_LONGEST_SETTINGS = 10_000
+_LINK_WITH_TOKEN = "Whoever opens this link sees everything and cannot command the training:"
+_LINK_WITHOUT_TOKEN = (
+    "This page has no buttons. Whoever can reach this address can command all the same: start the dashboard with "
+    "tokens to prevent that. 127.0.0.1 means this machine only."
+)
+
+
+class PageTop:
+    """The header of a page, with the link for viewers and the list of keys."""
+
+    def __init__(self, role: Role, view_link: str, guarded: bool, keys: Sequence[tuple[str, str]], home: str) -> None:
+        from nicegui import ui
+
+        self._view_link = view_link
+        self._guarded = guarded
+        with ui.element("header").classes("top"):
+            ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
+            if home:
+                with ui.link(target=home).classes("home-link"):
+                    ui.icon("arrow_back").props('aria-hidden="true"')
+                    ui.label("all runs")
+            ui.element("div").classes("spread")
+            if role is Role.VIEW:
+                ui.label("view only").classes("pill")
+            else:
+                _icon_button("share", "Link for viewers").on_click(self._show_link)
+            ui.html('<span id="theme"></span>', sanitize=False)
+            help_button = _icon_button("keyboard", "Keyboard shortcuts")
+        with ui.dialog() as self._help, ui.card():
+            rows = "".join(f"<tr><td><kbd>{key}</kbd></td><td>{does}</td></tr>" for key, does in keys)
+            ui.html(f'<h2>Keyboard</h2><table class="keys">{rows}</table>', sanitize=False)
+            ui.button("Close", on_click=self._help.close).props("flat")
+        help_button.on_click(self._help.open)
+
+    def show_keys(self) -> None:
+        """Opens the list of keys."""
+        self._help.open()
+
+    async def _show_link(self) -> None:
+        from nicegui import ui
+
+        settings = await ui.run_javascript("location.hash")
+        link = self._view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
+        with ui.dialog() as dialog, ui.card():
+            ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
+            ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(
+                "width: min(70vw, 520px)"
+            )
+            with ui.row():
+                ui.button("Copy", on_click=lambda: ui.clipboard.write(link)).props("flat")
+                ui.button("Close", on_click=dialog.close).props("flat")
+        dialog.on("hide", dialog.delete)
+        dialog.open()
+
+
+def _icon_button(icon: str, label: str) -> "Button":
+    from nicegui import ui
+
+    return ui.button(icon=icon, color=None).classes("flat-ink").props(f'flat round dense aria-label="{label}"')
