@@ -1,5 +1,6 @@
-"""Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals. Its JSON file holds
-the figures of all of them. Not among them: those that need other packages or devices, which have their own commands.
+"""Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals. Its JSON file
+holds the figures of all of them. Not among them: those that need other packages or devices, which have their own
+commands.
 """
 
 import functools

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -39,7 +38,12 @@ UNTIL_DRAWN = """async (change) => {
     home.frame = frame;
     return performance.now() - begin;
 }"""
-FILTERS = ("lr > 0.01 and status == finished", "seed == 3", "rate-0.1", "metrics/eval/accuracy.best > 0.5 or width < 64")
+FILTERS = (
+    "lr > 0.01 and status == finished",
+    "seed == 3",
+    "rate-0.1",
+    "metrics/eval/accuracy.best > 0.5 or width < 64",
+)
 COLUMNS = ("loss/train/total", "config/lr", "metrics/eval/accuracy.best", "duration", "run")
 
 
@@ -54,7 +58,10 @@ def record(where: Path, count: int) -> list[Path]:
             publisher.publish(Event.FIT_START, max_duration="20ba", hyperparameters={"config": config})
             for batch in range(1, 21):
                 accuracy = 1 - 1 / (1 + batch * lr)
-                logged = {"metrics/eval/accuracy": accuracy, **{f"norm/layer{one}": one * accuracy for one in range(20)}}
+                logged = {
+                    "metrics/eval/accuracy": accuracy,
+                    **{f"norm/layer{one}": one * accuracy for one in range(20)},
+                }
                 at = {"batch": batch, "sample": 8 * batch, "loss": 1 / batch + lr, "batch_size": 8}
                 publisher.publish(Event.BATCH_END, **at, logged=[[batch, logged]])
             publisher.close("finished" if number % 7 else "failed")
@@ -102,7 +109,7 @@ def has_rows(page: Any, count: int) -> None:
     """Waits until the page shows that there are so many runs, with rows of them."""
     told = f"{count:,} runs"
     page.wait_for_function(
-        "(told) => document.querySelector('.home-count')?.innerText === told && document.querySelector('tbody tr .name')",
+        "(told) => document.querySelector('.home-count')?.innerText === told && document.querySelector('tbody .name')",
         arg=told,
         timeout=60_000,
         polling=10,

@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.index.entry import Mode, RunEntry, mode_of
+from bus.index.entry import MetricValues, Mode, RunEntry, mode_of
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 """Gives a run's value; ``None`` where it has none."""
@@ -17,13 +18,12 @@ OF_RUN = (
 )
 """What every run has, beside hyperparameters and metrics."""
 
-_OF_METRIC: dict[str, Callable[[Any, str], float]] = {
-    "last": lambda values, name: values.last,
-    "min": lambda values, name: values.low,
-    "max": lambda values, name: values.high,
-    "best": lambda values, name: values.best(mode_of(name)),
+_OF_METRIC: dict[str, Callable[[MetricValues], float]] = {
+    "last": lambda values: values.last,
+    "min": lambda values: values.low,
+    "max": lambda values: values.high,
 }
-OF_METRIC = tuple(_OF_METRIC)
+OF_METRIC = (*_OF_METRIC, "best")
 """What may follow the name of a metric, behind a dot; without it ``last`` is meant."""
 
 _NAMED = 8
@@ -84,7 +84,7 @@ class Columns:
         if name in OF_RUN:
             return name, lambda entry: getattr(entry, name)
         metric, dot, which = name.rpartition(".")
-        if not dot or which not in _OF_METRIC:
+        if not dot or which not in OF_METRIC:
             metric, which = name, "last"
         for hyperparameters, metrics in (
             ({name} & {*self.hyperparameters}, {metric} & {*self.metrics}),
@@ -147,9 +147,11 @@ def sort(
         ConfigurationError: no run has that column.
     """
     _, value_of = (columns or Columns(entries)).find(name)
-    known = [(value, entry) for entry in entries if (value := _single(value_of(entry))) is not None]
-    known.sort(key=lambda one: _order(one[0]), reverse=reverse)
-    return [*(entry for _, entry in known), *(entry for entry in entries if _single(value_of(entry)) is None)]
+    values = [_single(value_of(entry)) for entry in entries]
+    known = [(_order(value), entry) for value, entry in zip(values, entries, strict=True) if value is not None]
+    known.sort(key=itemgetter(0), reverse=reverse)
+    unknown = [entry for value, entry in zip(values, entries, strict=True) if value is None]
+    return [*(entry for _, entry in known), *unknown]
 
 
 def best(
@@ -322,11 +324,11 @@ def _hyperparameter(name: str) -> ValueOf:
 
 
 def _metric(name: str, which: str) -> ValueOf:
-    of = _OF_METRIC[which]
+    of = _OF_METRIC[mode_of(name) if which == "best" else which]
 
     def value(entry: RunEntry) -> float | None:
         values = entry.metrics.get(name)
-        return None if values is None else of(values, name)
+        return None if values is None else of(values)
 
     return value
 

@@ -45,7 +45,11 @@ def measured(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.needs("chromium") if name in ("dashboard", "home") else ()) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.needs("chromium") if name in ("dashboard", "home") else ())
+        for name in NAMES
+    ],
 )
 def test_it_measures_a_first_figure_and_keeps_it_when_interrupted(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.argv.pop(0);{INTERRUPTED_AFTER_THE_FIRST_FIGURE}"

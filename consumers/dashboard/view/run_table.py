@@ -64,6 +64,7 @@ class RunTable:
         self.names = self._names(before)
         """What the columns can be."""
         self._chosen: dict[tuple[str, str, bool], Chosen] = {}
+        self._orders: dict[str, list[RunEntry]] = {}
         self._usual: tuple[str, ...] | None = None
         self._newest_first = sorted(self.entries.values(), key=lambda entry: entry.started, reverse=True)
 
@@ -156,21 +157,26 @@ class RunTable:
         if not archived:
             shown = [entry for entry in entries if not entry.archived]
             left_out, entries = len(entries) - len(shown), shown
-        try:
-            entries = self._sorted(entries, order)
-        except ConfigurationError:
-            # Nobody has that any more.
-            entries = self._sorted(entries, NEWEST_FIRST)
+        if order != NEWEST_FIRST:
+            wanted = {entry.run for entry in entries}
+            entries = [entry for entry in self._ordered(order) if entry.run in wanted]
         return Chosen(
             [entry for entry in entries if entry.pinned] + [e for e in entries if not e.pinned], left_out, error
         )
 
-    def _sorted(self, entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
-        name = order.removeprefix("-")
-        column = "batch" if name == REACHED else name
-        if order == NEWEST_FIRST:
-            return list(entries)  # as they are
-        return sort(entries, column, reverse=order.startswith("-"), columns=self.names)
+    def _ordered(self, order: str) -> list[RunEntry]:
+        """All runs in that order; by time where nobody has such a column any more."""
+        if order not in self._orders:
+            name = order.removeprefix("-")
+            column = "batch" if name == REACHED else name
+            try:
+                found = sort(self._newest_first, column, reverse=order.startswith("-"), columns=self.names)
+            except ConfigurationError:
+                return self._newest_first
+            if len(self._orders) >= _KEPT:
+                self._orders.clear()
+            self._orders[order] = found
+        return self._orders[order]
 
 
 _KEPT = 32
@@ -199,10 +205,11 @@ class Chosen:
         if column.metric is None:
             return None
         if column.name not in self._best:
+            value_of, is_finite = column.value, math.isfinite
             known = [
                 (value, entry.run)
                 for entry in self.entries
-                if (value := column.value(entry)) is not None and math.isfinite(value)
+                if (value := value_of(entry)) is not None and is_finite(value)
             ]
             choose = max if mode_of(column.metric) == "max" else min
             differs = any(value != known[0][0] for value, _ in known)

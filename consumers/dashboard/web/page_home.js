@@ -3,7 +3,7 @@
 import { homeHashOf, homeSettingsOf, THEME_ICONS, THEME_WORDS, THEMES } from "page_settings";
 
 const ROW_PIXELS = 40; // as --row in home.css
-const OVERSCAN = 20;
+const OVERSCAN = 12;
 const TYPING_MS = 60;
 const SCROLLING_MS = 40;
 const MOST_LISTED = 150;
@@ -91,7 +91,7 @@ export default {
           </thead>
           <tbody>
             <tr class="pad" aria-hidden="true" :style="{height: first * rowPixels + 'px'}"></tr>
-            <tr v-for="(row, place) in rows" :key="row.run" :aria-rowindex="first + place + 2" :data-run="row.run"
+            <tr v-for="(row, place) in rows" :key="first + place" :aria-rowindex="first + place + 2" :data-run="row.run"
                 :class="{selected: isSelected(row), archived: row.archived}">
               <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
               <th scope="row" class="name">
