@@ -144,9 +144,18 @@ def commanded(*command: str) -> Iterator[Dashboard]:
 
 def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     """``bus dashboard`` with these arguments, at any free port."""
+    return _served("dashboard", *arguments)
+
+
+def home_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
+    """``bus ui`` with these arguments, at any free port."""
+    return _served("ui", *arguments)
+
+
+def _served(command: str, *arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     code = (
         "from bus.terminal import run_command;"
-        " from consumers.dashboard.web.command import dashboard; run_command(dashboard)"
+        f" from consumers.dashboard.web.command import {command}; run_command({command})"
     )
     return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
 

@@ -1,0 +1,318 @@
+"""The page of all runs in a real browser: what is found there, what is said of runs, and the way to their own pages."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Dashboard, Visit, home_of, running, visit
+from helpers import wait_for
+
+from bus import Event, Publisher
+from bus.index.annotations import annotate, read_annotations
+
+pytestmark = pytest.mark.timeout(180)
+
+LOSS = "loss/train/total"
+RATES = (0.1, 0.01, 0.001)
+SEEDS = (1, 2, 3, 4)
+BEST = "rate-0.1-seed-4"
+HOSTILE = "<img src=x onerror='window.attacked = 1'>&run=\u202eevil"
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Path]:
+    """A dozen runs: three rates and four seeds. A greater rate and seed gives a better accuracy; one has failed."""
+    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    for rate in RATES:
+        for seed in SEEDS:
+            with Publisher(f"rate-{rate}-seed-{seed}", runs_dir=where) as publisher:
+                config = {"lr": rate, "seed": seed, "width": 32, "text": "<b>bold</b>"}
+                publisher.publish(Event.FIT_START, max_duration="3ba", hyperparameters={"config": config})
+                for batch in (1, 2, 3):
+                    logged = {"metrics/eval/accuracy": rate + 0.1 * seed + 0.001 * batch}
+                    at = {"batch": batch, "sample": 8 * batch, "batch_size": 8, "loss": 1 / batch + seed - rate}
+                    publisher.publish(Event.BATCH_END, **at, logged=[[batch, logged]])
+                publisher.close("failed" if (rate, seed) == (0.001, 1) else "finished")
+    yield where
+    shutil.rmtree(where)
+
+
+@pytest.fixture
+def runs(template: Path) -> Iterator[Path]:
+    """The dozen, for one test alone."""
+    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    shutil.copytree(template, where, dirs_exist_ok=True)
+    yield where
+    shutil.rmtree(where, ignore_errors=True)
+
+
+@pytest.fixture
+def served(runs: Path) -> Iterator[Dashboard]:
+    """The page of them."""
+    with home_of(str(runs)) as started:
+        yield started
+
+
+def rows(there: Visit) -> list[str]:
+    """The names of the runs that are shown, from the top."""
+    names = "[...document.querySelectorAll('.table-box tbody .name a')].map((one) => one.innerText)"
+    return list(there.page.evaluate(names))
+
+
+def shows(there: Visit, count: int) -> None:
+    there.waits_for(lambda: len(rows(there)) == count, f"{count} runs")
+
+
+def find(there: Visit, text: str) -> None:
+    there.page.get_by_label("Search or filter runs").fill(text)
+
+
+def row(there: Visit, name: str):
+    return there.page.locator("tbody tr", has=there.page.get_by_role("link", name=name, exact=True))
+
+
+def test_the_best_run_and_what_was_different_about_it_are_found_without_a_word_of_explanation(served, browser):
+    with visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there:
+        shows(there, 12)
+        heads = there.page.locator("thead th").all_inner_texts()
+        assert {"lr", "seed"} <= set(heads)
+        assert not {"width", "text"} & set(heads), "what is the same in all runs"
+        there.page.get_by_role("button", name="accuracy").click()
+        there.waits_for(lambda: rows(there)[0] == BEST, "the best one at the top")
+        assert row(there, BEST).locator(".best").count() == 1
+        assert there.page.locator("th[aria-sort=descending]").inner_text().startswith("best")
+        there.page.get_by_role("button", name="accuracy").click()
+        there.waits_for(lambda: rows(there)[-1] == BEST, "the best one at the bottom")
+
+
+def test_runs_are_found_by_expressions_and_by_words_and_mistakes_are_explained(served, browser):
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        find(there, "lr < 0.005 and status == finished")
+        shows(there, 3)
+        assert {name[:10] for name in rows(there)} == {"rate-0.001"}
+        there.sees("3 of 12 runs")
+        find(there, "lr < 0.005 and stat == finished")
+        there.sees("no run has 'stat'")
+        assert len(rows(there)) == 3, "what was found before stays"
+        find(there, "SEED-2 rate")
+        there.waits_for(lambda: {name[-6:] for name in rows(there)} == {"seed-2"}, "those with both words")
+        assert there.page.locator(".home-error").count() == 0
+        find(there, "nothing of that name")
+        there.sees("No run is found by that.")
+        there.page.get_by_role("button", name="Show all runs").click()
+        shows(there, 12)
+
+
+def test_a_link_keeps_what_is_found_sorted_shown_and_selected(served, browser):
+    with visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there:
+        shows(there, 12)
+        find(there, "seed >= 3")
+        shows(there, 6)
+        there.page.get_by_role("button", name="loss/train/total").click()
+        there.page.get_by_role("button", name="Columns").click()
+        there.page.get_by_label("Find columns by name").fill("wid")
+        there.page.get_by_label("config/width").check()
+        there.page.keyboard.press("Escape")
+        there.page.get_by_label(f"Select {BEST}").check()
+
+        def is_as_it_was(other: Visit) -> None:
+            shows(other, 6)
+            assert other.page.locator("th[aria-sort=ascending]").inner_text().startswith("loss")
+            assert "width" in other.page.locator("thead th").all_inner_texts()
+            assert other.page.get_by_label(f"Select {BEST}").is_checked()
+            other.sees("1 selected")
+
+        is_as_it_was(there)
+        order = rows(there)
+        there.page.reload()
+        is_as_it_was(there)
+        assert rows(there) == order
+        there.page.get_by_role("button", name="Link for viewers").click()
+        link = there.page.get_by_role("textbox", name="Link for viewers").input_value()
+    with visit(browser, link, viewport={"width": 1600, "height": 900}) as viewer:
+        is_as_it_was(viewer)
+        assert viewer.page.locator(".tag-add, .more, button.note").count() == 0
+        viewer.page.get_by_role("link", name=BEST).click()
+        viewer.page.get_by_text("view only").wait_for()
+        assert viewer.page.url.startswith(f"{served.url}view/runs?run=")
+
+
+def test_tags_notes_and_pins_are_kept_with_the_run_and_seen_by_others(runs, served, browser):
+    name = "rate-0.01-seed-2"
+    wide = {"width": 1700, "height": 900}
+    with visit(browser, served.url, viewport=wide) as there, visit(browser, served.url, viewport=wide) as other:
+        shows(there, 12)
+        row(there, name).get_by_role("button", name="Add a tag").click()
+        there.page.keyboard.type("baseline, to <keep>")
+        there.page.keyboard.press("Enter")
+        row(there, name).get_by_role("button", name="Note of").click()
+        there.page.keyboard.type("the first one")
+        there.page.keyboard.press("Enter")
+        row(other, name).get_by_text("to <keep>").wait_for()
+        row(other, name).get_by_text("the first one").wait_for()
+        said = read_annotations(runs / name)
+        assert (said.tags, said.note) == (("baseline", "to <keep>"), "the first one")
+        row(there, name).get_by_role("button", name="Remove the tag baseline").click()
+        there.waits_for(lambda: read_annotations(runs / name).tags == ("to <keep>",), "one tag less")
+        row(there, name).get_by_role("button", name="Actions for").click()
+        there.page.get_by_role("menuitem", name="Pin").click()
+        there.waits_for(lambda: rows(there)[0] == name and rows(other)[0] == name, "it at the top")
+        # Escape leaves a note as it was.
+        row(there, name).get_by_role("button", name="Note of").click()
+        there.page.keyboard.type("not this")
+        there.page.keyboard.press("Escape")
+        row(there, name).get_by_role("button", name="to <keep>", exact=True).click()
+        there.waits_for(lambda: rows(there) == [name], "the one with that tag")
+        assert read_annotations(runs / name).note == "the first one"
+
+
+def test_what_is_not_allowed_as_a_tag_is_said(served, browser):
+    with visit(browser, served.url, viewport={"width": 1700, "height": 900}) as there:
+        shows(there, 12)
+        row(there, BEST).get_by_role("button", name="Add a tag").click()
+        there.page.keyboard.type("a" * 65)
+        there.page.keyboard.press("Enter")
+        there.sees("is not a tag: use 1 to 64 characters")
+
+
+def test_archived_runs_are_out_of_sight_until_they_are_asked_for(runs, served, browser):
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        find(there, "rate-0.001")
+        shows(there, 4)
+        there.page.get_by_label("Select all runs that are found").check()
+        there.sees("4 selected")
+        there.page.get_by_role("button", name="Archive", exact=True).click()
+        shows(there, 0)
+        find(there, "")
+        shows(there, 8)
+        there.sees("8 of 12 runs · 4 archived")
+        there.page.get_by_role("switch", name="archived").click()
+        shows(there, 12)
+        assert sum(read_annotations(path).archived for path in runs.iterdir() if path.is_dir()) == 4
+
+
+def test_selected_runs_are_drawn_over_one_another_beside_what_differs_in_them(served, browser):
+    names = ("rate-0.1-seed-1", "rate-0.01-seed-1")
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        for name in names:
+            there.page.get_by_label(f"Select {name}", exact=True).check()
+        there.page.get_by_role("link", name="Compare").click()
+        for run in (0, 1):
+            there.waits_for(lambda run=run: len(there.points(LOSS, run)) == 3, "a line of each")
+        there.waits_for(lambda: there.pixels(LOSS) > 0, "them drawn")
+        table = there.page.get_by_label("Hyperparameters")
+        first = table.locator("tbody tr").first
+        there.waits_for(lambda: first.locator("td").all_inner_texts() == ["config/lr", "≠", "0.1", "0.01"], "the rates")
+        there.page.get_by_role("link", name="all runs").click()
+        shows(there, 12)
+        row(there, BEST).get_by_role("link").click()
+        there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
+
+
+def test_live_runs_move_and_others_appear(runs_dir, browser):
+    with home_of(str(runs_dir)) as served, visit(browser, served.url) as there:
+        there.sees("They are shown here as they begin.")
+        with running("moving") as run:
+            shows(there, 1)
+            live = row(there, "moving")
+            live.get_by_text("live", exact=True).wait_for()
+
+            def batch() -> int:
+                text = live.locator(".of-progress").inner_text()
+                return int(text.split()[1].replace(",", "")) if text else 0
+
+            before = there.waits_for(batch, "a batch")
+            there.waits_for(lambda: batch() > before, "a later one")
+            run.process.terminate()
+        live.get_by_text("lost", exact=True).wait_for()
+
+
+def test_a_run_that_is_deleted_while_somebody_looks_at_it_goes_away(runs, served, browser):
+    with visit(browser, served.url) as there, visit(browser, f"{served.url}runs?run={BEST}") as other:
+        shows(there, 12)
+        other.waits_for(lambda: len(other.points(LOSS)) == 3, "its page")
+        row(there, BEST).get_by_role("button", name="Actions for").click()
+        shutil.rmtree(runs / BEST)
+        shows(there, 11)
+        there.page.get_by_role("menuitem", name="Pin").click()
+        there.sees("is not there any more")
+        assert len(other.points(LOSS)) == 3
+        other.page.reload()
+        other.sees(f"There is no run '{BEST}'")
+
+
+def test_what_comes_from_runs_is_text(runs, browser):
+    hostile = runs / HOSTILE
+    shutil.copytree(runs / BEST, hostile)
+    said = {"tags": ["<i>tag</i>", "\u202egat"], "note": "<script>window.attacked = 1</script>\u202e"}
+    (hostile / "annotations.json").write_text(json.dumps(said))
+    about = json.loads((hostile / "run.json").read_text())
+    about["attempts"][-1] |= {"status": "failed", "error": "<b onmouseover='window.attacked = 1'>error</b>"}
+    (hostile / "run.json").write_text(json.dumps(about))
+    with (
+        home_of(str(runs)) as served,
+        visit(browser, f"{served.url}#column=tags&column=note&column=error&column=config/text&sort=run") as there,
+    ):
+        shows(there, 13)
+        texts = there.page.locator("tbody tr").nth(1).inner_text()
+        for text in ("<img src=x", "<i>tag</i>", "\\u202egat", "<script>", "<b onmouseover", "<b>bold</b>"):
+            assert text in texts, texts
+        assert "\u202e" not in there.page.locator("body").inner_text()
+        there.page.locator("tbody .name a").first.click()
+        there.waits_for(lambda: len(there.points(LOSS)) == 3, "its page")
+        for attack in ("../..", "/etc", f"{runs}/{BEST}", "<img src=x onerror='window.attacked = 1'>"):
+            there.page.goto(f"{served.url}runs")
+            there.page.goto(there.page.url + "?run=" + attack)
+            there.sees("There is no run")
+        assert there.page.evaluate("window.attacked") is None
+
+
+def test_of_many_runs_those_in_sight_are_on_the_page(runs, browser):
+    for number in range(500):
+        shutil.copytree(runs / BEST, runs / f"copy-{number:03}")
+    with (
+        home_of(str(runs)) as served,
+        visit(browser, f"{served.url}#sort=run", viewport={"width": 390, "height": 844}) as there,
+    ):
+        there.sees("512 runs")
+        there.page.get_by_role("region", name="All runs").focus()
+        there.waits_for(lambda: rows(there)[:1] == ["copy-000"], "the first")
+        assert len(rows(there)) < 100
+        there.page.keyboard.press("End")
+        there.waits_for(lambda: rows(there)[-1:] == ["rate-0.1-seed-4"], "the last")
+        assert len(rows(there)) < 100
+        assert there.page.locator("tbody tr").last.get_attribute("aria-hidden") == "true"
+        find(there, "copy-499")
+        there.waits_for(lambda: rows(there) == ["copy-499"], "one of them")
+
+
+def test_every_control_has_a_name(served, browser):
+    nameless = """() => [...document.querySelectorAll("button, a, input, textarea, [role=switch], [tabindex='0']")]
+        .filter((one) => one.checkVisibility() && !one.closest("label"))
+        .filter((one) => !one.getAttribute("aria-label") && !one.innerText.trim())
+        .map((one) => one.outerHTML.slice(0, 200))"""
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        there.page.get_by_label(f"Select {BEST}").check()
+        there.sees("1 selected")
+        assert there.page.evaluate(nameless) == []
+        there.page.get_by_role("button", name="Columns").click()
+        there.page.get_by_role("dialog", name="Columns").wait_for()
+        assert there.page.evaluate(nameless) == []
+
+
+def test_an_index_that_is_deleted_is_made_again(runs, served, browser):
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        for file in runs.glob("index.sqlite*"):
+            file.unlink()
+        annotate(runs / BEST, add=["again"])
+        row(there, BEST).get_by_text("again").wait_for()
+        wait_for((runs / "index.sqlite").exists, "the index")
+        shows(there, 12)
