@@ -247,6 +247,46 @@ def test_a_run_that_is_deleted_while_somebody_looks_at_it_goes_away(runs, served
         other.sees(f"There is no run '{BEST}'")
 
 
+def test_runs_are_deleted_after_a_question_that_names_the_size_and_live_ones_are_not(
+    runs, served, browser, monkeypatch
+):
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(runs))
+    with running("living"), visit(browser, served.url) as there:
+        shows(there, 13)
+        find(there, "seed == 1 or status == live")
+        shows(there, 4)
+        there.page.get_by_label("Select all runs that are found").check()
+        there.sees("4 selected")
+        there.page.get_by_role("button", name="Delete…").click()
+        there.sees("living: not deleted before the training has ended")
+        question = there.page.get_by_role("alertdialog")
+        there.sees("Delete these 3 runs?")
+        assert "KiB" in question.inner_text()
+        question.get_by_role("button", name="Keep").click()
+        question.wait_for(state="hidden")
+        assert sum(path.name.endswith("seed-1") for path in runs.iterdir()) == 3
+        there.page.get_by_role("button", name="Delete…").click()
+        question.get_by_role("button", name="Delete").click()
+        there.waits_for(lambda: rows(there) == ["living"], "the live one alone")
+        there.sees("1 selected")
+        assert not [path.name for path in runs.iterdir() if path.name.endswith("seed-1")]
+
+
+def test_a_run_is_renamed_and_keeps_what_is_said_of_it(runs, served, browser):
+    annotate(runs / BEST, add=["keep"])
+    with visit(browser, served.url) as there:
+        shows(there, 12)
+        for name in ("rate-0.1-seed-3", "champion"):
+            row(there, BEST).get_by_role("button", name="Actions for").click()
+            there.page.get_by_role("menuitem", name="Rename…").click()
+            there.page.get_by_label("New name").fill(name)
+            there.page.get_by_role("button", name="Rename", exact=True).click()
+            there.sees("exists already: choose another name")
+        find(there, "tags == keep")
+        there.waits_for(lambda: rows(there) == ["champion"], "its new name")
+        assert not (runs / BEST).exists()
+
+
 def test_what_comes_from_runs_is_text(runs, browser):
     hostile = runs / HOSTILE
     shutil.copytree(runs / BEST, hostile)

@@ -44,6 +44,7 @@ _MOST_NAMES = 2000
 _MOST_COLUMNS = 40
 _MOST_SELECTED = 1000
 _MOST_NAMED = 5
+_READING_MS = 10_000
 _LONGEST = 2000
 _LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
@@ -265,6 +266,8 @@ class HomePage:
         self._table.on("all", self._on_all)
         self._table.on("help", top.show_keys)
         self._table.on("annotate", self._on_annotate)
+        self._table.on("remove", self._on_remove)
+        self._table.on("rename", self._on_rename)
         self._box = ui.element("div")
         ui.timer(_FRAME_SECONDS, self.refresh)
 
@@ -344,19 +347,77 @@ class HomePage:
 
         await self._do(annotate)
 
-    async def _do(self, change: Callable[[], object]) -> bool:
-        """Changes something, and says why if it cannot be."""
+    async def _on_remove(self, event: "GenericEventArguments") -> None:
+        if self._opening.role is not Role.COMMAND:
+            return
+        known = self._library.table.entries
+        asked = [known[run] for run in dict.fromkeys(_texts(event.args)) if run in known]
+        ended = [entry for entry in asked if not entry.is_going_on]
+        if len(ended) < len(asked):
+            live = [one_line(entry.run) for entry in asked if entry.is_going_on]
+            self._say(f"{_listed(live)}: not deleted before the training has ended")
+        if ended and await self._is_sure(ended):
+            removed = [
+                entry.run for entry in ended if await self._do(functools.partial(self._library.remove, entry.run))
+            ]
+            self._table.run_method("deselect", [_key(run) for run in removed])
+
+    async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
         from nicegui import ui
 
+        names = _listed([one_line(entry.run) for entry in entries])
+        count = "this run" if len(entries) == 1 else f"these {len(entries):,} runs"
+        size = value_text(sum(entry.size for entry in entries), scale_of("size_bytes", {}))
+        with self._box, ui.dialog().props('role="alertdialog" aria-label="Delete"') as dialog, ui.card():
+            ui.html(f"<h2>Delete {count}?</h2>", sanitize=False)
+            ui.label(names).classes("question")
+            ui.label(f"This frees {size}. Recordings and checkpoints are gone for good.").classes("question")
+            with ui.row():
+                ui.button("Delete", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
+                ui.button("Keep", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
+        sure = bool(await dialog)
+        dialog.delete()
+        return sure
+
+    async def _on_rename(self, event: "GenericEventArguments") -> None:
+        from nicegui import ui
+
+        run = event.args
+        if self._opening.role is not Role.COMMAND or not isinstance(run, str):
+            return
+        with self._box, ui.dialog().props('aria-label="Rename"') as dialog, ui.card():
+            ui.html("<h2>Rename</h2>", sanitize=False)
+            name = ui.input("New name", value=one_line(run)).props("outlined dense autofocus").classes("question")
+            name.on("keydown.enter", lambda: dialog.submit(name.value))
+            with ui.row():
+                ui.button("Rename", on_click=lambda: dialog.submit(name.value)).props('color="primary" no-caps')
+                ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
+        new = await dialog
+        dialog.delete()
+        if isinstance(new, str) and new != run and await self._do(lambda: self._library.rename(run, new.strip())):
+            self._table.run_method("deselect", [run])
+
+    def _say(self, text: str) -> None:
+        from nicegui import ui
+
+        with self._box:
+            ui.notify(one_line(text), type="negative", close_button="Close", timeout=_READING_MS)
+
+    async def _do(self, change: Callable[[], object]) -> bool:
+        """Changes something, and says why if it cannot be; returns whether it could."""
         try:
             await asyncio.to_thread(change)
         except OffloopError as error:
-            with self._box:
-                ui.notify(one_line(str(error)), type="negative", close_button="Close", timeout=10_000)
+            self._say(str(error))
             return False
         finally:
             await self.refresh()
         return True
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _is_sendable(name: str) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 from bus.errors import OffloopError, RunNotFoundError
 from bus.index.annotations import annotate
+from bus.index.entry import RunEntry
 from bus.index.index import RunIndex
+from bus.index.manage import remove_run, rename_run
 from bus.runs.directory import in_words
 from consumers.dashboard.view.run_table import RunTable
 
@@ -77,11 +79,48 @@ class RunLibrary:
             RunDirectoryError: it cannot be written.
         """
         with self._lock:
-            entry = self.table.entries.get(run)
-            if entry is None:
-                raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+            entry = self._known(run)
             said = annotate(self.root / run, **changes)
             self.table = RunTable({**self.table.entries, run: entry.annotated(said)}, self.table)
+        self._wake.set()
+
+    def remove(self, run: str) -> None:
+        """Removes a run that has ended, with everything in its folder.
+
+        Raises:
+            RunNotFoundError: it is gone.
+            RunIsLiveError: it has not ended.
+            RunDirectoryError: it cannot be removed.
+        """
+        with self._lock:
+            self._known(run)
+            remove_run(self.root / run)
+            self._drop(run)
+
+    def rename(self, run: str, name: str) -> None:
+        """Gives a run that has ended another name.
+
+        Raises:
+            RunNotFoundError: it is gone.
+            RunIsLiveError: it has not ended.
+            InvalidRunNameError: the name cannot be a run's.
+            ConfigurationError: something has that name already.
+            RunDirectoryError: it cannot be renamed.
+        """
+        with self._lock:
+            self._known(run)
+            rename_run(self.root / run, name)
+            self._drop(run)
+
+    def _known(self, run: str) -> RunEntry:
+        entry = self.table.entries.get(run)
+        if entry is None:
+            raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+        return entry
+
+    def _drop(self, run: str) -> None:
+        others = {name: entry for name, entry in self.table.entries.items() if name != run}
+        self.table = RunTable(others, self.table)
         self._wake.set()
 
     def _follow(self) -> None:

@@ -65,7 +65,7 @@ export default {
           </form>
           <q-btn flat dense no-caps class="link" label="Pin" @click="annotate(selected, { pinned: true })"></q-btn>
           <q-btn flat dense no-caps class="link" label="Archive" @click="annotate(selected, { archived: true })"></q-btn>
-          <q-btn v-if="mayRemove" flat dense no-caps color="negative" label="Delete…" @click="$emit('remove', selected)"></q-btn>
+          <q-btn flat dense no-caps color="negative" label="Delete…" @click="$emit('remove', selected)"></q-btn>
         </template>
         <div class="spread"></div>
         <q-btn flat dense no-caps class="link" label="Select none" @click="settings.runs = []"></q-btn>
@@ -142,14 +142,14 @@ export default {
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>
-          <template v-if="mayRemove && !isGoingOn(menu.row)">
+          <template v-if="!isGoingOn(menu.row)">
             <q-item clickable v-close-popup role="menuitem" @click="$emit('rename', menu.row.run)"><q-item-section>Rename…</q-item-section></q-item>
             <q-item clickable v-close-popup role="menuitem" class="negative" @click="$emit('remove', [menu.row.run])"><q-item-section>Delete…</q-item-section></q-item>
           </template>
         </q-list>
       </q-menu>
     </div>`,
-  props: { runsPage: String, mayChange: Boolean, mayRemove: Boolean, folder: String, mostCompared: Number },
+  props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
     settings: homeSettingsOf(location.hash),
@@ -283,6 +283,10 @@ export default {
     // What the server calls: the names of all runs that are found.
     selectAll(runs) {
       this.settings.runs = runs;
+    },
+    // What the server calls: these are gone.
+    deselect(runs) {
+      this.settings.runs = this.settings.runs.filter((run) => !runs.includes(run));
     },
     select(row, place, event) {
       const isOn = !this.isSelected(row);
