@@ -29,6 +29,8 @@ _LOOKED_AT = 200
 _DIFFERING = 3
 _METRICS = 2
 _LONGEST = 300
+_SAID_ELSEWHERE = ("run_name", "max_duration")
+"""Hyperparameters that other columns show already."""
 _SHORT_NAME = 18
 _SIGN = re.compile(r"[=<>~]")
 _EXPRESSION_WORD = re.compile(r"\b(?:and|or|not)\b|[()]", re.IGNORECASE)
@@ -293,7 +295,7 @@ def _differing(entries: Sequence[RunEntry]) -> list[str]:
         for name, value in entry.hyperparameters.items():
             if is_of_the_training(name):
                 values.setdefault(name, set()).add(str(value))
-    several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(("run_name", "/id"))]
+    several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(_SAID_ELSEWHERE)]
     # What it was started with says most; then what has few values, of which runs are compared.
     several.sort(key=lambda name: (not name.startswith("config/"), len(values[name]), name))
     titles: dict[str, str] = {}

@@ -8,8 +8,11 @@ const TYPING_MS = 60;
 const SCROLLING_MS = 40;
 const MOST_LISTED = 150;
 const OF_METRIC = ["last", "best", "min", "max"];
-const WIDTHS = { status: 104, time: 124, number: 112, progress: 148, tags: 190, note: 230, text: 132 };
+const WIDTHS = { status: 104, time: 124, number: 100, progress: 140, tags: 190, note: 230, text: 132 };
 const NAME_WIDTH = 250;
+const LETTER_PIXELS = 7.5;
+const HEAD_ROOM = 44;
+const WIDEST_HEAD = 200;
 const GOING_ON = ["live", "paused"];
 
 export default {
@@ -331,7 +334,8 @@ export default {
       if (this.$refs.box) this.$refs.box.scrollTop = 0;
     },
     widthOf(column) {
-      return WIDTHS[column.kind] || WIDTHS.text;
+      const head = LETTER_PIXELS * (column.title.length + column.which.length) + HEAD_ROOM;
+      return Math.max(WIDTHS[column.kind] || WIDTHS.text, Math.min(head, WIDEST_HEAD));
     },
     // By the next order: as people want it first, the other way round, and then the usual one.
     sortBy(name, downwards) {
