@@ -159,6 +159,12 @@ class Answer:
         return dict(self.messages[0]["headers"])[name]
 
 
+def test_the_address_keeps_everything_but_the_token():
+    tokens = Tokens("c" * 32, "v" * 32)
+    location = Answer(tokens, "/runs", f"run=a%26b&token={tokens.view}&run=c").header(b"location")
+    assert location == b"/runs?run=a%26b&run=c"
+
+
 def test_a_token_leads_to_this_host_alone_and_cookies_of_others_do_no_harm():
     tokens = Tokens("c" * 32, "v" * 32)
     for path in ("//evil.example/", "/\\evil.example/", "/view\r\nset-cookie: a=b"):
@@ -235,9 +241,9 @@ def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer
+from consumers.dashboard.web.server import DashboardServer, page_of
 for _ in range(2):
-    server = DashboardServer({}, Listening(port=0))
+    server = DashboardServer(page_of([]), Listening(port=0))
     server.start()
     print(urllib.request.urlopen(server.url, timeout=20).status)
     server.stop()
