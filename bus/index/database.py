@@ -78,9 +78,11 @@ class Database:
             raise
         self._connection.execute("COMMIT")
 
-    def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]]) -> None:
-        """Stores a run in the place of what was known of it."""
+    def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]] | None) -> None:
+        """Stores a run in the place of what was known of it; ``None`` leaves its series as they are."""
         self._connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (run, stamp, _encode(entry)))
+        if series is None:
+            return
         self._connection.execute("DELETE FROM series WHERE run = ?", (run,))
         rows = ((run, metric, _encode(points)) for metric, points in series)
         self._connection.executemany("INSERT INTO series VALUES (?, ?, ?)", rows)

@@ -30,8 +30,8 @@ _SAVE_SECONDS = 0.5
 _MAX_BUCKETS = 100
 """Of a series that is stored, each of up to three points."""
 
-_Unsaved: TypeAlias = dict[str, tuple[str, RunEntry, Sequence[tuple[str, list[Point]]]]]
-"""Name of a run to its stamp, its entry, and its series."""
+_Unsaved: TypeAlias = dict[str, tuple[str, RunEntry, Sequence[tuple[str, list[Point]]] | None]]
+"""Name of a run to its stamp, its entry, and its series if they may have changed."""
 
 
 class RunIndex:
@@ -167,6 +167,13 @@ class RunIndex:
         if run not in self._followed and database.stamp(run) == stamp:
             # Another process has looked at it meanwhile.
             self._entries[run], self._stamps[run] = database.entry(run), stamp
+            return True
+        known = self._entries.get(run)
+        if known is not None and run not in self._followed and _recorded(self._stamps.get(run, "")) == _recorded(stamp):
+            # Only what people say of it has changed.
+            self._entries[run] = known.annotated(read_annotations(path))
+            self._stamps[run] = stamp
+            unsaved[run] = stamp, self._entries[run], None
             return True
         try:
             info = read_run(path)
@@ -318,8 +325,8 @@ def _is_text(name: str) -> bool:
 def _stamp(run: str) -> str:
     """Raises :class:`OSError` for a directory that is not one of a run."""
     stamp = f"{os.stat(f'{run}/{RUN_FILE}').st_mtime_ns:020}"
-    # What people say, and a broker, which may take up again what an earlier one has left.
-    for name in (ANNOTATIONS_FILE, BROKER_FILE):
+    # A broker may take up again what an earlier one has left. Behind the last dot stands what people say.
+    for name in (BROKER_FILE, ANNOTATIONS_FILE):
         try:
             found = os.stat(f"{run}/{name}")
         except OSError:
@@ -327,3 +334,7 @@ def _stamp(run: str) -> str:
         else:
             stamp += f".{found.st_mtime_ns}-{found.st_size}"
     return stamp
+
+
+def _recorded(stamp: str) -> str:
+    return stamp.rpartition(".")[0]

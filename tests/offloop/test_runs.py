@@ -297,7 +297,8 @@ def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pyt
 
 
 def test_pandas_has_the_steps_as_index(three: Any) -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = three["good"].metrics()
     assert isinstance(frame, pandas.DataFrame)
     assert frame.index.name == "step"
@@ -310,7 +311,8 @@ def test_pandas_has_the_steps_as_index(three: Any) -> None:
 
 
 def test_polars_has_the_steps_as_first_column(three: Any) -> None:
-    polars = pytest.importorskip("polars")
+    import polars
+
     train("text", depth="deep", accuracy=0.1)
     train("number", depth=3)
     frame = three["good"].metrics([LOSS, "Accuracy"], to="polars")
@@ -354,8 +356,7 @@ def test_metrics_of_a_run_and_a_metric_of_many_runs_are_drawn(three: Any) -> Non
 
 def test_matplotlib_draws_what_it_is_given(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
-    pytest.importorskip("matplotlib")
-    from matplotlib import pyplot  # type: ignore[import-not-found]
+    from matplotlib import pyplot
 
     axes = three.plot(LOSS)
     assert [line.get_label() for line in axes.get_lines()] == ["fast", "good", "slow"]

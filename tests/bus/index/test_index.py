@@ -126,6 +126,17 @@ def test_runs_that_are_deleted_renamed_or_annotated_are_followed(tmp_path):
     assert set(refreshed(tmp_path)[0]) == {"new", "c"}
 
 
+def test_what_people_say_is_taken_in_without_reading_the_recording_again(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "r", [1.0])
+    refreshed(tmp_path)
+    forbid_reading(monkeypatch)
+    annotate(run, add=["good"])
+    assert refreshed(tmp_path)[0]["r"].tags == ("good",)
+    assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
+    annotate(run, remove=["good"])
+    assert refreshed(tmp_path)[0]["r"].tags == ()
+
+
 def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
     for number in range(20):
         write_run(tmp_path, f"r{number}", started=1_700_000_000.0 + number)
