@@ -18,6 +18,7 @@ from bus.broker.rank import LiveRank, Placement
 from bus.broker.run import LIVE_FRAME, LiveRun
 from bus.broker.runs import BrokerStatistics, LiveRuns
 from bus.errors import OffloopError, ProtocolError
+from bus.index.index import add_run
 from bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
 from bus.net.sockets import listen
 from bus.processes import allow_many_connections
@@ -483,9 +484,6 @@ class Broker:
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
-        # Not before: a broker that starts is waited for.
-        from bus.index.index import add_run
-
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)
 
     def _close(self) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
@@ -71,7 +71,7 @@ class BrokerProcess:
             OffloopError: the attempt could not be taken up.
         """
         out = self._process.stdout
-        if out is None or not select.select([out], [], [], 0)[0]:
+        if out is None or not _is_readable(out, 0.0):
             return None
         answer = self._first_answer()
         path = Path(answer["path"])
@@ -95,8 +95,7 @@ class BrokerProcess:
         """The line in which a new broker says that it is ready, or why it cannot be."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
-        readable, _, _ = select.select([process.stdout], [], [], self._timeouts.broker_start)
-        line = process.stdout.readline() if readable else b""
+        line = process.stdout.readline() if _is_readable(process.stdout, self._timeouts.broker_start) else b""
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
@@ -182,3 +181,11 @@ def error_by_name(name: str, message: str, run: str | None = None) -> OffloopErr
     if not (isinstance(kind, type) and issubclass(kind, OffloopError)):
         return BrokerError(message)
     return kind(message, run=run) if issubclass(kind, RunError) else kind(message)
+
+
+def _is_readable(pipe: IO[bytes], seconds: float) -> bool:
+    """Whether something can be read within so many seconds, or it was closed."""
+    # Not select(), which refuses descriptors from 1024 on: a training may have many files open.
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

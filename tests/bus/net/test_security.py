@@ -648,6 +648,9 @@ WIRE_PATH = (
 EXCEPTIONS = {
     # It imports the classes that the command line names, before anything is received.
     "bus.plugins.registry": {"importlib", "importlib.util", "importlib.metadata"},
+    # They look for the classes and modules that the user's command line or script names, before anything is received.
+    "consumers.adapters.lightning": {"importlib.import_module"},
+    "consumers.composer.names": {"importlib", "importlib.abc", "importlib.machinery", "importlib.util"},
     # It asks for the versions of installed packages.
     "bus.publisher.connection": {"importlib.metadata"},
     # It loads the commands that installed packages add, by the name that somebody has typed.

@@ -613,3 +613,20 @@ def test_a_program_whose_folder_and_arguments_are_not_utf_8_publishes(tmp_path, 
     assert attempt.info["cwd"] == f"{tmp_path}/folder\\xff"
     with pytest.raises(ConfigurationError, match=r"folder\\xff/runs/r/broker.sock is not UTF-8: choose another runs"):
         Publisher("r", runs_dir="runs")
+
+
+WITH_MANY_FILES = """
+import os, resource, sys
+from bus import Event, Publisher
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 else 4096, hard))
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+with Publisher("r") as publisher:
+    publisher.publish(Event.FIT_START)
+"""
+
+
+def test_a_training_with_more_than_a_thousand_open_files_is_recorded(runs_dir):
+    done = subprocess.run([sys.executable, "-c", WITH_MANY_FILES], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [one.event for one in Recording(find_run("r").path)] == [Event.FIT_START]
