@@ -4,8 +4,9 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ _TABLES = (
     "CREATE TABLE runs (run TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE series (run TEXT, metric TEXT, points BLOB NOT NULL, PRIMARY KEY (run, metric)) WITHOUT ROWID",
 )
+
+Decoded = TypeVar("Decoded")
 
 _encode = msgspec.msgpack.encode
 _decode_entry = msgspec.msgpack.Decoder(RunEntry).decode
@@ -49,7 +52,7 @@ class Database:
     def entries(self) -> Iterator[tuple[str, str, RunEntry]]:
         """Of each run its name, the stamp, and the entry."""
         for run, stamp, entry in self._connection.execute("SELECT run, stamp, entry FROM runs"):
-            yield run, stamp, _decode_entry(entry)
+            yield run, stamp, _decoded(_decode_entry, entry)
 
     def stamp(self, run: str) -> str | None:
         """The stamp of a run's entry."""
@@ -58,13 +61,14 @@ class Database:
 
     def entry(self, run: str) -> RunEntry:
         """A run's entry, which is there."""
-        return _decode_entry(self._connection.execute("SELECT entry FROM runs WHERE run = ?", (run,)).fetchone()[0])
+        (entry,) = self._connection.execute("SELECT entry FROM runs WHERE run = ?", (run,)).fetchone()
+        return _decoded(_decode_entry, entry)
 
     def series(self, run: str, metric: str) -> list[Point]:
         """A series; empty where there is none."""
         question = "SELECT points FROM series WHERE run = ? AND metric = ?"
         found = self._connection.execute(question, (run, metric)).fetchone()
-        return [] if found is None else _decode_points(found[0])
+        return [] if found is None else _decoded(_decode_points, found[0])
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -92,9 +96,11 @@ class Database:
         self._connection.execute("DELETE FROM runs WHERE run = ?", (run,))
         self._connection.execute("DELETE FROM series WHERE run = ?", (run,))
 
-    def close(self) -> None:
-        """Closes it."""
+    def close(self, error: sqlite3.Error | None = None) -> None:
+        """Closes it. After an error that says that the file is damaged, the next one begins with a new file."""
         self._connection.close()
+        if error is not None and not isinstance(error, sqlite3.OperationalError):
+            self._delete()
 
     def _open(self) -> sqlite3.Connection:
         for _ in range(2):
@@ -109,12 +115,15 @@ class Database:
             except sqlite3.DatabaseError as error:
                 _log.warning("the index %s is made again: %s", self._path, error)
                 self.problem = f"the index {self._path} cannot be replaced: {error}"
-                for end in ("", "-wal", "-shm", "-journal"):
-                    with contextlib.suppress(OSError):
-                        os.unlink(f"{self._path}{end}")
+                self._delete()
         else:
             _log.warning("%s", self.problem)
         return _connect(_IN_MEMORY, 0.0)
+
+    def _delete(self) -> None:
+        for end in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}{end}")
 
     def _file(self) -> tuple[int, int] | None:
         try:
@@ -122,6 +131,13 @@ class Database:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+
+def _decoded(decode: Callable[[bytes], Decoded], stored: bytes) -> Decoded:
+    try:
+        return decode(stored)
+    except msgspec.MsgspecError as error:
+        raise sqlite3.DatabaseError(f"what is stored cannot be read: {error}") from None
 
 
 def _connect(path: str, busy_seconds: float) -> sqlite3.Connection:

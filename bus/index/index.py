@@ -76,7 +76,7 @@ class RunIndex:
                 return self._refresh(found, until)
             except sqlite3.Error as error:
                 _log.warning("the index of %s is opened again: %s", self.root, error)
-                self._restart()
+                self._restart(error)
                 problem = f"the index {self.root / INDEX_FILE} cannot be used: {error}"
         # A full disk, for example.
         self._database = Database(self.root / INDEX_FILE, problem=problem)
@@ -91,7 +91,7 @@ class RunIndex:
             return [] if self._database is None else self._database.series(run, metric)
         except sqlite3.Error as error:
             _log.warning("the index of %s is opened again: %s", self.root, error)
-            self._restart()
+            self._restart(error)
             return []
 
     def close(self) -> None:
@@ -139,9 +139,9 @@ class RunIndex:
                 self._entries[run], self._stamps[run] = entry, stamp
         return self._database
 
-    def _restart(self) -> None:
+    def _restart(self, error: sqlite3.Error | None = None) -> None:
         if self._database is not None:
-            self._database.close()
+            self._database.close(error)
             self._database = None
         for followed in self._followed.values():
             followed.close()

@@ -16,8 +16,6 @@ from bus.runs.directory import RUN_FILE, read_run
 from bus.types.commands import Outcome
 from bus.types.event import Event
 
-# A long recording must not keep other tasks of the event loop from running.
-
 
 class Recording(RunStream):
     """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.

@@ -149,7 +149,7 @@ def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
         assert len(index.entries) == 20
 
 
-@pytest.mark.parametrize("damage", ["text", "cut", "another version", "deleted", "directory"])
+@pytest.mark.parametrize("damage", ["text", "cut", "page", "entry", "another version", "deleted", "directory"])
 def test_a_database_that_is_lost_is_made_again(tmp_path, damage):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
@@ -158,6 +158,15 @@ def test_a_database_that_is_lost_is_made_again(tmp_path, damage):
         path.write_text("not a database " * 1000)
     elif damage == "cut":
         os.truncate(path, path.stat().st_size // 2)
+    elif damage == "page":
+        content = bytearray(path.read_bytes())
+        # Behind the first page, which is all that is read when it is opened.
+        content[4096:] = b"x" * len(content[4096:])
+        path.write_bytes(content)
+    elif damage == "entry":
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE runs SET entry = x'91'")
+        database.close()
     elif damage == "another version":
         with sqlite3.connect(path) as database:
             database.execute("PRAGMA user_version = 99")
