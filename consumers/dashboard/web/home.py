@@ -23,6 +23,7 @@ from consumers.dashboard.view.run_table import (
 from consumers.dashboard.web.access import Listening, Role
 from consumers.dashboard.web.charts import LineCache
 from consumers.dashboard.web.follow import ChosenRuns, RunsHere
+from consumers.dashboard.web.frames import Frames
 from consumers.dashboard.web.library import RunLibrary
 from consumers.dashboard.web.page import Page
 from consumers.dashboard.web.server import DashboardServer, Opening
@@ -38,7 +39,6 @@ MOST_COMPARED = 50
 
 _FRAME_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
-_DRAWN_SECONDS = 20.0
 _MOST_ROWS = 400
 _MOST_NAMES = 2000
 _MOST_COLUMNS = 40
@@ -67,7 +67,7 @@ def _home_class() -> "type[Element]":
     class Home(
         Element,
         component=str(_HERE / "page_home.js"),
-        dependencies=[str(_HERE / "page_settings.js")],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "theme")],
     ):
         """The table, and what says which part of it is seen: the browser alone knows that."""
 
@@ -241,9 +241,7 @@ class HomePage:
         """The last filter that was one."""
         self._seen: object = None
         self._shown: dict[str, Any] = {}
-        self._drawing = False
-        self._again = False
-        self._number = 0
+        self._frames = Frames(self._send_frame)
 
     def build(self) -> None:
         """Puts everything on the page that is being made."""
@@ -273,16 +271,7 @@ class HomePage:
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""
-        self._again = True
-        if self._drawing:
-            return
-        self._drawing = True
-        try:
-            while self._again:
-                self._again = False
-                await self._send_frame()
-        finally:
-            self._drawing = False
+        await self._frames.refresh()
 
     async def _send_frame(self) -> None:
         look, library = self._look, self._library
@@ -311,12 +300,8 @@ class HomePage:
         self._seen = seen
         if not frame:
             return
-        self._number += 1
-        try:
-            number = await self._table.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)
-        except TimeoutError:
-            number = None
-        if number != self._number:
+        is_drawn, _ = await self._frames.draw(self._table, frame)
+        if not is_drawn:
             # Nobody knows what it has: it gets everything once more.
             self._seen = None
             self._shown.clear()

@@ -10,6 +10,7 @@ from consumers.dashboard.view.tap import MonitoredRun, labels_of
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from consumers.dashboard.web.frames import Frames
 from consumers.dashboard.web.panels import Panels
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from consumers.dashboard.web.units import value_text
@@ -26,7 +27,6 @@ _DRAWING_SHARE = 0.03
 """A page takes no more than this of its browser's time for drawing what is new: it may be on the machine that trains,
 or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
-_DRAWN_SECONDS = 20.0
 _HERE = Path(__file__).parent
 _STYLE = _HERE / "page.css"
 _KEYS = (
@@ -54,7 +54,7 @@ def _board_class() -> "type[Element]":
     class Board(
         Element,
         component=str(_HERE / "page_board.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("scales", "settings", "text")],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("scales", "settings", "text", "theme")],
     ):
         """All charts of a page, and what says how they are drawn: the browser alone knows that."""
 
@@ -98,9 +98,7 @@ class Page:
         self._shown: dict[str, Any] = {}
         """What the browser has of everything but the lines."""
         self._seen: object = None
-        self._number = 0
-        self._drawing = False
-        self._again = False
+        self._frames = Frames(self._send_frame)
         self._rests_until = 0.0
 
     def build(self) -> None:
@@ -127,17 +125,7 @@ class Page:
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""
-        if self._drawing:
-            self._again = True
-            return
-        self._drawing = True
-        try:
-            self._again = True
-            while self._again:
-                self._again = False
-                await self._send_frame()
-        finally:
-            self._drawing = False
+        await self._frames.refresh()
 
     async def _send_frame(self) -> None:
         runs = list(self._runs)
@@ -168,16 +156,12 @@ class Page:
         if not (frame or lines or latest):
             self._seen = seen
             return
-        self._number += 1
-        frame |= {"lines": lines, "latest": latest, "number": self._number}
+        frame |= {"lines": lines, "latest": latest}
         began = time.monotonic()
-        try:
-            number, seconds = await self._board.run_method("frame", frame, timeout=_DRAWN_SECONDS) or (None, None)
-        except (TimeoutError, TypeError, ValueError):
-            number = seconds = None
+        is_drawn, seconds = await self._frames.draw(self._board, frame)
         # A little less, because the timer's ticks are not exact.
         self._rests_until = began + rest_after(seconds) - FRAME_SECONDS / 2
-        if number == self._number:
+        if is_drawn:
             self._seen = seen
         else:
             # Nobody knows what it has: it gets everything once more.

@@ -2,8 +2,9 @@
 // be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
 import { echarts } from "nicegui-echart";
 import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
-import { AXES, hashOf, MOST_SMOOTHING, settingsOf, THEME_ICONS, THEME_WORDS, THEMES } from "page_settings";
+import { AXES, hashOf, MOST_SMOOTHING, settingsOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
+import { isDark, THEME_BUTTON, themed } from "page_theme";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
 const LETTER_PIXELS = 6.5;
@@ -32,9 +33,7 @@ const EXACT_DIGITS = 6;
 export default {
   template: `
     <div class="board">
-      <Teleport to="#theme" defer>
-        <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
-      </Teleport>
+      ${THEME_BUTTON}
       <div class="controls" role="toolbar" aria-label="How charts are drawn">
         <div class="named" role="group" aria-label="X axis">
           <span>x axis</span>
@@ -87,6 +86,7 @@ export default {
       </section>
       </div>
     </div>`,
+  mixins: [themed],
   props: { empty: String },
   directives: {
     plot: {
@@ -114,12 +114,6 @@ export default {
         .map((group) => ({ ...group, charts: group.charts.filter((one) => one.id.toLowerCase().includes(wanted)) }))
         .filter((group) => group.charts.length);
     },
-    themeIcon() {
-      return THEME_ICONS[this.settings.theme];
-    },
-    themeWords() {
-      return THEME_WORDS[this.settings.theme];
-    },
   },
   watch: {
     settings: {
@@ -138,12 +132,6 @@ export default {
     },
     "settings.log"() {
       this.redraw();
-    },
-    "settings.theme": {
-      immediate: true,
-      handler(theme) {
-        setDark(theme === "auto" ? null : theme === "dark");
-      },
     },
   },
   created() {
@@ -291,9 +279,6 @@ export default {
       const place = list.indexOf(name);
       if (place < 0) list.push(name);
       else list.splice(place, 1);
-    },
-    nextTheme() {
-      this.settings.theme = THEMES[(THEMES.indexOf(this.settings.theme) + 1) % THEMES.length];
     },
     // Somebody went to another link of this page. One to a place in it says nothing about settings.
     onLink() {
@@ -658,10 +643,6 @@ function painted() {
     setTimeout(resolve, PAINTED_MS);
     requestAnimationFrame(() => setTimeout(resolve));
   });
-}
-
-function isDark() {
-  return document.body.classList.contains("body--dark");
 }
 
 function runColor(number) {

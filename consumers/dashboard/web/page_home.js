@@ -1,6 +1,7 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
-import { homeHashOf, homeSettingsOf, THEME_ICONS, THEME_WORDS, THEMES } from "page_settings";
+import { homeHashOf, homeSettingsOf } from "page_settings";
+import { THEME_BUTTON, themed } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
 const OVERSCAN = 12;
@@ -18,9 +19,7 @@ const GOING_ON = ["live", "paused"];
 export default {
   template: `
     <div class="home">
-      <Teleport to="#theme" defer>
-        <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
-      </Teleport>
+      ${THEME_BUTTON}
       <div class="home-bar" role="toolbar" aria-label="Which runs are shown">
         <q-input v-model="settings.find" ref="find" class="home-find" dense outlined clearable
                  placeholder="search, or filter: lr > 0.01 and status == finished" aria-label="Search or filter runs"
@@ -152,6 +151,7 @@ export default {
         </q-list>
       </q-menu>
     </div>`,
+  mixins: [themed],
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -222,12 +222,6 @@ export default {
     unlisted() {
       return this.matchingNames.reduce((sum, group) => sum + Math.max(group.names.length - MOST_LISTED, 0), 0);
     },
-    themeIcon() {
-      return THEME_ICONS[this.settings.theme];
-    },
-    themeWords() {
-      return THEME_WORDS[this.settings.theme];
-    },
   },
   watch: {
     settings: {
@@ -247,12 +241,6 @@ export default {
     "settings.columns": { deep: true, handler() { this.tell(); } },
     "settings.archived"() {
       this.tell();
-    },
-    "settings.theme": {
-      immediate: true,
-      handler(theme) {
-        setDark(theme === "auto" ? null : theme === "dark");
-      },
     },
   },
   mounted() {
@@ -279,9 +267,10 @@ export default {
   methods: {
     // What the server calls: everything that has changed. The answer lets it send the next.
     async frame({ number, ...update }) {
+      const began = performance.now();
       for (const name of Object.keys(update)) this[name] = update[name];
       await this.$nextTick();
-      return number;
+      return [number, (performance.now() - began) / 1000];
     },
     // What the server calls: the names of all runs that are found.
     selectAll(runs) {
@@ -426,9 +415,6 @@ export default {
     },
     wholeTime(seconds) {
       return typeof seconds === "number" ? new Date(seconds * 1000).toLocaleString() : "";
-    },
-    nextTheme() {
-      this.settings.theme = THEMES[(THEMES.indexOf(this.settings.theme) + 1) % THEMES.length];
     },
     onLink() {
       if (location.hash === "#table") history.replaceState(history.state, "", homeHashOf(this.settings) || "#");

@@ -2,8 +2,6 @@
 
 export const AXES = ["batch", "sample", "epoch", "time"];
 export const THEMES = ["auto", "dark", "light"];
-export const THEME_WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
-export const THEME_ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
 export const NEWEST_FIRST = "-started";
 export const MOST_SMOOTHING = 0.99;
 
