@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +13,12 @@ from bus.errors import OffloopError, RunNotFoundError
 from bus.net.curve import ClientSecurity
 from bus.recording.recording import Recording
 from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
-from bus.subscriber.subscriber import Subscriber
+from consumers.dashboard.view.follower import RunFollower
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.server import DashboardServer, page_of
 from consumers.runner.entries import Subscription
-from consumers.runner.runner import Runner
 from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
 
 _LOOK_SECONDS = 1.0
@@ -210,43 +209,6 @@ class _Followed:
 
 def _reading(attempt: Attempt) -> "Callable[[RunTap], Stream]":
     return lambda feed: Recording(attempt.recording)
-
-
-class RunFollower(threading.Thread):
-    """Reads one attempt of a run to its end."""
-
-    def __init__(self, run: MonitoredRun, open_stream: "Callable[[RunTap], Stream]", every: int) -> None:
-        super().__init__(name="offloop-follower", daemon=True)
-        self._run = run
-        self._feed = RunTap(run, every)
-        self._open = open_stream
-        self._runner: Runner | None = None
-        self._left = False
-
-    def run(self) -> None:
-        """Handles every event; what goes wrong is shown on the page."""
-        try:
-            with _closing(self._open(self._feed)) as stream:
-                self._runner = Runner(stream, [self._feed], self._feed.destinations())
-                if not self._left:
-                    self._runner.run()
-        except OffloopError as error:
-            self._run.problem = str(error)
-
-    def stop(self) -> None:
-        """Ends it as soon as it can be."""
-        self._left = True
-        if self._runner is not None:
-            self._runner.stop()
-
-
-@contextlib.contextmanager
-def _closing(stream: Stream) -> Iterator[Stream]:
-    try:
-        yield stream
-    finally:
-        if isinstance(stream, Subscriber):
-            stream.close()
 
 
 class ChosenRuns:

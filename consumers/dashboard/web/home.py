@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import OffloopError
 from bus.index.entry import RunEntry
 from bus.printing import one_line
+from consumers.dashboard.view.library import RunLibrary
 from consumers.dashboard.view.run_table import (
     NEWEST_FIRST,
     OF_EVERY_RUN,
@@ -24,7 +25,6 @@ from consumers.dashboard.web.access import Listening, Role
 from consumers.dashboard.web.charts import LineCache
 from consumers.dashboard.web.follow import ChosenRuns, RunsHere
 from consumers.dashboard.web.frames import Frames
-from consumers.dashboard.web.library import RunLibrary
 from consumers.dashboard.web.page import Page
 from consumers.dashboard.web.server import DashboardServer, Opening
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
