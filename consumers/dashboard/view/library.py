@@ -1,4 +1,4 @@
-"""All runs of a folder, looked at again and again in a thread: what the page of all runs is made of."""
+"""All runs of a folder, looked at again and again in a thread: what the tables of all runs are made of."""
 
 import os
 import threading
