@@ -124,6 +124,7 @@ class Setup:
             clock=self.clock,
             ranks=self.ranks,
             shows=shows,
+            facts=self.checkpoints.facts,
         )
         if self.stream.publisher is not None:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint

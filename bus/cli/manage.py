@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from bus.cli.options import runs_dir_option
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, RunNotFoundError
 from bus.printing import say, table
 from bus.terminal import HELP
 
@@ -36,7 +36,16 @@ def tag_runs(
     from bus.index.annotations import annotate, read_annotations
 
     added, removed = ([tag.strip() for tags in given for tag in tags.split(",")] for given in (add, remove))
-    for path in _choose(runs, where, runs_dir):
+    try:
+        paths = _choose(runs, where, runs_dir)
+    except RunNotFoundError as error:
+        if added or removed or len(runs) < 2 or error.run == runs[0]:
+            raise
+        # The tag was taken for a run.
+        raise ConfigurationError(
+            f"{error}; to tag run {runs[0]!r} with it: bus tag {runs[0]} --add {error.run}"
+        ) from None
+    for path in paths:
         said = annotate(path, add=added, remove=removed) if added or removed else read_annotations(path)
         say(f"run {path.name}: {', '.join(said.tags) or 'no tags'}")
 
@@ -110,7 +119,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
     Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept.
     """
     from bus.cli.describe import size_text
-    from bus.index.entry import contents
+    from bus.index.entry import size_of
     from bus.index.manage import check_ended, remove_run
 
     if archived and where is None:
@@ -120,7 +129,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
         return 0
     for path in paths:
         check_ended(path)
-    sizes = [contents(path)[0] for path in paths]
+    sizes = [size_of(path) for path in paths]
     what = f"{len(paths)} run{'s' * (len(paths) > 1)}, {size_text(sum(sizes))}"
     if not yes:
         if not sys.stdin.isatty():

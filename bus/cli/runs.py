@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.errors import OffloopError, RunDirectoryError
@@ -183,7 +184,7 @@ def _results(entry: "RunEntry") -> dict[str, Any]:
         "pinned": entry.pinned,
         "archived": entry.archived,
         "size": entry.size,
-        "checkpoints": entry.checkpoints,
+        "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
         "hyperparameters": entry.hyperparameters,
         "metrics": {name: _metric(values) for name, values in entry.metrics.items()},
         "problem": entry.problem,
@@ -248,6 +249,9 @@ def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     if entry.metrics:
         say("metrics")
         _say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP"), *_metric_rows(entry)])
+    if entry.checkpoints:
+        say("checkpoints")
+        _say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
     if hyperparameters := {name: v for name, v in entry.hyperparameters.items() if is_of_the_training(name)}:
         say("hyperparameters")
         _say_table([(f"  {name}", one_line(value_text(value))) for name, value in hyperparameters.items()])
@@ -265,19 +269,33 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
     yield "reached", "" if entry.epoch is None else _reached({"reached": _reached_of(entry)})
     yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
     yield "archived", "yes" if entry.archived else ""
-    yield "checkpoints", ", ".join(entry.checkpoints)
+    yield "checkpoints", str(sum(one.exists for one in entry.checkpoints) or "")
     yield "size", f"{size_text(entry.size)} in {info.path}"
     yield "trouble", entry.problem or ""
     yield "tags", ", ".join(entry.tags)
     yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
 
 
+def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
+    from bus.cli.describe import size_text
+    from bus.index.checkpoints import compared_by
+
+    for one in entry.checkpoints:
+        metric, value = compared_by(one)
+        marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
+        size = size_text(one.size) if one.exists else "deleted"
+        number = "" if value is None else _number(value)
+        batch = "" if one.batch is None else str(one.batch)
+        yield (f"  {one.path}", batch, size, metric or "", number, ", ".join(marks))
+
+
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.types.metrics import mode_of
+    from bus.types.metrics import has_direction, mode_of
 
     for name, values in entry.metrics.items():
         mode = mode_of(name)
-        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if values.low_step >= 0 else ("", "", "")
+        is_known = values.low_step >= 0 and has_direction(name)
+        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if is_known else ("", "", "")
         yield (f"  {one_line(name)}", _number(values.last), str(values.last_step), *best)
 
 
@@ -336,7 +354,7 @@ def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
 
 def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from bus.types.metrics import mode_of
+    from bus.types.metrics import has_direction, mode_of
 
     mode = mode_of(name)
     of_runs = [entry.metrics.get(name) for entry in entries]
@@ -347,7 +365,7 @@ def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
         "last_step": [None if values is None else values.last_step for values in of_runs],
         "best": best,
         "best_step": [None if values is None or values.low_step < 0 else values.best_step(mode) for values in of_runs],
-        "is_best": _is_best(best, min if mode == "min" else max),
+        "is_best": _is_best(best, min if mode == "min" else max) if has_direction(name) else [False] * len(entries),
     }
 
 
@@ -361,7 +379,11 @@ def _is_best(values: Sequence[float | None], better: Callable[[list[float]], flo
 
 
 def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
+    from bus.types.metrics import has_direction
+
     last = ("" if value is None else _number(value) for value in compared["last"])
+    if not has_direction(name):
+        return [(f"  {one_line(name)}", "last", *last)]
     best = (
         "" if value is None else f"{_number(value)} at {step}{' *' * is_best}"
         for value, step, is_best in zip(compared["best"], compared["best_step"], compared["is_best"], strict=True)
@@ -415,7 +437,7 @@ def _cell(column: str, value: Any) -> str:
     if isinstance(value, bool) and column in ("pinned", "archived"):
         return "yes" if value else ""
     if isinstance(value, tuple):
-        return _short(", ".join(value))
+        return _short(", ".join(map(str, value)))
     if isinstance(value, float):
         return _number(value)
     return _short(value_text(value))

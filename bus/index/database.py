@@ -16,7 +16,7 @@ from bus.recording.summary import Point
 
 _log = logging.getLogger("offloop.index")
 
-_VERSION = 1
+_VERSION = 2
 _IN_MEMORY = ":memory:"
 _TABLES = (
     "CREATE TABLE runs (run TEXT PRIMARY KEY, stamp TEXT NOT NULL, entry BLOB NOT NULL) WITHOUT ROWID",

@@ -1,5 +1,6 @@
 """What the index knows of one run."""
 
+import contextlib
 import math
 import os
 import time
@@ -11,6 +12,7 @@ import msgspec
 
 from bus.errors import RunDirectoryError
 from bus.index.annotations import Annotations
+from bus.index.checkpoints import Checkpoint, find_checkpoints
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RUN_FILE, RunInfo
@@ -79,8 +81,8 @@ class RunEntry(msgspec.Struct):
     """By name, those of the newest attempt."""
     metrics: dict[str, MetricValues]
     """By name, such as ``loss/train/total``."""
-    checkpoints: tuple[str, ...] = ()
-    """Files with checkpoints in its directory, relative to it."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Its checkpoints, in its directory or elsewhere, the earliest first."""
     problem: str | None = None
     """What could not be read."""
     attempt: int = 1
@@ -125,7 +127,7 @@ def make_entry(
     hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
     if not hyperparameters:
         hyperparameters = _described(run.last.info)
-    size, checkpoints = contents(run.path)
+    names = [one.run for one in of_attempts]
     entry = RunEntry(
         run=run.name,
         id=run.id,
@@ -139,14 +141,14 @@ def make_entry(
         batch=None if reached is None else reached.batch,
         sample=None if reached is None else reached.sample,
         planned=None if reached is None else reached.planned,
-        size=size,
+        size=size_of(run.path),
         tags=annotations.tags,
         note=annotations.note,
         pinned=annotations.pinned,
         archived=annotations.archived,
         hyperparameters=hyperparameters,
         metrics=metric_values(of_attempts),
-        checkpoints=checkpoints,
+        checkpoints=find_checkpoints(run, names, evaluated(of_attempts)),
         problem=problem,
         attempt=run.last.number,
         recording=run.recording.name,
@@ -201,15 +203,28 @@ def _described(info: Mapping[str, Any]) -> dict[str, Any]:
     return {f"config/{name}": value for name, value in config.items()} if isinstance(config, dict) else {}
 
 
-def contents(run: Path) -> tuple[int, tuple[str, ...]]:
-    """Bytes in a run's directory, and the checkpoints in it."""
-    size, checkpoints = 0, set[str]()
+def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
+    """What evaluations gave, by batch and name, as far as that is kept."""
+    found: dict[int, dict[str, float]] = {}
+    for summary in summaries:
+        for name, metric in summary.metrics.items():
+            if is_of_evaluation(name):
+                for step, value in metric.points():
+                    if step == int(step):
+                        found.setdefault(int(step), {})[name] = value
+    return found
+
+
+def is_of_evaluation(metric: str) -> bool:
+    """Whether evaluations give that metric, and not the training itself."""
+    return metric.startswith("metrics/") and not metric.startswith("metrics/train/")
+
+
+def size_of(run: Path) -> int:
+    """Bytes in a run's directory."""
+    size = 0
     for folder, _, files in os.walk(run):
         for name in files:
-            try:
+            with contextlib.suppress(OSError):
                 size += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
-            if name.endswith((".safetensors", ".ckpt")):
-                checkpoints.add(os.path.relpath(f"{folder}/{name}", run))
-    return size, tuple(sorted(checkpoints))
+    return size

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TypeAlias
 
+from bus.checkpoints.folders import FOLDERS_FILE
 from bus.errors import OffloopError, RunDirectoryError
 from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
 from bus.index.database import Database
@@ -325,8 +326,9 @@ def _is_text(name: str) -> bool:
 def _stamp(run: str) -> str:
     """Raises :class:`OSError` for a directory that is not one of a run."""
     stamp = f"{os.stat(f'{run}/{RUN_FILE}').st_mtime_ns:020}"
-    # A broker may take up again what an earlier one has left. Behind the last dot stands what people say.
-    for name in (BROKER_FILE, ANNOTATIONS_FILE):
+    # A broker may take up again what an earlier one has left, and checkpoints may come later. Behind the last dot is
+    # what people say.
+    for name in (BROKER_FILE, FOLDERS_FILE, ANNOTATIONS_FILE):
         try:
             found = os.stat(f"{run}/{name}")
         except OSError:

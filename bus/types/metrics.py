@@ -10,6 +10,23 @@ _LOWER_IS_BETTER = re.compile(
     r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])|time|memory|lr-",
     re.IGNORECASE,
 )
+_LOWER = re.compile(
+    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])", re.IGNORECASE
+)
+_HIGHER = re.compile(
+    r"accuracy|f1|auc|auroc|precision|recall|score|bleu|rouge|jaccard|dice|psnr|ssim|correlation"
+    r"|(^|[/_.])(acc|iou|miou|map|mrr|ndcg|r2|em)($|[/_.])",
+    re.IGNORECASE,
+)
+_NOT_COMPARED = re.compile(r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)")
+
+
+def has_direction(metric: str) -> bool:
+    """Whether a metric measures how good a training is, so that one value is better than another: losses, what
+    evaluations measure, and what is called like such; not learning rates, times and the like."""
+    if _NOT_COMPARED.match(metric):
+        return False
+    return metric.startswith(("loss/", "metrics/")) or bool(_LOWER.search(metric) or _HIGHER.search(metric))
 
 
 def mode_of(metric: str) -> Mode:

@@ -2,9 +2,11 @@
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bus.checkpoints.folders import note_folder
 from bus.checkpoints.image import read_contents, write_draft
 from bus.checkpoints.names import CheckpointName, CheckpointNames
 from bus.checkpoints.ratings import Ratings
@@ -17,7 +19,8 @@ from bus.types.metrics import Mode
 from bus.types.time import Time, TimeUnit
 from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from consumers.api.context import ContextKeeper
+from consumers.api.logger import Logger, LoggerDestination
 from consumers.callbacks.monitored_metric import MonitoredMetric
 
 _log = logging.getLogger("offloop")
@@ -115,6 +118,11 @@ class CheckpointSaver(Callback):
         self._began = 0.0
         self._links: tempfile.TemporaryDirectory[str] | None = None
         self._uploads = 0
+        self._keeper = ContextKeeper("CheckpointSaver's place")
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Through which it hears where the run's directory is."""
+        return [self._keeper]
 
     @property
     def saved_checkpoints(self) -> list[Path]:
@@ -272,6 +280,8 @@ class CheckpointSaver(Callback):
         # What is not kept at all has yet to be uploaded.
         if self._keep != 0:
             folder.remove_surplus()
+            if self._keeper.context.run_dir is not None:
+                note_folder(self._keeper.context.run_dir, folder.folder)
 
     def _warn_if_unrated(self, folder: "_Folder", state: Snapshot) -> None:
         """Says once that a checkpoint has no value to be compared by."""

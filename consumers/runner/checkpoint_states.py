@@ -6,6 +6,7 @@ checkpoint is loaded -> mark in the stream -> states are restored
 """
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
@@ -156,7 +157,7 @@ class CheckpointStates:
         except OffloopError:
             return None
         for attempt in reversed(attempts):
-            if mark.run == context.run_name and attempt.number >= context.attempt:
+            if run_dir == context.run_dir and attempt.number >= context.attempt:
                 continue
             try:
                 recording = Recording(attempt.recording)
@@ -256,9 +257,21 @@ def _drop(logger: Logger, snapshot: Snapshot) -> None:
 
 def _run_dir(mark: CheckpointMark, context: RunContext) -> Path | None:
     """The directory of the run that a checkpoint is of."""
-    if context.run_dir is None or mark.run == context.run_name:
+    if context.run_dir is None or mark.run == context.run_name or mark.run in _earlier_names(context):
         return context.run_dir
     return context.run_dir.parent / mark.run
+
+
+def _earlier_names(context: RunContext) -> Iterator[str]:
+    """What the run was called in the recordings of its earlier attempts: it may have been renamed since."""
+    try:
+        attempts = [] if context.run_dir is None else read_run(context.run_dir).attempts
+    except OffloopError:
+        return
+    for attempt in attempts:
+        if attempt.number < context.attempt:
+            with contextlib.suppress(OffloopError):
+                yield Recording(attempt.recording).run_name
 
 
 def _resumes(callback: Callback) -> bool:

@@ -268,11 +268,13 @@ export function localSource(runsDir, run) {
   };
   return {
     async find() {
-      const newest = (await json("run.json"))?.attempts.at(-1);
+      const record = await json("run.json");
+      const newest = record?.attempts.at(-1);
       if (newest === undefined) return undefined;
       const isRunning = newest.status === "running";
       const status = !isRunning ? newest.status : newest.publishers.some(isThere) ? "live" : "lost";
-      return { ...newest, status, live: isRunning && (await json("broker.json")) !== undefined };
+      const known = { ...newest, recorded_as: record.name };
+      return { ...known, status, live: isRunning && (await json("broker.json")) !== undefined };
     },
     async fetch(attempt, offset) {
       const file = await open(join(folder, `recording-${attempt}.mcap`));
@@ -310,7 +312,9 @@ export async function* follow(source, run) {
   const reader = new RecordingReader((offset) => source.fetch(attempt, offset));
   const stream = found.status === "live" ? new Subscriber({ linger: 0, receiveTimeout: 2000 }) : null;
   stream?.connect(source.stream(found));
-  stream?.subscribe(`${run}/$all/`, `${run}/$beat/`);
+  // In its topics a run keeps the name that it was begun with.
+  const name = found.recorded_as ?? run;
+  stream?.subscribe(`${name}/$all/`, `${name}/$beat/`);
   try {
     for await (const frame of reader.read()) yield* take(frame);
     while (ended.size < ranks) {

@@ -164,6 +164,11 @@ class Checkpoints:
         return None if self._folder is None else self._folder.folder
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What is written down about the run: where its checkpoints are."""
+        return {} if self.folder is None else {"save_folder": _readable(self.folder.absolute())}
+
+    @property
     def resumed_from(self) -> Path | None:
         """The checkpoint of the same run that the training resumes from."""
         return self._load_path if self.resumed else None
@@ -243,6 +248,11 @@ class Checkpoints:
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path
             )
         return latest
+
+
+def _readable(path: Path) -> str:
+    """A path as UTF-8 can have it: the system takes any bytes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = None) -> None:

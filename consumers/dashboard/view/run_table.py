@@ -11,6 +11,7 @@ from bus.index.query import OF_RUN, Columns, sort, where
 from bus.printing import one_line
 from bus.types.hyperparameters import is_of_the_training
 from bus.types.hyperparameters import value_text as hyperparameter_text
+from bus.types.metrics import has_direction
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.progress import duration
 
@@ -204,7 +205,7 @@ class Chosen:
 
     def best(self, column: Column) -> str | None:
         """The run with the best value in a metric's column, if there are runs to compare it with."""
-        if column.metric is None:
+        if column.metric is None or not has_direction(column.metric):
             return None
         if column.name not in self._best:
             value_of, is_finite = column.value, math.isfinite

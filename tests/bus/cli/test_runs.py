@@ -31,7 +31,7 @@ def train(name: str, runs_dir: Path) -> None:
         hyperparameters = {"optimizer": {"lr": RATES[name]}, "seed": 17, "version": {"torch": f"of {name}"}}
         publisher.publish(Event.FIT_START, hyperparameters=hyperparameters)
         for batch, loss in enumerate(LOSSES[name], 1):
-            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss)
+            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss, lr={"SGD": [0.5]})
         metrics = {"Accuracy": ACCURACIES[name]} | ({"Extra": 1.0} if name == "b" else {})
         publisher.publish(Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": metrics})
         publisher.publish(Event.FIT_END, epoch=1, batch=3)
@@ -158,6 +158,7 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
         (["pin", "a", "--where", "lr > 0"], "name the runs, or choose them with --where"),
         (["rm", "a", "--archived"], "--archived goes with --where"),
         (["tag", "a", "--add", ""], "'' is not a tag"),
+        (["tag", "a", "baseline"], "to tag run 'a' with it: bus tag a --add baseline"),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(three: Path, arguments: list[str], message: str) -> None:
@@ -195,6 +196,8 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert ["loss/train/total", "0.25", "2", "min", "0.25", "2"] in rows
     assert ["metrics/eval/Accuracy", "0.75", "3", "max", "0.75", "3"] in rows
     assert ["optimizer/lr", "0.01"] in rows
+    # No rate is better than another one.
+    assert [row for row in rows if row and row[0] == "lr-SGD/group0"] == [["lr-SGD/group0", "0.5", "3"]]
     # How it was started is what 'bus info' is for.
     assert not [row for row in rows if row and row[0].startswith("version")]
     assert described("show", three / "b") == next(run for run in described("runs") if run["run"] == "b")

@@ -16,6 +16,7 @@ from paths import SUPPORT
 from resumed_callbacks import make
 
 from bus import Event, Publisher, Timestamp
+from bus.index.manage import rename_run
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from consumers import Callback, LRMonitor, Runner, StallMonitor
@@ -174,6 +175,21 @@ def test_a_checkpoint_of_another_run_brings_what_callbacks_knew_there(runs_dir: 
     counter = Counter()
     watch(runs_dir / "second", 1, counter)
     assert counter.batches == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_run_that_was_renamed_finds_what_its_callbacks_knew_under_its_old_name(
+    runs_dir: Path, is_kept: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish("old", range(1, 4), saved=(2,))
+    if is_kept:
+        watch(runs_dir / "old", 1, Counter())
+    rename_run(runs_dir / "old", "new")
+    publish("new", range(3, 5), loaded={"timestamp": time_of(2), "run": "old"})
+    counter = Counter()
+    watch(runs_dir / "new", 2, counter)
+    assert counter.batches == [1, 2, 3, 4]
+    assert ("up to the checkpoint" in capsys.readouterr().err) is not is_kept
 
 
 def test_a_kept_state_that_is_damaged_is_named_and_made_again_from_the_recording(

@@ -1,0 +1,215 @@
+"""The checkpoints of a run, wherever they are, with what they are compared by."""
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bus.checkpoints.folders import read_folders
+from bus.checkpoints.image import read_contents
+from bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
+from bus.runs.directory import RunInfo
+from bus.types.metrics import mode_of
+
+SAVE_FOLDER = "save_folder"
+"""What a trainer says of where it writes its checkpoints, among what stands in ``run.json``."""
+
+MOST = 1000
+"""So many checkpoints of a run are known, the newest."""
+
+_ENDINGS = (".safetensors", ".ckpt")
+_WHOLE = "training.safetensors"
+"""In a folder that is one checkpoint."""
+_DEEPEST = 3
+_MOST_LOOKED_AT = 20_000
+_LINK = re.compile(r"(latest|best)\b")
+_IN_NAME = re.compile(r"(?:^|[^a-z])(ep|epoch|ba|batch|step)[=_-]?(\d+)")
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
+    """A checkpoint of a run."""
+
+    path: str
+    """Relative to the run's directory where it is in there, otherwise absolute."""
+    epoch: int | None
+    """Of what training time it is; ``None`` where that is not known."""
+    batch: int | None
+    time: float | None
+    """When it was written, in seconds since 1970; ``None`` for one that is gone."""
+    size: int
+    """In bytes."""
+    is_latest: bool = False
+    """Whether a link such as ``latest-rank0.safetensors`` leads to it."""
+    is_best: bool = False
+    """Whether it is the best by the metric."""
+    metric: str | None = None
+    """What it is compared by, see :mod:`bus.checkpoints.ratings`."""
+    value: float | None = None
+    """The metric's value."""
+    metrics: dict[str, float] = {}
+    """What evaluations said of the training at its batch, by name."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was there."""
+        return self.time is not None
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class _Position(NamedTuple):
+    run: str | None
+    epoch: int | None
+    batch: int | None
+
+
+class _Found(NamedTuple):
+    path: Path
+    time_ns: int
+    size: int
+
+
+def find_checkpoints(
+    run: RunInfo, names: Iterable[str] = (), evaluated: Mapping[int, Mapping[str, float]] | None = None
+) -> tuple[Checkpoint, ...]:
+    """The checkpoints of a run, the earliest first: those in its directory, and those in folders elsewhere that are of
+    this run by what they say. ``names`` are further ones that it has had, and ``evaluated`` says of batches what
+    evaluations there gave."""
+    known_as = {run.name, run.recorded_as, *names}
+    since_ns = int(run.attempts[0].started * 1e9)
+    inside = Path(os.path.abspath(run.path))
+    found: dict[Path, Checkpoint] = {}
+    for folder in dict.fromkeys(Path(os.path.normpath(one)) for one in [inside, *_folders(run)]):
+        if folder != inside and folder.is_relative_to(inside):
+            continue
+        looked = _Look(folder)
+        for file in sorted(looked.found, key=lambda one: one.time_ns)[-MOST:]:
+            position = _position(str(file.path), file.time_ns, file.size)
+            rating, is_best = looked.rating(file.path, known_as)
+            if folder != inside and rating is None and (file.time_ns < since_ns or position.run not in known_as):
+                continue
+            batch = position.batch if rating is None else rating.batch
+            found[file.path] = Checkpoint(
+                _shown(file.path, inside),
+                position.epoch,
+                batch,
+                file.time_ns / 1e9,
+                file.size,
+                file.path in looked.latest,
+                is_best or file.path in looked.best,
+                None if rating is None else rating.metric,
+                None if rating is None else rating.value,
+                dict((evaluated or {}).get(-1 if batch is None else batch, {})),
+            )
+        for path, rating in looked.lost(known_as):
+            found.setdefault(
+                path,
+                Checkpoint(_shown(path, inside), None, rating.batch, None, 0, metric=rating.metric, value=rating.value),
+            )
+    ordered = sorted(found.values(), key=lambda one: (one.time or 0.0, one.batch or 0, one.path))
+    return tuple(sorted(ordered[-MOST:], key=lambda one: -1 if one.batch is None else one.batch))
+
+
+def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
+    """What a checkpoint is compared by; of one that is compared by nothing, one of those that evaluations gave."""
+    if checkpoint.metric is not None or not checkpoint.metrics:
+        return checkpoint.metric, checkpoint.value
+    metric = min(checkpoint.metrics, key=lambda name: (mode_of(name) == "min", name))
+    return metric, checkpoint.metrics[metric]
+
+
+def _folders(run: RunInfo) -> Iterator[Path]:
+    for attempt in run.attempts:
+        folder = attempt.info.get(SAVE_FOLDER)
+        if isinstance(folder, str) and os.path.isabs(folder) and "\0" not in folder:
+            yield Path(folder)
+    yield from read_folders(run.path)
+
+
+class _Look:
+    """What is in a folder: checkpoints, links to them, and what they are compared by."""
+
+    def __init__(self, folder: Path) -> None:
+        self.found: list[_Found] = []
+        self.latest: set[Path] = set()
+        self.best: set[Path] = set()
+        self._ratings: dict[Path, tuple[str, Rating, bool]] = {}
+        self._left = _MOST_LOOKED_AT
+        self._take(folder, _DEEPEST)
+
+    def rating(self, path: Path, names: set[str]) -> tuple[Rating | None, bool]:
+        """What a checkpoint of a run of one of these names is compared by, and whether it is the best."""
+        run, rating, is_best = self._ratings.get(path, ("", None, False))
+        return (rating, is_best) if rating is not None and run in names else (None, False)
+
+    def lost(self, names: set[str]) -> Iterator[tuple[Path, Rating]]:
+        """Those of a run of one of these names that are not there any more."""
+        there = {one.path for one in self.found}
+        for path, (run, rating, _) in self._ratings.items():
+            if run in names and path not in there:
+                yield path, rating
+
+    def _take(self, folder: Path, deep: int) -> None:
+        try:
+            with os.scandir(folder) as entries:
+                listed = [entry for entry, _ in zip(entries, range(self._left), strict=False)]
+        except OSError:
+            return
+        self._left -= len(listed)
+        # Something else in the place of the file, such as a FIFO, would never be read to its end.
+        is_rated = any(entry.name == RATINGS_FILE and entry.is_file(follow_symlinks=False) for entry in listed)
+        if is_rated and (ratings := read_ratings(folder)) is not None:
+            for rating in ratings.checkpoints[:MOST]:
+                path = Path(os.path.normpath(folder / rating.file))
+                if path.is_relative_to(folder):
+                    self._ratings[path] = ratings.run, rating, rating.file == ratings.best
+        for entry in listed:
+            # What is gone by now, and names that are not UTF-8, which could not be stored.
+            with contextlib.suppress(OSError, UnicodeEncodeError):
+                entry.name.encode()
+                self._take_entry(folder, entry, deep)
+
+    def _take_entry(self, folder: Path, entry: "os.DirEntry[str]", deep: int) -> None:
+        path = folder / entry.name
+        if entry.is_symlink():
+            link = _LINK.match(entry.name)
+            if link is not None:
+                target = Path(os.path.normpath(folder / os.readlink(path)))
+                (self.latest if link[1] == "latest" else self.best).add(target)
+        elif entry.is_dir():
+            whole = path / _WHOLE
+            if whole.is_file():
+                # What is in it makes one checkpoint.
+                files = [os.lstat(os.path.join(at, name)) for at, _, names in os.walk(path) for name in names]
+                newest = max(one.st_mtime_ns for one in files)
+                self.found.append(_Found(path, newest, sum(one.st_size for one in files)))
+            elif deep > 1 and not entry.name.startswith("."):
+                self._take(path, deep - 1)
+        elif entry.name.endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
+            about = entry.stat(follow_symlinks=False)
+            self.found.append(_Found(path, about.st_mtime_ns, about.st_size))
+
+
+@functools.lru_cache(maxsize=4096)
+def _position(path: str, time_ns: int, size: int) -> _Position:
+    """Of which run and training time a checkpoint is, by what it says, or by its name."""
+    whole = os.path.join(path, _WHOLE)
+    contents = read_contents(whole if os.path.isdir(path) else path) if not path.endswith(".ckpt") else None
+    tree = (contents or {}).get("tree")
+    if isinstance(tree, dict):
+        values, run = tree.get("timestamp"), tree.get("run")
+        name = run.get("name") if isinstance(run, dict) else None
+        if isinstance(values, list) and len(values) > 2 and all(type(one) is int for one in values[:3]):
+            return _Position(name if isinstance(name, str) else None, values[1], values[2])
+    counted: dict[str, Any] = {kind[0]: int(number[:18]) for kind, number in _IN_NAME.findall(os.path.basename(path))}
+    return _Position(None, counted.get("e"), counted.get("b", counted.get("s")))
+
+
+def _shown(path: Path, inside: Path) -> str:
+    return str(path.relative_to(inside)) if path.is_relative_to(inside) else str(path)

@@ -1,0 +1,157 @@
+"""The checkpoints of a run as the index knows them: in its directory and elsewhere, with what they are compared by."""
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+
+import pytest
+from run_folders import STARTED, WrittenRun, write_run
+
+from bus.checkpoints.folders import FOLDERS_FILE, note_folder, read_folders
+from bus.checkpoints.ratings import RATINGS_FILE
+from bus.index import query
+from bus.index.index import INDEX_FILE, RunIndex
+from bus.index.manage import rename_run
+
+ACCURACY = "metrics/eval/Accuracy"
+
+
+def save(path, run, batch, epoch=0):
+    """Writes what a reader of checkpoints looks at: the text in the metadata."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tree = {"timestamp": [0, epoch, batch, *[0] * 11], "run": {"name": run}}
+    text = json.dumps({"version": 1, "tree": tree, "tensors": {}})
+    header = json.dumps({"__metadata__": {"offloop": text}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+def rate(folder, run, best, **values):
+    """What a consumer says of checkpoints in a folder."""
+    rated = [
+        {"file": f"{name}.safetensors", "batch": int(name[2:]), "metric": ACCURACY, "value": value}
+        for name, value in values.items()
+    ]
+    (folder / RATINGS_FILE).write_text(json.dumps({"run": run, "best": f"{best}.safetensors", "checkpoints": rated}))
+
+
+def checkpoints(runs_dir, run="r"):
+    with RunIndex(runs_dir) as index:
+        assert index.refresh() == 0
+        return index.entries[run].checkpoints
+
+
+def known(found):
+    return [(os.path.basename(one.path), one.batch, one.value, one.is_best, one.is_latest, one.exists) for one in found]
+
+
+def test_checkpoints_elsewhere_are_found_with_the_metric_that_they_are_compared_by(tmp_path):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
+    for batch in (1, 2, 3):
+        save(folder / f"ba{batch}.safetensors", "r", batch)
+    (folder / "ba2.safetensors").unlink()
+    (folder / "latest-rank0.safetensors").symlink_to("ba3.safetensors")
+    (folder / "best-rank0.safetensors").symlink_to("ba1.safetensors")
+    rate(folder, "r", "ba1", ba1=0.9, ba2=0.7, ba3=None)
+    assert checkpoints(tmp_path / "runs") == ()
+    note_folder(run, folder)
+    found = checkpoints(tmp_path / "runs")
+    assert known(found) == [
+        ("ba1.safetensors", 1, 0.9, True, False, True),
+        ("ba2.safetensors", 2, 0.7, False, False, False),
+        ("ba3.safetensors", 3, None, False, True, True),
+    ]
+    assert {one.metric for one in found} == {ACCURACY}
+    assert found[0].path == str(folder / "ba1.safetensors")
+
+
+def test_what_is_saved_after_the_run_has_ended_is_noticed(tmp_path):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
+    note_folder(run, folder)
+    with RunIndex(tmp_path / "runs") as index:
+        index.refresh()
+        assert index.entries["r"].checkpoints == ()
+        save(folder / "ba1.safetensors", "r", 1)
+        note_folder(run, folder)
+        index.refresh()
+        assert [one.batch for one in index.entries["r"].checkpoints] == [1]
+    assert read_folders(run) == [folder]
+
+
+def test_a_trainer_says_where_it_writes_and_evaluations_what_they_gave_there(tmp_path):
+    run, folder = WrittenRun(tmp_path / "runs", "r"), tmp_path / "saved"
+    run.directory._record["attempts"][-1]["info"] = {"save_folder": str(folder)}
+    run.train([1.0, 0.5], accuracy=0.75)
+    save(folder / "ep1-ba2-rank0.safetensors", "r", 2, epoch=1)
+    run.end()
+    [found] = checkpoints(tmp_path / "runs")
+    assert (found.epoch, found.batch, found.metric, found.metrics) == (1, 2, None, {ACCURACY: 0.75})
+
+
+def test_checkpoints_of_other_runs_in_the_same_folder_are_left_out(tmp_path):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
+    save(folder / "own.safetensors", "r", 1)
+    save(folder / "other.safetensors", "another", 1)
+    older = save(folder / "older.safetensors", "r", 1)
+    os.utime(older, (STARTED - 100, STARTED - 100))
+    rate(folder, "another", "other", ba1=0.5)
+    note_folder(run, folder)
+    assert known(checkpoints(tmp_path / "runs")) == [("own.safetensors", 1, None, False, False, True)]
+
+
+def test_a_renamed_run_keeps_its_checkpoints_and_their_values(tmp_path):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
+    save(folder / "ba1.safetensors", "r", 1)
+    save(run / "inside" / "ba2.safetensors", "r", 2)
+    rate(folder, "r", "ba1", ba1=0.9)
+    note_folder(run, folder)
+    rename_run(run, "new")
+    found = checkpoints(tmp_path / "runs", "new")
+    assert [(one.batch, one.value) for one in found] == [(1, 0.9), (2, None)]
+    assert found[1].path == "inside/ba2.safetensors"
+
+
+def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
+    run = write_run(tmp_path, "r")
+    save(run / "saved" / "ep1-ba5" / "training.safetensors", "r", 5, epoch=1)
+    save(run / "saved" / "ep1-ba5" / "shards" / "rank0.safetensors", "r", 5)
+    (run / "saved" / "latest").symlink_to("ep1-ba5")
+    [found] = checkpoints(tmp_path)
+    assert (found.path, found.epoch, found.batch, found.is_latest) == ("saved/ep1-ba5", 1, 5, True)
+
+
+@pytest.mark.timeout(30)
+def test_what_is_no_checkpoint_and_no_list_is_passed_over(tmp_path):
+    run = write_run(tmp_path, "r")
+    os.mkfifo(run / "ba1.safetensors")
+    os.mkfifo(run / RATINGS_FILE)
+    save(run / "deep" / "ba3.safetensors", "r", 3)
+    (run / "deep" / RATINGS_FILE).write_text('{"run": "r", "checkpoints": [{"file": "../../ba9.safetensors"')
+    (run / "loop").symlink_to(run)
+    (run / os.fsdecode(b"ba\xff.safetensors")).write_bytes(b"")
+    (run / "torn.ckpt").write_bytes(b"\0" * 5)
+    (run / FOLDERS_FILE).write_text('["relative", "/nowhere/at/all", "/\\u0000"]')
+    assert sorted(os.path.basename(one.path) for one in checkpoints(tmp_path)) == ["ba3.safetensors", "torn.ckpt"]
+
+
+def test_filters_know_checkpoints_by_their_files(tmp_path):
+    run = write_run(tmp_path, "r")
+    save(run / "ep1-ba2.safetensors", "r", 2)
+    write_run(tmp_path, "other")
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        entries = list(index.entries.values())
+        for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == ep1-ba2.safetensors"):
+            assert [entry.run for entry in query.where(entries, expression)] == ["r"], expression
+
+
+def test_an_index_of_an_older_version_is_made_again(tmp_path):
+    run = write_run(tmp_path, "r")
+    save(run / "ba1.safetensors", "r", 1)
+    checkpoints(tmp_path)
+    with closing(sqlite3.connect(tmp_path / INDEX_FILE)) as database:
+        database.execute("PRAGMA user_version = 1")
+        database.execute("UPDATE runs SET entry = X'90'")
+        database.commit()
+    assert [one.batch for one in checkpoints(tmp_path)] == [1]
