@@ -118,6 +118,8 @@ class CheckpointMark(NamedTuple):
     """The training time in the checkpoint, which distinguishes it from others."""
     seq: int
     """The mark's number in its attempt."""
+    time_ns: int = 0
+    """When that was, in nanoseconds since 1970 (UTC)."""
 
     @classmethod
     def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
@@ -131,7 +133,7 @@ class CheckpointMark(NamedTuple):
             name = check_run_name(checkpoint_run)
         except InvalidRunNameError as error:
             raise ProtocolError(str(error)) from None
-        return cls(action, name, Timestamp.from_values(event.timestamp), event.seq)
+        return cls(action, name, Timestamp.from_values(event.timestamp), event.seq, event.time)
 
 
 class DemandActive(NamedTuple):

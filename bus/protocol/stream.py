@@ -80,6 +80,11 @@ class RunStream:
         called from another thread."""
         return ()
 
+    def checkpoints(self) -> Sequence[CheckpointMark]:
+        """Where the training has saved and loaded checkpoints, in order, as far as it was read; may be called from
+        another thread."""
+        return ()
+
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
         """Asks the training for less than before."""
 

@@ -127,6 +127,10 @@ class Recording(RunStream):
         """The commands that the training answered, in order, as far as the iteration has come."""
         return tuple(self._order.outcomes)
 
+    def checkpoints(self) -> tuple[CheckpointMark, ...]:
+        """Where the training has saved and loaded checkpoints, in order, as far as the iteration has come."""
+        return tuple(self._order.checkpoints)
+
     def read_endings(self) -> list[Ending]:
         """How its ranks ended, of those that have; faster than an iteration."""
         return self._read_marks(END).endings

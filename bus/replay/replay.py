@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from bus.protocol.order import Ending, Gap
+from bus.protocol.order import CheckpointMark, Ending, Gap
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
 from bus.recording.recording import Recording
@@ -86,6 +86,11 @@ class Replay(RunStream):
         if self._is_over:
             return commands
         return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
+
+    def checkpoints(self) -> tuple[CheckpointMark, ...]:
+        """Where the training saved and loaded checkpoints, up to the recorded time that the replay has come to."""
+        found = self._recording.checkpoints()
+        return tuple(one for one in found if self._is_over or self._pace.is_past(one.time_ns))
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         recording, self._ending = self._recording, None

@@ -302,6 +302,11 @@ class Subscriber(RunStream):
         be called from another thread."""
         return tuple(self._order.outcomes)
 
+    def checkpoints(self) -> tuple[CheckpointMark, ...]:
+        """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; may be called
+        from another thread."""
+        return tuple(self._order.checkpoints)
+
     def _send_from(self, snapshot: Snapshot, command: Command) -> None:
         if command.name == "stop" and self._commands.has("stop"):
             # Callbacks ask again at every event until the training has ended.

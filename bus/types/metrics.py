@@ -35,6 +35,19 @@ def mode_of(metric: str) -> Mode:
     return "min" if _LOWER_IS_BETTER.search(metric) else "max"
 
 
+_HAS_DIRECTION = re.compile(
+    r"^(loss|metrics)/|loss|error|perplexity|entropy|mse|mae|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])"
+    r"|accuracy|score|precision|recall|(^|[/_.])(acc|f1|auc|auroc|iou|map|bleu|rouge|psnr|ssim|reward|return)($|[/_.])",
+    re.IGNORECASE,
+)
+
+
+def direction_of(metric: str) -> Mode | None:
+    """As :func:`mode_of`; ``None`` for metrics such as rates, norms, times and memory, of which neither the least nor
+    the greatest value is a best one, and for those whose names do not say it."""
+    return mode_of(metric) if _HAS_DIRECTION.search(metric) else None
+
+
 def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
     """Metrics by name, with those that are lists or maps in parts, as ``NAME/0`` or ``NAME/KEY``; what is neither a
     number nor a text is left out."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
+from bus.protocol.order import CheckpointMark
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Outcome
 
@@ -123,6 +124,8 @@ class RunContext:
     thread."""
     run_id: str | None = None
     """The run's identity, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
+    checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
+    """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; from any thread."""
 
     @property
     def identity(self) -> str:

@@ -83,7 +83,8 @@ class Dispatcher:
     ) -> None:
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
         self.context = RunContext(
-            stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered, stream.run_id
+            *(stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered),
+            *(stream.run_id, stream.checkpoints),
         )
         """Which run the stream is of."""
         self.positions: dict[int, tuple[int, int]] = {}

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from bus.errors import OffloopError
-from bus.protocol.order import Ending, Gap
+from bus.protocol.order import CheckpointMark, Ending, Gap
 from bus.protocol.snapshot import CommandSender, Snapshot
 from bus.protocol.stream import RunStream, as_stream
 from bus.recording.recording import Recording
@@ -121,6 +121,10 @@ class _Wrapped(RunStream):
     def answered(self) -> Sequence[Outcome]:
         """As the source knows them by now."""
         return self._source.answered()
+
+    def checkpoints(self) -> Sequence[CheckpointMark]:
+        """As the source knows them by now."""
+        return self._source.checkpoints()
 
 
 class _CommandsKept(_Wrapped):

@@ -26,7 +26,7 @@ class Preview:
         self.series: dict[str, Series] = {}
         self.progress = RunProgress()
         self.progress.first_ns = summary.began
-        clock = Clock()
+        self.clock = clock = Clock()
         ticks = [summary.clock[place] for place in sorted(summary.clock)]
         if ticks:
             rows = np.array(

@@ -3,6 +3,8 @@
 Whoever reads the stream feeds it with events, and with what callbacks log; dashboards ask it for what they draw.
 """
 
+import itertools
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,7 @@ from typing import Any
 from bus.errors import require
 from bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
 from bus.protocol.frames import EventBody
-from bus.protocol.order import Ending
+from bus.protocol.order import CheckpointMark, Ending
 from bus.protocol.snapshot import Snapshot
 from bus.recording.summary import Summary
 from bus.trace.phases import read_phases
@@ -21,16 +23,18 @@ from bus.types.hyperparameters import MOST
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Images, Row, Text
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
+from consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
 from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
 from consumers.dashboard.view.preview import Preview
 from consumers.dashboard.view.progress import ProgressView, RunProgress
 from consumers.dashboard.view.ranks import Ranks, RankView
-from consumers.dashboard.view.series import Series
+from consumers.dashboard.view.series import Axis, Series
 
 MAX_IMAGES = 16
 """Of so many names the latest images are kept."""
 
+_COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 _LAST_GROUP = len(_FIRST_GROUPS) + 1
 _KNOWN_OUTCOMES = 1000
@@ -71,14 +75,18 @@ class RunView:
         self._phases: dict[int, Phases] = {}
         self._ranks = Ranks()
         self._log = RunLog()
+        self._marks = Marks()
         self._images: OrderedDict[str, Images] = OrderedDict()
         self._hyperparameters: dict[str, Any] = {}
         self._first_ns = 0
         self._evaluation_began: int | None = None
         self._paused_at: int | None = None
+        self._has_begun = self._is_over = False
         self._said_left_out = False
         self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
         self._outcomes_read = 0
+        self._read_checkpoints: Callable[[], Sequence[CheckpointMark]] = tuple
+        self._checkpoints_read = 0
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
 
     def see(self, state: Snapshot) -> None:
@@ -175,6 +183,11 @@ class RunView:
         with self._lock:
             self._read_outcomes = read
 
+    def follow_checkpoints(self, read: Callable[[], Sequence[CheckpointMark]]) -> None:
+        """Says where to read which checkpoints the training saved and loaded: all of them so far, in order."""
+        with self._lock:
+            self._read_checkpoints = read
+
     def take_outcome(self, outcome: Outcome) -> None:
         """Takes what became of a command; once that is known, nothing more of it."""
         with self._lock:
@@ -187,6 +200,8 @@ class RunView:
                 self._known_outcomes.append(identity)
             answered = self._time if outcome.time_ns is None else outcome.time_ns / 1e9
             self._log.add(answered, 0, "command", outcome.with_reason)
+            if outcome.batch is not None and (outcome.event is not None or outcome.error is not None):
+                self._marks.add(outcome.command.name, outcome.batch, answered, outcome.with_reason)
             if outcome.error is None and outcome.event is not None and self._status in ("waiting", "live", "paused"):
                 if outcome.command.name == "pause":
                     self._status, self._paused_at = "paused", outcome.batch
@@ -207,6 +222,7 @@ class RunView:
             self._preview = None
             if ending is None:
                 return
+            self._is_over = True
             self._status, self.error, self.reason = ending.status, ending.error, ending.reason
             self._log.add(self._time, 0, "end", f"the run {'was ' if ending.status == 'lost' else ''}{ending}")
 
@@ -228,6 +244,12 @@ class RunView:
         """How far the run is."""
         with self._lock:
             return self._progress.view() if self._preview is None else self._preview.progress.view()
+
+    @property
+    def is_previewed(self) -> bool:
+        """Whether its history is still being read, and what it shows is what a summary says."""
+        with self._lock:
+            return self._preview is not None
 
     def names(self) -> list[str]:
         """The metrics that there are, sorted."""
@@ -277,6 +299,23 @@ class RunView:
                 self.note("note", f"more than {MAX_SERIES} metrics: {name} and what comes after it are left out")
             return self._log.after(after)
 
+    def marks(self, after: int = 0) -> Placed:
+        """What is marked in charts, with higher numbers than that, and where it stands on each axis. A mark comes when
+        the batches up to it are known."""
+        with self._lock:
+            self._take_outcomes()
+            self._metrics.settle()
+            clock = self._metrics.clock if self._preview is None else self._preview.clock
+            reached = math.inf if self._is_over else clock.reached
+            found = list(itertools.takewhile(lambda one: one.batch <= reached, self._marks.after(after)))
+            samples, epochs = (clock.places([one.batch for one in found], axis) for axis in _COUNTED)
+            began = self._first_ns / 1e9
+            placed = [
+                PlacedMark(mark, sample, epoch, max(mark.time - began, 0.0))
+                for mark, sample, epoch in zip(found, samples, epochs, strict=True)
+            ]
+            return Placed((self._marks.generation, self._preview is None), placed)
+
     def images(self) -> list[Images]:
         """The latest images of each name."""
         with self._lock:
@@ -301,6 +340,13 @@ class RunView:
             self._evaluation_began = None
         self._metrics.event(state, seconds)
         text = event_text(state)
+        batch = state._body.timestamp.batch
+        if event is Event.EVAL_END:
+            self._marks.add(EVALUATION, batch, state.time, text or "")
+        elif event is Event.FIT_START and (batch or self.attempt > 1):
+            begins = f"attempt {self.attempt} begins" if not self._has_begun else "training goes on"
+            self._marks.add(ATTEMPT, batch, state.time, begins)
+        self._has_begun = self._has_begun or event is Event.FIT_START
         if text is not None:
             self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
 
@@ -322,6 +368,13 @@ class RunView:
         for outcome in outcomes[self._outcomes_read :]:
             self.take_outcome(outcome)
         self._outcomes_read = len(outcomes)
+        checkpoints = self._read_checkpoints()
+        for mark in checkpoints[self._checkpoints_read :]:
+            self.version += 1
+            source = "" if mark.run == self.run_name else f" of {mark.run}"
+            text = "checkpoint saved" if mark.action == "save" else f"checkpoint{source} loaded"
+            self._marks.add(CHECKPOINT, mark.timestamp.values.batch, mark.time_ns / 1e9, text)
+        self._checkpoints_read = len(checkpoints)
 
 
 def _group_place(prefix: str) -> int:

@@ -1,8 +1,9 @@
 """The values of a metric over the training: compact to hold, quick to draw at any width."""
 
+import math
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from bus.errors import ConfigurationError
@@ -40,6 +41,15 @@ class Points(NamedTuple):
 
         odd = ~np.isfinite(self.ys)
         return list(zip(self.xs[odd].tolist(), self.ys[odd].tolist(), strict=True))
+
+
+class Extremes(NamedTuple):
+    """The least and the greatest of the values that are finite, and where each stood first."""
+
+    low: float
+    low_at: float
+    high: float
+    high_at: float
 
 
 class Table:
@@ -130,6 +140,18 @@ class Clock:
         rows, column = self._table.rows(), _column_of(axis)
         return np.interp(steps, rows[:, 0], rows[:, column]) if column and len(rows) else steps
 
+    @property
+    def reached(self) -> float:
+        """The last batch that it knows; below zero before the first."""
+        rows = self._table.rows()
+        return float(rows[-1, 0]) if len(rows) else -1.0
+
+    def places(self, batches: Sequence[float], axis: Axis) -> list[float]:
+        """As :meth:`read`, of some batches."""
+        import numpy as np
+
+        return list(self.read(np.array(batches, dtype=np.float64), axis).tolist())
+
     def steps_at(self, xs: "Floats", axis: Axis) -> "Floats":
         """The batches at which the axis shows that, see :meth:`read`; infinite where it never does."""
         import numpy as np
@@ -158,6 +180,10 @@ class Series:
         self.append_step, self.append_value = self._table.appends
         """Take a point: its step, and its value. Steps may come in any order. Only for whoever holds the lock."""
         self._taken = 0
+        self._low = self._high = math.nan
+        self._low_step = self._high_step = 0.0
+        self._compared = 0
+        """How many rows from the front the extremes are of."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -176,6 +202,42 @@ class Series:
         with self._lock:
             rows = self._read()
             return float(rows[-1, 1]) if len(rows) else None
+
+    def extremes(self, x: Axis = "batch") -> Extremes | None:
+        """The extremes, and where they stand on that axis; ``None`` before the first finite value."""
+        with self._lock:
+            self._compare(self._read())
+            if math.isnan(self._low):
+                return None
+            low_at, high_at = self._clock.places((self._low_step, self._high_step), x)
+            return Extremes(self._low, low_at, self._high, high_at)
+
+    def _compare(self, rows: "Floats") -> None:
+        """Takes the rows into the extremes that are new since."""
+        import numpy as np
+
+        new = rows[self._compared :]
+        self._compared = len(rows)
+        new = new[np.isfinite(new[:, 1])]
+        if not len(new):
+            return
+        low, high = new[new[:, 1].argmin()], new[new[:, 1].argmax()]
+        if not self._low <= low[1]:
+            self._low_step, self._low = low.tolist()
+        if not self._high >= high[1]:
+            self._high_step, self._high = high.tolist()
+
+    def chunks(self, size: int) -> "Iterator[Floats]":
+        """All values that it holds now, so many at a time: rows of batch, samples, epochs, seconds and value."""
+        import numpy as np
+
+        with self._lock:
+            rows = self._read().copy()
+        for begin in range(0, len(rows), size):
+            part = rows[begin : begin + size]
+            with self._lock:
+                places = [self._clock.read(part[:, 0], axis) for axis in get_args(Axis)]
+            yield np.column_stack([*places, part[:, 1]])
 
     def points(
         self, x: Axis = "batch", first: float | None = None, last: float | None = None, width: int = 1000
@@ -231,12 +293,18 @@ class Series:
         if not (np.all(steps[1:] > steps[:-1]) and (not place or steps[0] > settled[-1, 0])):
             place = int(settled[:, 0].searchsorted(steps.min(), "left"))
             points = _in_order(np.concatenate([settled[place:], points]))
+            if place < self._compared:
+                # A value that was replaced may have been one of them.
+                self._compared, self._low, self._high = 0, math.nan, math.nan
         self._table.extend(points, place)
 
     def thin(self) -> None:
         """Forgets at least every second point, and of no group of 16 its first, last, least, greatest, or what is not
         finite. Only for whoever holds the lock."""
-        self._table.replace(thinned(self.settle()))
+        rows = self.settle()
+        self._compare(rows)
+        self._table.replace(thinned(rows))
+        self._compared = len(self._table.settled())
 
 
 def kept_points(values: "Floats", starts: "Indices") -> "Indices":

@@ -64,6 +64,7 @@ class ViewDestination(LoggerDestination):
         self._run.command = context.command
         self.view.run_name, self.view.attempt = context.run_name, context.attempt
         self.view.follow_outcomes(context.answered)
+        self.view.follow_checkpoints(context.checkpoints)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Hands metrics on."""

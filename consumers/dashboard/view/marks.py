@@ -1,0 +1,91 @@
+"""What is marked in the charts of a run: commands, checkpoints, evaluations, and where an attempt begins."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bus.types.commands import COMMANDS
+
+MOST_OF_A_KIND = 256
+"""Of more marks of a kind every second one is forgotten, again and again."""
+
+EVALUATION, CHECKPOINT, ATTEMPT, COMMAND = "evaluation", "checkpoint", "attempt", "command"
+"""Kinds beside the names of commands; the last one is any other command."""
+
+_LONGEST = 300
+
+
+class Mark(NamedTuple):
+    """Something that happened at a place of the training."""
+
+    number: int
+    """Counts the marks of a run from 1."""
+    kind: str
+    """A command's name, ``command``, ``checkpoint``, ``evaluation`` or ``attempt``."""
+    batch: int
+    """How many batches were trained then."""
+    time: float
+    """When it happened: seconds since 1970, UTC."""
+    text: str
+
+
+class PlacedMark(NamedTuple):
+    """A mark, and where it stands on the other axes."""
+
+    mark: Mark
+    sample: float
+    epoch: float
+    seconds: float
+    """Since the run's start."""
+
+
+class Placed(NamedTuple):
+    """The marks of a run."""
+
+    generation: object
+    """Another one when marks that were given before are no longer there, or stand elsewhere: all are to be asked for
+    again."""
+    marks: list[PlacedMark]
+
+
+@dataclass
+class _Kind:
+    marks: list[Mark] = field(default_factory=list)
+    count: int = 0
+    stride: int = 1
+
+
+class Marks:
+    """All marks of a run; of very many of a kind, some that are evenly spread over them."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        """Grows when some are forgotten."""
+        self._kinds: dict[str, _Kind] = {}
+        self._count = 0
+
+    def add(self, kind: str, batch: int, time: float, text: str) -> None:
+        """Takes a mark."""
+        if kind not in (EVALUATION, CHECKPOINT, ATTEMPT, *COMMANDS):
+            kind = COMMAND
+        known = self._kinds.setdefault(kind, _Kind())
+        known.count += 1
+        if (known.count - 1) % known.stride:
+            return
+        self._count += 1
+        known.marks.append(Mark(self._count, kind, batch, time, " ".join(text.split())[:_LONGEST]))
+        if len(known.marks) > MOST_OF_A_KIND:
+            known.marks = known.marks[::2]
+            known.stride *= 2
+            self.generation += 1
+
+    def after(self, number: int) -> list[Mark]:
+        """The marks with higher numbers."""
+        return sorted(self._later(number))
+
+    def _later(self, number: int) -> Iterator[Mark]:
+        for known in self._kinds.values():
+            for mark in reversed(known.marks):
+                if mark.number <= number:
+                    break
+                yield mark

@@ -1,0 +1,136 @@
+"""The values of a chart as a file: everything that is known of them, at full resolution."""
+
+import asyncio
+import csv
+import io
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from bus.printing import one_line
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.web.charts import PHASES_PREFIX
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+PATH = "/export"
+"""Where files are fetched: with the key of a page behind it, and the chart's name as ``chart``."""
+
+COLUMNS = ("run", "batch", "sample", "epoch", "time", "value")
+
+_KEY_BYTES = 16
+_ROWS_AT_ONCE = 4096
+_READING_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_LONGEST_NAME = 100
+
+
+class Exported(NamedTuple):
+    """A run that a chart shows."""
+
+    number: int
+    label: str
+    view: RunView
+
+
+Offer: TypeAlias = Callable[[], Sequence[Exported]]
+"""The runs that a page shows at the moment."""
+
+
+class Exports:
+    """What the pages that are open offer, each by a key that only it knows."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, Offer] = {}
+
+    def add(self, offer: Offer) -> str:
+        """Takes a page in; returns its key."""
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        self._offers[key] = offer
+        return key
+
+    def remove(self, key: str) -> None:
+        """Forgets a page that was closed."""
+        self._offers.pop(key, None)
+
+    def serve(self, app: "FastAPI") -> None:
+        """Has the application answer at :data:`PATH`."""
+        from starlette.requests import Request
+
+        async def export(request: Request) -> "Response":
+            return await self._answer(request)
+
+        app.add_route(f"{PATH}/{{key}}", export, methods=["GET"])
+
+    async def _answer(self, request: "Request") -> "Response":
+        from starlette.responses import PlainTextResponse, StreamingResponse
+
+        offer = self._offers.get(request.path_params["key"])
+        if offer is None:
+            return PlainTextResponse("this page is no longer open: load it again", 404)
+        chart = request.query_params.get("chart", "")
+        runs = [run for run in offer() if has_chart(run, chart)]
+        if not runs:
+            return PlainTextResponse(f"there is no chart {one_line(chart[:_LONGEST_NAME])!r}", 404)
+        patience = time.monotonic() + _READING_SECONDS
+        while any(run.view.is_previewed for run in runs):
+            if time.monotonic() >= patience:
+                return PlainTextResponse("the history of the run is still being read: try again", 503)
+            await asyncio.sleep(_LOOK_SECONDS)
+        disposition = f'attachment; filename="{file_name([run.label for run in runs], chart)}.csv"'
+        headers = {"content-disposition": disposition, "cache-control": "no-store"}
+        return StreamingResponse(csv_lines(runs, chart), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def has_chart(run: Exported, chart: str) -> bool:
+    """Whether a run has something in that chart."""
+    if chart.startswith(f"{PHASES_PREFIX}/"):
+        return chart.removeprefix(f"{PHASES_PREFIX}/").partition("/")[0] == str(run.number)
+    return chart in run.view.names()
+
+
+def file_name(labels: Sequence[str], chart: str) -> str:
+    """Names a file by the run, or by how many there are, and the chart."""
+    runs = labels[0] if len(labels) == 1 else f"{len(labels)}-runs"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
+
+
+def csv_lines(runs: Sequence[Exported], chart: str) -> Iterator[bytes]:
+    """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
+    phases in seconds with a column each."""
+    if chart.startswith(f"{PHASES_PREFIX}/"):
+        yield from _phase_lines(runs[0], chart)
+        return
+    yield _lines([COLUMNS])
+    for run in runs:
+        label = one_line(run.label)
+        for rows in run.view.series(chart).chunks(_ROWS_AT_ONCE):
+            yield _lines((label, *map(_number, row)) for row in rows.tolist())
+
+
+def _phase_lines(run: Exported, chart: str) -> Iterator[bytes]:
+    rank = chart.rpartition("/")[2]
+    phases = run.view.phases(int(rank) if rank.isdecimal() else 0)
+    yield _lines([("run", "batch", *phases.seconds)])
+    label, columns = one_line(run.label), [column.tolist() for column in phases.seconds.values()]
+    batches = phases.batches.tolist()
+    for begin in range(0, len(batches), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        rows = zip(batches[part], *(column[part] for column in columns), strict=True)
+        yield _lines((label, *map(_number, row)) for row in rows)
+
+
+def _number(value: float) -> str:
+    """With all of its digits, and without a point where it is whole."""
+    return str(int(value)) if value == value // 1 and abs(value) < 1 << 53 else repr(value)
+
+
+def _lines(rows: "Iterator[Sequence[str]] | Sequence[Sequence[str]]") -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
