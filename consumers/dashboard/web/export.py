@@ -28,6 +28,8 @@ _ROWS_AT_ONCE = 4096
 _READING_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _LONGEST_NAME = 100
+_DECIMALS = 6
+"""Of places: they are counted, or computed from the time of an event."""
 
 
 class Exported(NamedTuple):
@@ -110,6 +112,7 @@ def csv_lines(runs: Sequence[Exported], chart: str) -> Iterator[bytes]:
     for run in runs:
         label = one_line(run.label)
         for rows in run.view.series(chart).chunks(_ROWS_AT_ONCE):
+            rows[:, :-1] = rows[:, :-1].round(_DECIMALS)
             yield _lines((label, *map(_number, row)) for row in rows.tolist())
 
 

@@ -1,0 +1,195 @@
+"""What is marked in charts, where that stands, and what a chart's caption says of a metric: without a browser."""
+
+import csv
+import itertools
+import math
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from bus import Event, Publisher, Recording
+from bus.protocol.blocks import EventBlock
+from bus.protocol.snapshot import Snapshot
+from bus.types.commands import Command, Outcome
+from bus.types.metrics import direction_of
+from bus.types.timestamp import Timestamp
+from consumers import Runner
+from consumers.api.logger import Row
+from consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from consumers.dashboard.web.export import COLUMNS, Exported, csv_lines, file_name
+from consumers.dashboard.web.marks import MarkNews
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+BATCHES, PER_EPOCH, SAMPLES = 400, 100, 8
+EVALUATED = (100, 200, 300, 400)
+SAVED = 250
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with evaluations and a checkpoint."""
+    where = tmp_path_factory.mktemp("runs")
+    with Publisher("marked", runs_dir=where) as publisher:
+        at = {"epoch": 0, "batch": 0, "sample": 0, "dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba"}
+        publisher.publish(Event.INIT, **at)
+        publisher.publish(Event.FIT_START, **at)
+        for batch in range(1, BATCHES + 1):
+            at |= {"epoch": (batch - 1) // PER_EPOCH, "batch": batch, "sample": SAMPLES * batch}
+            within = (batch - 1) % PER_EPOCH + 1
+            publisher.publish(Event.BATCH_END, **at, batch_in_epoch=within, loss=1 / batch, batch_size=SAMPLES)
+            if batch == SAVED:
+                publisher.mark_checkpoint("save", Timestamp(batch=batch).values)
+            if batch in EVALUATED:
+                metrics = {"eval": {"accuracy": batch / BATCHES}}
+                publisher.publish(Event.EVAL_END, **at, dataloader_label="eval", eval_metrics=metrics)
+        publisher.close("finished")
+    return where / "marked" / "recording-1.mcap"
+
+
+def batch_of(batch: int) -> Snapshot:
+    """The end of a batch that took a second, of epochs of ten."""
+    epoch, within = divmod(batch - 1, 10)
+    at = Timestamp(epoch=epoch, batch=batch, sample=8 * batch, batch_in_epoch=within + 1)
+    return Snapshot.build(
+        Event.BATCH_END, seq=batch, time_ns=START + batch * SECOND, timestamp=at, dataloader_len=10, loss=1.0
+    )
+
+
+def read(recording: Path, bulk: bool = True) -> tuple[RunView, int]:
+    """The view of it, and how many events came in blocks."""
+    run, counts = MonitoredRun(RunView("marked")), [0]
+
+    class Tap(RunTap):
+        def take_block(self, block: EventBlock) -> None:
+            counts.append(len(block))
+            super().take_block(block)
+
+    if not bulk:
+        Tap.bulk = None
+    Runner(Recording(recording), [Tap(run)], [ViewDestination(run)]).run()
+    return run.view, sum(counts)
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+def test_marks_stand_where_it_happened_on_every_axis(recording: Path, bulk: bool) -> None:
+    view, in_blocks = read(recording, bulk)
+    assert (in_blocks > BATCHES / 2) is bulk
+    marks = view.marks().marks
+    places = {(one.mark.kind, one.mark.batch, one.sample, one.epoch) for one in marks}
+    assert places == {
+        *(("evaluation", batch, SAMPLES * batch, batch / PER_EPOCH) for batch in EVALUATED),
+        ("checkpoint", SAVED, SAMPLES * SAVED, SAVED / PER_EPOCH),
+    }
+    assert {one.mark.text for one in marks} >= {"evaluation 'eval': accuracy 0.25", "checkpoint saved"}
+    of_batches = dict(zip(*view.series("loss/train/total").points("time", width=10**9)[:2], strict=True))
+    times = {round(1 / loss): seconds for seconds, loss in of_batches.items()}
+    for one in marks:
+        before, after = times[one.mark.batch], times.get(one.mark.batch + 1, math.inf)
+        assert before - 0.001 <= one.seconds, "after the batch that it follows"
+        assert one.seconds <= after + 60
+        assert one.mark.time == pytest.approx(time.time(), abs=3600)
+
+
+def test_a_mark_comes_when_the_batches_up_to_it_are_known_and_once() -> None:
+    outcomes = [Outcome(Command("pause", id="a"), "batch_checkpoint", 2, None, START + 2 * SECOND)]
+    run = MonitoredRun(RunView("run"))
+    run.view.follow_outcomes(lambda: outcomes)
+    browser = MarkNews()
+    run.view.see(batch_of(1))
+    assert browser.news([run]) == []
+    run.view.see(batch_of(2))
+    pause = ["pause", 2, 16, 0.2, 1.0, START / SECOND + 2]
+    (news,) = browser.news([run])
+    assert (news["r"], news["a"], [one[:6] for one in news["m"]]) == (0, 0, [pause])
+    assert "'pause' took effect at batch 2" in news["m"][0][6]
+    assert browser.news([run]) == []
+    outcomes.append(Outcome(Command("set", ("lr", 1), "b"), "batch_checkpoint", 2, "there is no 'lr'"))
+    (news,) = browser.news([run])
+    assert (news["a"], [one[0] for one in news["m"]]) == (1, ["set"])
+    browser.forget()
+    assert [len(one["m"]) for one in browser.news([run])] == [2]
+
+
+def test_a_further_attempt_is_marked_where_it_begins() -> None:
+    for attempt, batch, texts in ((1, 0, []), (1, 30, ["attempt 1 begins"]), (2, 30, ["attempt 2 begins"])):
+        view = RunView("run", attempt)
+        at = batch_of(batch).timestamp if batch else Timestamp()
+        view.see(Snapshot.build(Event.FIT_START, time_ns=START, timestamp=at))
+        view.see(batch_of(31))
+        assert [one.mark.text for one in view.marks().marks] == texts
+
+
+def test_of_very_many_marks_some_are_kept_evenly_and_all_are_sent_anew() -> None:
+    marks = Marks()
+    marks.add("stop", 7, 0.0, "stopped")
+    many = 10 * MOST_OF_A_KIND
+    for batch in range(many):
+        marks.add("evaluation", batch, float(batch), "evaluated")
+    kept = [one.batch for one in marks.after(0) if one.kind == "evaluation"]
+    gaps = {after - before for before, after in itertools.pairwise(kept)}
+    assert MOST_OF_A_KIND / 2 <= len(kept) <= MOST_OF_A_KIND
+    assert len(gaps) == 1
+    assert kept[0] == 0
+    assert many - kept[-1] <= max(gaps)
+    assert [one.text for one in marks.after(0) if one.kind == "stop"] == ["stopped"]
+    assert marks.generation > 0
+    view = RunView("run")
+    view.see(batch_of(1))
+    browser, run = MarkNews(), MonitoredRun(view)
+    for count in range(MOST_OF_A_KIND + 1):
+        view.take_outcome(Outcome(Command("checkpoint", id=str(count)), "batch_checkpoint", 1, None, START))
+        (news,) = browser.news([run])
+    assert (news["a"], len(news["m"])) == (0, MOST_OF_A_KIND // 2 + 1)
+
+
+@pytest.mark.parametrize("thins", [True, False])
+def test_the_extremes_of_a_metric_are_those_of_all_its_values(thins: bool) -> None:
+    chance, held = random.Random(3), {}
+    view = RunView("run", max_points=500 if thins else 10**6)
+    assert view.names() == []
+    for round_ in range(40):
+        steps = range(50 * round_ - 5 * (round_ > 0), 50 * round_ + 50)
+        rows = [Row(step, 0.0, {"m": math.nan if chance.random() < 0.1 else chance.gauss(0, 1)}) for step in steps]
+        view.take_rows(rows)
+        view.names()
+        if thins:
+            rows = [row for row in rows if row.step >= 50 * round_]
+        held |= {row.step: row.metrics["m"] for row in rows}
+        finite = {step: value for step, value in held.items() if math.isfinite(value)}
+        low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
+        if not thins:
+            assert view.series("m").extremes() == (finite[low], low, finite[high], high)
+    if thins:
+        assert len(view.series("m")) <= 500
+        found = view.series("m").extremes()
+        assert found is not None
+        assert (found.low, found.high) == (min(finite.values()), max(finite.values()))
+
+
+def test_the_best_value_of_a_metric_is_that_which_its_name_says() -> None:
+    assert {direction_of(name) for name in ("loss/train/total", "metrics/eval/MeanSquaredError")} == {"min"}
+    assert {direction_of(name) for name in ("metrics/eval/MulticlassAccuracy", "my/f1", "reward")} == {"max"}
+    for name in ("lr-SGD/group0", "gradient_norm/total", "time/remaining_estimate", "memory/used_bytes", "mine"):
+        assert direction_of(name) is None
+
+
+def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:
+    view, _ = read(recording)
+    runs = [Exported(0, "marked", view), Exported(1, "=other, one", view)]
+    lines = b"".join(csv_lines(runs, "loss/train/total")).decode().splitlines()
+    header, *rows = csv.reader(lines)
+    assert tuple(header) == COLUMNS
+    assert [row[0] for row in rows] == ["marked"] * BATCHES + ["=other, one"] * BATCHES
+    for batch, (_, at, sample, epoch, seconds, value) in enumerate(rows[:BATCHES]):
+        assert (int(at), float(sample), float(epoch)) == (batch, SAMPLES * batch, batch / PER_EPOCH)
+        assert float(value) == 1 / (batch + 1)
+        assert 0 <= float(seconds) < 3600
+    _, accuracy, *_ = csv.reader(b"".join(csv_lines(runs[:1], "metrics/eval/accuracy")).decode().splitlines())
+    assert accuracy[1:4] + accuracy[5:] == ["100", "800", "1", "0.25"]
+    assert file_name(["a run"], "loss/train/total") == "a-run-loss-train-total"
+    assert file_name(["a", "b"], '../../\n"x') == "2-runs-..-..-x"
