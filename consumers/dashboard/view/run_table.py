@@ -88,7 +88,7 @@ class RunTable:
         differ, and what they are measured by."""
         if self._usual is None:
             newest = self._newest_first[:_LOOKED_AT]
-            self._usual = (*_EVERYWHERE, *_differing(newest), *_metrics_of(newest), *_ANNOTATED)
+            self._usual = (*_EVERYWHERE, *differing(newest, _DIFFERING), *_metrics_of(newest), *_ANNOTATED)
         return self._usual
 
     def columns(self, names: Sequence[str] | None) -> list[Column]:
@@ -289,8 +289,8 @@ def _has_words(entry: RunEntry, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _differing(entries: Sequence[RunEntry]) -> list[str]:
-    """The hyperparameters of which there are several values, but not another one in each run."""
+def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
+    """The hyperparameters of which there are several values; first those that people compare runs by."""
     values: dict[str, set[str]] = {}
     for entry in entries:
         for name, value in entry.hyperparameters.items():
@@ -302,7 +302,7 @@ def _differing(entries: Sequence[RunEntry]) -> list[str]:
     titles: dict[str, str] = {}
     for name in several:
         titles.setdefault(name.rpartition("/")[2], name)
-    return list(titles.values())[:_DIFFERING]
+    return list(titles.values())[:most]
 
 
 def _metrics_of(entries: Sequence[RunEntry]) -> list[str]:

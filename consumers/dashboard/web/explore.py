@@ -1,0 +1,266 @@
+"""What the browser is sent of all runs to draw a scatter plot or parallel coordinates: a column of values for each axis,
+and which hyperparameters go with a metric."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bus.errors import ConfigurationError
+from bus.index.entry import RunEntry, mode_of
+from bus.printing import one_line
+from bus.types.hyperparameters import value_text
+from consumers.dashboard.view.run_table import Column, RunTable, differing
+from consumers.dashboard.web.units import scale_of
+
+MOST_RUNS = 10_000
+"""So many runs are drawn."""
+
+VIEWS = ("table", "scatter", "parallel")
+NO_COLOR = "-"
+"""In the place of a column: nothing is coloured by one."""
+
+OTHERS = "(others)"
+"""In the place of texts that are too many."""
+
+_PREFIX = "explored"
+_USUAL_AXES = 7
+_MOST_AXES = 16
+_MOST_TEXTS = 50
+_FEW_TEXTS = 12
+_LONGEST_TEXT = 60
+_LONGEST_NAME = 2000
+_LOOKED_AT = 500
+_CANDIDATES = 60
+_MOST_RELATED = 8
+_FEWEST_RELATED = 5
+
+
+@dataclass(frozen=True)
+class ExploreLook:
+    """What a browser shows in the place of the table. A column without a name is the usual one."""
+
+    view: str = VIEWS[0]
+    x: str = ""
+    y: str = ""
+    color: str = ""
+    axes: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_browser(cls, told: Any) -> "ExploreLook":
+        """Reads what the browser told; what is not in its form is left out."""
+        if not isinstance(told, dict) or told.get("view") not in VIEWS[1:]:
+            return cls()
+        axes = told.get("axes")
+        texts = [_text(axis) for axis in axes[:_MOST_AXES]] if isinstance(axes, list) else None
+        return cls(
+            told["view"],
+            _text(told.get("x")),
+            _text(told.get("y")),
+            _text(told.get("color")),
+            None if texts is None else tuple(text for text in texts if text),
+        )
+
+
+def _text(told: Any) -> str:
+    return told[:_LONGEST_NAME] if isinstance(told, str) else ""
+
+
+def explored(
+    table: RunTable, found: Sequence[RunEntry], look: ExploreLook, key: Callable[[str], str]
+) -> dict[str, Any]:
+    """What a browser is sent for that view of the runs that are found, by keys that begin with ``explored``; nothing for
+    the table. ``key`` gives by what a browser calls a run.
+
+    The values of each column have a key of their own, so that only those that have changed are sent."""
+    if look.view == VIEWS[0]:
+        return {}
+    entries = found[:MOST_RUNS]
+    chosen = _Axes(table, entries, look)
+    columns = {column.name: column for column in chosen.all}
+    related = () if chosen.y is None else _related(table, entries, chosen.y)
+    about = {
+        "view": look.view,
+        "found": len(found),
+        "x": _name(chosen.x),
+        "y": _name(chosen.y),
+        "color": _name(chosen.color),
+        "axes": [column.name for column in chosen.axes],
+        "columns": list(columns),
+        "problem": "; ".join(chosen.problems),
+        "related": [_sent_relation(table, one) for one in related],
+    }
+    values = {f"{_PREFIX}:{name}": _sent_column(column, entries) for name, column in columns.items()}
+    return {_PREFIX: about, f"{_PREFIX}Runs": [key(entry.run) for entry in entries], **values}
+
+
+def forget_others(shown: dict[str, Any], frame: Mapping[str, Any]) -> None:
+    """Takes out of what a browser was sent the columns that it forgets with this frame, because they are in it no
+    more."""
+    for name in [name for name in shown if name.startswith(_PREFIX) and name not in frame]:
+        del shown[name]
+
+
+class _Axes:
+    """The columns that are shown: those that are asked for, or else the usual ones."""
+
+    def __init__(self, table: RunTable, entries: Sequence[RunEntry], look: ExploreLook) -> None:
+        self._table = table
+        self.problems: list[str] = []
+        self.y = self._find(look.y) or self._find(_usual_metric(table))
+        usual = _usual_axes(table, entries)
+        self.x = self.color = None
+        self.axes: list[Column] = []
+        if look.view == "scatter":
+            self.x = self._find(look.x) or next(iter(usual), None) or self._find("started")
+            if look.color != NO_COLOR:
+                self.color = self._find(look.color) or next((one for one in usual if one.name != _name(self.x)), None)
+        elif look.axes is None:
+            self.axes = usual
+        else:
+            self.axes = [column for name in look.axes if (column := self._find(name))]
+        self.axes = [column for column in {one.name: one for one in self.axes}.values() if column.name != _name(self.y)]
+        self.all = [column for column in (self.x, self.y, self.color, *self.axes) if column is not None]
+
+    def _find(self, name: str) -> Column | None:
+        if not name:
+            return None
+        try:
+            return self._table.column(name)
+        except ConfigurationError as error:
+            self.problems.append(one_line(str(error)))
+            return None
+
+
+def _usual_metric(table: RunTable) -> str:
+    """The best value of what runs are measured by, or else the loss."""
+    metrics = [column for name in table.usual_columns if (column := table.column(name)).metric is not None]
+    names = [column.name for column in metrics]
+    return next((name for name in names if name.endswith(".best")), next(iter(names), ""))
+
+
+def _usual_axes(table: RunTable, entries: Sequence[RunEntry]) -> list[Column]:
+    """The hyperparameters in which runs differ, without those that are another text in nearly each."""
+    some = _some(entries)
+    columns = [table.column(name) for name in differing(some, 2 * _USUAL_AXES)]
+    return [column for column in columns if _is_comparable(column, some)][:_USUAL_AXES]
+
+
+def _is_comparable(column: Column, entries: Sequence[RunEntry]) -> bool:
+    known = [column.value(entry) for entry in entries]
+    return all(_is_number(value) for value in known if value is not None) or len({*map(str, known)}) <= _FEW_TEXTS
+
+
+def _some(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
+    """So many of them that it shows what is different: of the first and of the last."""
+    return entries[:: max(math.ceil(len(entries) / _LOOKED_AT), 1)]
+
+
+def _sent_column(column: Column, entries: Sequence[RunEntry]) -> dict[str, Any]:
+    sent: dict[str, Any] = {
+        "name": column.name,
+        "title": one_line(f"{column.which} {column.title}" if column.which else column.title),
+        "hint": one_line(column.name),
+        "scale": _scale(column, entries),
+        "better": None if column.metric is None else mode_of(column.metric),
+    }
+    known = [_single(column.value(entry)) for entry in entries]
+    if all(value is None or _is_number(value) for value in known):
+        values = [None if value is None else _finite(value) for value in known]
+        return {**sent, "kind": "time" if column.kind == "time" else "number", "values": values}
+    texts = [None if value is None else one_line(value_text(value)[:_LONGEST_TEXT]) for value in known]
+    count: dict[str, int] = {}
+    for text in texts:
+        if text is not None:
+            count[text] = count.get(text, 0) + 1
+    kept = sorted(count, key=lambda text: -count[text])[:_MOST_TEXTS]
+    names = [*sorted(kept), *([OTHERS] if len(count) > len(kept) else [])]
+    places = {name: place for place, name in enumerate(names)}
+    return {
+        **sent,
+        "kind": "text",
+        "texts": names,
+        "values": [None if text is None else places.get(text, len(kept)) for text in texts],
+    }
+
+
+def _scale(column: Column, entries: Sequence[RunEntry]) -> Sequence[Sequence[Any]]:
+    if column.metric is not None:
+        return scale_of(column.metric, entries[0].hyperparameters if entries else {})
+    return scale_of({"size": "size_bytes", "duration": "duration_seconds"}.get(column.name, ""), {})
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or None
+    return None if value == "" else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _finite(value: float) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _name(column: Column | None) -> str:
+    return "" if column is None else column.name
+
+
+class Relation(NamedTuple):
+    """How a hyperparameter goes with a metric."""
+
+    name: str
+    rho: float
+    """Spearman's rank correlation, from -1 to 1."""
+    runs: int
+    """Of so many runs both are known."""
+
+
+def _sent_relation(table: RunTable, one: Relation) -> dict[str, Any]:
+    title = one_line(table.column(one.name).title)
+    return {"name": one.name, "title": title, "hint": one_line(one.name), "rho": round(one.rho, 2), "runs": one.runs}
+
+
+def _related(table: RunTable, entries: Sequence[RunEntry], metric: Column) -> list[Relation]:
+    """The hyperparameters that go with a metric, the strongest first."""
+    measured = [_number(metric.value(entry)) for entry in entries]
+    found = []
+    for name in differing(_some(entries), _CANDIDATES):
+        value_of = table.column(name).value
+        pairs = [
+            (value, y)
+            for entry, y in zip(entries, measured, strict=True)
+            if y is not None and (value := _number(value_of(entry))) is not None
+        ]
+        rho = spearman(pairs)
+        if rho is not None and name != metric.name:
+            found.append(Relation(name, rho, len(pairs)))
+    return sorted(found, key=lambda one: -abs(one.rho))[:_MOST_RELATED]
+
+
+def _number(value: Any) -> float | None:
+    return _finite(value) if _is_number(value) else None
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The rank correlation of pairs, equal values having the mean of their ranks; ``None`` for fewer than five, or where
+    one side is the same in all."""
+    import numpy as np
+
+    if len(pairs) < _FEWEST_RELATED:
+        return None
+    sides = np.array(pairs, dtype=float).T
+    ranks = []
+    for side in sides:
+        _, places, counts = np.unique(side, return_inverse=True, return_counts=True)
+        last = np.cumsum(counts)
+        rank = (last - (counts - 1) / 2)[places]
+        ranks.append(rank - rank.mean())
+    size = float(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()))
+    return float((ranks[0] * ranks[1]).sum()) / size if size else None

@@ -1,0 +1,38 @@
+// What the views beside the table show, as it stands in the address.
+
+export const VIEWS = ["table", "scatter", "parallel"];
+
+// A column without a name is the usual one. Ranges of parallel coordinates are {name: [from, to]}.
+export function exploreSettingsOf(given) {
+  const [from, to] = [given.getAll("from"), given.getAll("to")];
+  const brush = {};
+  given.getAll("brush").forEach((name, place) => {
+    if (from[place] !== undefined && to[place] !== undefined) brush[name] = [from[place], to[place]];
+  });
+  return {
+    view: VIEWS.includes(given.get("view")) ? given.get("view") : VIEWS[0],
+    x: given.get("x") || "",
+    y: given.get("y") || "",
+    color: given.get("color") || "",
+    axes: given.has("axis") ? [...new Set(given.getAll("axis"))] : null,
+    log: [...new Set(given.getAll("log"))],
+    linear: [...new Set(given.getAll("linear"))],
+    brush,
+  };
+}
+
+export function tellExploreSettings(told, settings) {
+  if (settings.view !== VIEWS[0]) told.set("view", settings.view);
+  for (const name of ["x", "y", "color"]) if (settings[name]) told.set(name, settings[name]);
+  for (const name of ["axes", "log", "linear"]) settings[name]?.forEach((one) => told.append(name === "axes" ? "axis" : name, one));
+  for (const [name, [from, to]] of Object.entries(settings.brush)) {
+    told.append("brush", name);
+    told.append("from", from);
+    told.append("to", to);
+  }
+}
+
+// What the server is told of them.
+export function exploreLookOf({ view, x, y, color, axes }) {
+  return view === VIEWS[0] ? null : { view, x, y, color, axes };
+}
