@@ -1,5 +1,5 @@
-"""What the browser is sent of all runs to draw a scatter plot or parallel coordinates: a column of values for each axis,
-and which hyperparameters go with a metric."""
+"""What a browser is sent of all runs for a scatter plot or parallel coordinates: a column of values for each axis, and
+which hyperparameters go with a metric."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +69,8 @@ def _text(told: Any) -> str:
 def explored(
     table: RunTable, found: Sequence[RunEntry], look: ExploreLook, key: Callable[[str], str]
 ) -> dict[str, Any]:
-    """What a browser is sent for that view of the runs that are found, by keys that begin with ``explored``; nothing for
-    the table. ``key`` gives by what a browser calls a run.
+    """What a browser is sent for that view of the runs that are found, by keys that begin with ``explored``; nothing
+    for the table. ``key`` gives by what a browser calls a run.
 
     The values of each column have a key of their own, so that only those that have changed are sent."""
     if look.view == VIEWS[0]:
@@ -249,8 +249,8 @@ def _number(value: Any) -> float | None:
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The rank correlation of pairs, equal values having the mean of their ranks; ``None`` for fewer than five, or where
-    one side is the same in all."""
+    """The rank correlation of pairs, equal values having the mean of their ranks; ``None`` for fewer than five, or
+    where one side is the same in all."""
     import numpy as np
 
     if len(pairs) < _FEWEST_RELATED:

@@ -26,6 +26,7 @@ from consumers.dashboard.web.charts import LineCache
 from consumers.dashboard.web.follow import ChosenRuns, RunsHere
 from consumers.dashboard.web.frames import Frames
 from consumers.dashboard.web.page import Page
+from consumers.dashboard.web.saved_views import SavedViews
 from consumers.dashboard.web.server import DashboardServer, Opening
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from consumers.dashboard.web.units import scale_of, value_text
@@ -48,7 +49,7 @@ _READING_MS = 10_000
 _LONGEST = 2000
 _LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
-_STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home"))
+_STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
 _KEYS = (
     ("/", "search and filter"),
     ("d", "dark, light, or as the system has it"),
@@ -67,7 +68,7 @@ def _home_class() -> "type[Element]":
     class Home(
         Element,
         component=str(_HERE / "page_home.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "theme")],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "theme", "saved_views")],
     ):
         """The table, and what says which part of it is seen: the browser alone knows that."""
 
@@ -266,6 +267,7 @@ class HomePage:
         self._table.on("annotate", self._on_annotate)
         self._table.on("remove", self._on_remove)
         self._table.on("rename", self._on_rename)
+        SavedViews(self._library.root, self._table, opening.role is Role.COMMAND, self._do)
         self._box = ui.element("div")
         ui.timer(_FRAME_SECONDS, self.refresh)
 

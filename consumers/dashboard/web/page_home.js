@@ -1,6 +1,7 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
 import { homeHashOf, homeSettingsOf } from "page_settings";
+import { SavedViews } from "page_saved_views";
 import { THEME_BUTTON, themed } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
@@ -29,6 +30,8 @@ export default {
         <span class="home-count" role="status">{{ countText }}</span>
         <div class="spread"></div>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
+        <saved-views :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
+                     @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
           <q-menu class="home-menu" @show="$refs.findColumn?.focus()">
             <div class="column-menu" role="dialog" aria-label="Columns">
@@ -152,6 +155,7 @@ export default {
       </q-menu>
     </div>`,
   mixins: [themed],
+  components: { SavedViews },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -165,6 +169,7 @@ export default {
     waiting: null,
     error: null,
     problem: null,
+    saved: null,
     names: { usual: [], every: [], hyperparameters: [], metrics: [] },
     findColumn: "",
     newTag: "",
@@ -176,6 +181,9 @@ export default {
     rowPixels: ROW_PIXELS,
   }),
   computed: {
+    address() {
+      return homeHashOf(this.settings).slice(1);
+    },
     selected() {
       return this.settings.runs;
     },
@@ -271,6 +279,15 @@ export default {
       for (const name of Object.keys(update)) this[name] = update[name];
       await this.$nextTick();
       return [number, (performance.now() - began) / 1000];
+    },
+    // What the server calls: the views that are saved, and why they cannot be read.
+    savedViews(saved) {
+      this.saved = saved;
+    },
+    openView(address) {
+      const told = new URLSearchParams(address);
+      if (this.settings.theme !== "auto") told.set("theme", this.settings.theme);
+      location.hash = told.toString();
     },
     // What the server calls: the names of all runs that are found.
     selectAll(runs) {
