@@ -1,4 +1,4 @@
-"""Views of all runs that people have saved by name: in a file beside the runs, which every page of that folder reads."""
+"""Views of all runs that people have saved by name: a file beside the runs, which every page of that folder reads."""
 
 import contextlib
 import fcntl
