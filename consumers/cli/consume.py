@@ -81,6 +81,12 @@ def consume(
     demand_of(made)
     for callback in made:
         callback.check()
+    if callbacks == ["top"] and not destinations and name is None and source.names_nothing:
+        # Only now, because it takes time.
+        from consumers.dashboard.terminal.home import show_all_runs
+
+        show_all_runs(runs_dir, made[0].every)
+        return 0
     for destination in destinations:
         destination.check()
     found = source.find(say)

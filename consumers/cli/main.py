@@ -134,7 +134,8 @@ def consumer(**options: Any) -> int:
     """Runs callbacks on a training run, from outside and without slowing it.
 
     With nothing else it attaches to the live run and gets its whole history first; when none is live it waits for one,
-    however long it takes. '--last' reads the newest run that there is.
+    however long it takes. '--last' reads the newest run that there is. '--callbacks top' alone shows a table of all
+    runs.
 
     Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger, such as a
     stopper whose metric does not exist; 4 when the run was lost or its recording is damaged; 130 after Ctrl-C before

@@ -52,6 +52,11 @@ class RunSelector:
         """Whether they name a recording."""
         return self.replay is not None or (self.run is not None and Path(self.run).is_file())
 
+    @property
+    def names_nothing(self) -> bool:
+        """Whether they leave open which run of the folder is meant."""
+        return not (self.run or self.replay or self.broker or self.wait or self.last)
+
     def check(self) -> None:
         """Raises :class:`click.UsageError` for options that do not go together."""
         if self.replay and (self.run or self.wait):

@@ -8,11 +8,10 @@ from typing import ClassVar, get_args
 
 from bus.errors import OffloopError
 from bus.subscriber.commands import sent_by
-from consumers.api.logger import RunContext
 from consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
 from consumers.dashboard.terminal.screen import TerminalScreen
-from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.series import Axis
+from consumers.dashboard.view.tap import MonitoredRun
 
 _DRAW_SECONDS = 0.25
 _MESSAGE_SECONDS = 8.0
@@ -44,7 +43,7 @@ class Display:
 
     _opened: "ClassVar[Display | None]" = None
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         self.left = threading.Event()
         """Whether somebody has asked to leave."""
         self.started = threading.Event()
@@ -53,28 +52,31 @@ class Display:
         """Whether there is nothing to leave but what is shown."""
         self.failure: Exception | None = None
         """What ended the drawing, where that was a defect."""
-        self._view = view
-        self._context: RunContext | None = None
-        self._screen = TerminalScreen(lambda line: view.note("output", line))
+        self.went_back = False
+        """Whether it was left for the table that the run was chosen in."""
+        self.is_gone = False
+        """Whether the terminal is."""
+        self._run = run
+        self._view = run.view
+        self._screen = TerminalScreen(self._note_output)
         self._shown = Shown(colors=not os.environ.get("NO_COLOR"))
         self._seen: object = None
         self._changed = True
         self._message_until = 0.0
         self._asks_for: str | None = None
         self._leaves_at_once = False
+        self._is_from_table = False
+        self._problem: str | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="offloop-top", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="offloop-top", daemon=True)
 
-    def open(self, context: RunContext) -> None:
+    def open(self) -> None:
         """Takes the terminal and begins to draw."""
         before, Display._opened = Display._opened, self
         if before is not None:
             before.close()
             # It was over when that was asked for, and the next replay was about to begin.
             self._leaves_at_once = before.left.is_set()
-        self._context = context
-        self._shown.commands = context.command is not None
-        self._shown.is_replay = context.command is None
         self._screen.open()
         self._thread.start()
 
@@ -85,15 +87,30 @@ class Display:
             self._thread.join()
         self._screen.close()
 
-    def _run(self) -> None:
+    def show(self, screen: TerminalScreen, leaving: tuple[str, ...]) -> None:
+        """Draws in the calling thread, on a screen that is open and stays so, until somebody leaves. The keys that lead
+        away do what ``leaving`` says; the table of all runs is one of these places."""
+        self._screen, self._shown.leaving = screen, leaving
+        screen.on_output = self._note_output
+        self.is_over = self._is_from_table = True
+        self.started.set()
+        self._draw_until_closed()
+
+    def _note_output(self, line: str) -> None:
+        self._view.note("output", line)
+
+    def _draw_until_closed(self) -> None:
+        while not self._closing.is_set():
+            self._draw()
+            for key in self._screen.keys(_DRAW_SECONDS):
+                self._handle_key(key)
+                self._changed = True
+
+    def _work(self) -> None:
         try:
             if self._leaves_at_once:
                 self._leave()
-            while not self._closing.is_set():
-                self._draw()
-                for key in self._screen.keys(_DRAW_SECONDS):
-                    self._handle_key(key)
-                    self._changed = True
+            self._draw_until_closed()
             if self.left.is_set():
                 self._screen.close()
         except Exception as error:  # noqa: BLE001  shown where the callback is closed; the terminal comes first
@@ -104,6 +121,12 @@ class Display:
     def _draw(self) -> None:
         if self._shown.message is not None and self._asks_for is None and time.monotonic() > self._message_until:
             self._shown.message, self._changed = None, True
+        if self._run.problem != self._problem:
+            self._problem = self._run.problem
+            self._view.note("end", self._problem or "")
+            self._say(self._problem or "")
+        self._shown.commands = self._run.command is not None
+        self._shown.is_replay = not self._shown.commands
         width, height = self._screen.size
         # The state is asked for first: it may be a command that changed something.
         now = (self._view.status, self._view.version, width, height)
@@ -116,6 +139,7 @@ class Display:
     def _handle_key(self, key: str) -> None:
         shown = self._shown
         if key == "gone":
+            self.is_gone = True
             self._closing.set()
             self._leave()
             return
@@ -135,6 +159,9 @@ class Display:
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
         elif key == "enter" and shown.page == "run":
             self._keep_chart()
+        elif key == "escape" and self._is_from_table and shown.page == "run" and not shown.find:
+            self.went_back = True
+            self._leave()
         elif key in ("escape", "enter"):
             if shown.page == "run":
                 shown.find = ""
@@ -210,7 +237,7 @@ class Display:
             self._command(command)
 
     def _command(self, name: str) -> None:
-        command = None if self._context is None else self._context.command
+        command = self._run.command
         if command is None:
             return
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bus.printing import one_line
 from consumers.dashboard.terminal.draw import chart, has_logarithm, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
 from consumers.dashboard.view.log import LogEntry, folded
 from consumers.dashboard.view.phases import PHASES
 from consumers.dashboard.view.progress import duration
@@ -34,7 +35,7 @@ _RANK_WIDTH = 66
 _TIME_WIDTH = 9
 _LEAST_LOG_WIDTH = 2
 
-_STATES = {
+STATES = {
     "waiting": ("○", "yellow"),
     "live": ("●", "green"),
     "replay": ("●", "cyan"),
@@ -44,6 +45,8 @@ _STATES = {
     "failed": ("✗", "bold red"),
     "lost": ("?", "bold red"),
 }
+"""The sign and the style of what becomes of a run."""
+
 _PHASE_STYLES = ("yellow", "blue", "cyan", "magenta", "green", "red", "white", "bright_black")
 _LETTERS = {name: name[0] if name != "other" else "." for name in PHASES}
 _KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim", "event": ""}
@@ -61,7 +64,8 @@ HELP = (
     ("S", "stop the training, after the batch at hand (asks first)"),
     ("p", "pause the training (asks first), or let it go on"),
     ("c", "write a checkpoint"),
-    ("q", "quit; the training goes on"),
+    ("q", "quit, or go back to the table of all runs; the training goes on"),
+    ("Escape", "go back to the table of all runs, where a run was chosen there"),
     ("Ctrl-L", "draw everything anew"),
     ("?", "this page, and back"),
 )
@@ -90,6 +94,8 @@ class Shown:
     commands: bool = False
     """Whether the training can be commanded."""
     is_replay: bool = False
+    leaving: tuple[str, ...] = ("q quit",)
+    """What the keys that lead away do."""
     message: str | None = None
     """A question, or what became of a command, in the place of the keys."""
 
@@ -101,13 +107,13 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     if shown.page == "help":
         body = _help(width, shown.scroll, room)
     elif shown.page == "log":
-        body = [_rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
+        body = [rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
     elif width >= _WIDE:
         right = int(width * _RIGHT_SHARE)
         body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
     else:
         body = _stacked(view, shown, width, room)
-    body = body[:room] + [_text()] * (room - len(body))
+    body = body[:room] + [text_line()] * (room - len(body))
     lines = [*lines, *body, _footer(view, shown, width)][:height]
     for line in lines:
         line.truncate(width, overflow="crop")
@@ -131,18 +137,12 @@ def metric_groups(view: RunView, shown: Shown) -> dict[str, list[str]]:
     return {group: names for group, names in found.items() if names}
 
 
-def _text(text: str = "", style: str = "") -> "Text":
-    from rich.text import Text
-
-    return Text(one_line(text) if text.strip() else text, style)
-
-
 def _header(view: RunView, shown: Shown, width: int) -> "Text":
     status = view.status
     if status == "live" and shown.is_replay:
         status = "replay"
-    sign, style = _STATES[status]
-    line = _text()
+    sign, style = STATES[status]
+    line = text_line()
     line.append(f"{sign} {status}", style)
     line.append(f"  {one_line(view.run_name)}", "bold")
     if view.attempt > 1:
@@ -153,14 +153,14 @@ def _header(view: RunView, shown: Shown, width: int) -> "Text":
         return line
     progress = view.progress()
     parts = [f"epoch {progress.epoch}", f"batch {progress.batch}", duration(progress.elapsed)]
-    return _spread(line, _text("  ".join(parts)), width)
+    return spread(line, text_line("  ".join(parts)), width)
 
 
 def _progress(view: RunView, width: int) -> "Text":
     progress = view.progress()
     if progress.fraction is None:
         rest = "no end is known" if progress.max_duration is None else f"of {progress.max_duration}"
-        return _text(f"{progress.sample} samples, {rest}", "dim")
+        return text_line(f"{progress.sample} samples, {rest}", "dim")
     goes_on = view.status in ("live", "paused") and progress.seconds_left
     left = f"  {duration(progress.seconds_left)} left" if goes_on else ""
     # The state's line has no room for it beside a reason.
@@ -168,7 +168,7 @@ def _progress(view: RunView, width: int) -> "Text":
     told = f"{batch} {progress.fraction:4.0%} of {progress.max_duration}{left}"
     bar = max(width - len(told), 0)
     full = int(progress.fraction * bar)
-    line = _text()
+    line = text_line()
     line.append("━" * full, "green")
     line.append("─" * (bar - full), "dim")
     line.append(told)
@@ -183,7 +183,7 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
     entries = folded(view.log())
     # A chart need not become any higher than it is in a usual terminal; a log is the better the more it shows.
     log_room = min(max((room - len(below)) // 4, room - len(below) - _ENOUGH_ABOVE), len(entries))
-    log = [_rule("log", width), *_log(entries, width, log_room)] if log_room > 0 else []
+    log = [rule("log", width), *_log(entries, width, log_room)] if log_room > 0 else []
     return [*_left(view, shown, width, room - len(below) - len(log)), *below, *log]
 
 
@@ -193,16 +193,16 @@ def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     names = [name for group in groups.values() for name in group]
     if not names:
         empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
-        return [_rule("metrics", width), _text(empty, "dim"), *[_text()] * max(room - 2, 0)]
+        return [rule("metrics", width), text_line(empty, "dim"), *[text_line()] * max(room - 2, 0)]
     chosen = shown.metric if shown.metric in names else names[0]
     rows = len(names) + len(groups) + bool(shown.find)
     chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
     lines = _charts(view, chosen, shown, width, chart_height) if chart_height else []
     if shown.find and room - len(lines) > 1:
         found = f"{len(names)} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
-        lines.append(_text(found, "yellow"))
+        lines.append(text_line(found, "yellow"))
     lines += _metrics(view, groups, chosen, shown.kept, width, room - len(lines))
-    return lines + [_text()] * (room - len(lines))
+    return lines + [text_line()] * (room - len(lines))
 
 
 def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -> "list[Text]":
@@ -220,7 +220,7 @@ def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -
 
 def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
-    return [*above, _rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
+    return [*above, rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
 
 
 def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
@@ -238,7 +238,7 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
         scale = f"smoothed {shown.smoothing:g} {scale}"
     if shown.logarithmic:
         scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"
-    return [_rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
+    return [rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
 
 
 def _metrics(
@@ -266,12 +266,12 @@ def _metrics(
     above, rest = rows[:begin], rows[begin + max(room, 0) :]
     for label, name in rows[begin : begin + max(room, 0)]:
         if name is None:
-            lines.append(_text(label, "dim"))
+            lines.append(text_line(label, "dim"))
             continue
         series, line = view.series(name), Text()
         is_chosen = name == chosen
         line.append(f"{'•' if name in kept else ' '}{'▸' if is_chosen else ' '}", "bold cyan")
-        line.append(_fitted(label, label_width), "bold" if is_chosen else "")
+        line.append(fitted(label, label_width), "bold" if is_chosen else "")
         value = series.last
         odd = value is not None and value - value != 0
         line.append(f"{number(value):>{_VALUE_WIDTH}}  ", "bold red" if odd else "bold" if is_chosen else "")
@@ -289,7 +289,7 @@ def _metrics(
 
 def _more(rows: "Sequence[tuple[str, str | None]]", where: str) -> "Text":
     count = sum(name is not None for _, name in rows)
-    return _text(f"… {count} more {where}, / finds", "dim")
+    return text_line(f"… {count} more {where}, / finds", "dim")
 
 
 def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
@@ -306,12 +306,12 @@ def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
     parts = [(name, shares[name], style) for name, style in zip(PHASES, _PHASE_STYLES, strict=True)]
     # Without colours the letters tell them apart.
     bar = stacked_bar([("█" if shown.colors else _LETTERS[name], share, style) for name, share, style in parts], width)
-    legend = _text()
+    legend = text_line()
     for name, share, style in sorted(parts, key=lambda part: -part[1]):
         if share >= 0.001 and len(legend) + len(name) + 7 <= width:
             legend.append("■ " if shown.colors else f"{_LETTERS[name]} ", style)
             legend.append(f"{name} {share:.0%}  ")
-    return [_rule(f"step  {_seconds(seconds)}{device}", width, cost), bar, legend]
+    return [rule(f"step  {_seconds(seconds)}{device}", width, cost), bar, legend]
 
 
 def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
@@ -320,7 +320,7 @@ def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
     slow = straggler(ranks)
     shown = sorted(ranks, key=lambda one: (-(one.last_share or 0.0), one.rank))[:most] if len(ranks) > most else ranks
     title = f"{len(ranks)} ranks" + ("" if slow is None else f"  the others wait for rank {slow.rank}")
-    lines = [_rule(title, width)]
+    lines = [rule(title, width)]
     for one in shown:
         speed = "-" if one.seconds_per_batch is None else _seconds(one.seconds_per_batch)
         if width < _RANK_WIDTH:
@@ -331,9 +331,9 @@ def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
             text += f" last {one.last_share:4.0%}, {_seconds(one.late or 0.0)} late"
         if one.behind:
             text += f"  {one.behind} behind"
-        lines.append(_text(text, "bold red" if slow is not None and one.rank == slow.rank else ""))
+        lines.append(text_line(text, "bold red" if slow is not None and one.rank == slow.rank else ""))
     if len(ranks) > most:
-        lines.append(_text(f"and {len(ranks) - most} more, which arrive earlier", "dim"))
+        lines.append(text_line(f"and {len(ranks) - most} more, which arrive earlier", "dim"))
     return lines
 
 
@@ -366,7 +366,7 @@ def _parts(entry: LogEntry, width: int) -> list[str]:
 
 
 def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
-    line = _text()
+    line = text_line()
     line.append(time.strftime("%H:%M:%S ", time.localtime(entry.time)) if is_first else " " * _TIME_WIDTH, "dim")
     line.append(text, _KIND_STYLES.get(entry.kind, ""))
     return line
@@ -375,78 +375,37 @@ def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
 def _help(width: int, scroll: int, room: int) -> "list[Text]":
     lines = []
     for keys, meaning in HELP:
-        line = _text()
+        line = text_line()
         line.append(f" {keys:<11}", "bold")
         line.append(meaning)
         lines.append(line)
-    lines += [_text(), _text("! in a curve: a value there is NaN or infinite", "dim")]
+    lines += [text_line(), text_line("! in a curve: a value there is NaN or infinite", "dim")]
     most = max(len(lines) - max(room - 1, 0), 0)
     first = min(scroll, most)
     more = f"{most - first} more lines below: ↓" if most > first else "" if not most else "↑"
-    return [_rule("keys", width, more), *lines[first:]]
+    return [rule("keys", width, more), *lines[first:]]
 
 
 def _footer(view: RunView, shown: Shown, width: int) -> "Text":
     if shown.is_typing or shown.message is not None:
         asked = f"find: {shown.find}▏ Enter keeps it, Escape shows all" if shown.is_typing else shown.message
-        message = _text(asked or "", "reverse")
+        message = text_line(asked or "", "reverse")
         message.truncate(width, overflow="ellipsis")
         return message
-    keys = ["q quit", "? help", "↑↓ metric", "/ find", "e log"]
+    keys = [*shown.leaving, "? help", "↑↓ metric", "/ find", "e log"]
     if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["S stop", "p pause", "c checkpoint"]
-    line = _text()
-    for text in keys:
-        if len(line) + len(text) + 2 > width:
-            break
-        key, _, meaning = text.partition(" ")
-        line.append(key, "bold")
-        line.append(f" {meaning}  ", "dim")
-    return line
-
-
-def _rule(title: str, width: int, right: str = "") -> "Text":
-    """A line with a title at its left, and more at its right where there is room."""
-    title = one_line(title)
-    line = _text()
-    line.append("── ", "dim")
-    line.append(title, "bold")
-    right = right if line.cell_len + len(right) + 9 <= width else ""
-    rest = width - line.cell_len - 1 - (len(right) + 2 if right else 0)
-    line.append(f" {'─' * max(rest, 0)}", "dim")
-    if right:
-        line.append(f" {right} ")
-    return line
-
-
-def _spread(left: "Text", right: "Text", width: int) -> "Text":
-    blank = width - left.cell_len - right.cell_len
-    if blank < 1:
-        return left
-    left.append(" " * blank)
-    return left.append_text(right)
+    return key_line(keys, width)
 
 
 def _beside(left: "list[Text]", right: "list[Text]", column: int) -> "list[Text]":
     lines = []
     for place in range(max(len(left), len(right))):
-        line = left[place] if place < len(left) else _text()
+        line = left[place] if place < len(left) else text_line()
         line.truncate(column - _GAP, overflow="crop")
         line.append(" " * (column - line.cell_len))
         lines.append(line.append_text(right[place]) if place < len(right) else line)
     return lines
-
-
-def _fitted(name: str, width: int) -> str:
-    """A name in so many columns of the terminal: its end tells more than its beginning."""
-    from rich.cells import cell_len, set_cell_size
-
-    name = one_line(name)
-    if cell_len(name) >= width:
-        while name and cell_len(name) > width - 2:
-            name = name[1:]
-        name = f"…{name}"
-    return set_cell_size(name, width)
 
 
 def _seconds(seconds: float) -> str:

@@ -26,6 +26,8 @@ _ERASE_REST = "\x1b[0m\x1b[K"
 _KEYS = {
     **dict.fromkeys(("\x1b[A", "\x1bOA", "k"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), "down"),
+    **dict.fromkeys(("\x1b[C", "\x1bOC"), "right"),
+    **dict.fromkeys(("\x1b[D", "\x1bOD"), "left"),
     **dict.fromkeys(("\x1b[5~",), "page up"),
     **dict.fromkeys(("\x1b[6~", " "), "page down"),
     **dict.fromkeys(("\x1b[H", "\x1b[1~", "\x1bOH"), "home"),
@@ -67,7 +69,7 @@ class TerminalScreen:
     """
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
-        self._on_output = on_output
+        self.on_output = on_output
         self.is_typing = False
         """Whether letters that move are taken as letters."""
         self._is_open = False
@@ -190,7 +192,7 @@ class TerminalScreen:
             self._pending = rest[-_LONGEST_LINE:]
         for line in lines:
             if line.strip():
-                self._on_output(line)
+                self.on_output(line)
 
     def _enter(self) -> None:
         import tty

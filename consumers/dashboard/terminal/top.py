@@ -17,7 +17,8 @@ class Top(RunTap):
 
     Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
     alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: what else the
-    consumer prints stands in its log, and in the terminal when that is given back.
+    consumer prints stands in its log, and in the terminal when that is given back. The command ``consumer --callbacks
+    top`` that names no run shows a table of all of them, see :func:`consumers.dashboard.terminal.home.show_all_runs`.
 
     ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
     ends with :class:`bus.errors.ConfigurationError`.
@@ -37,7 +38,7 @@ class Top(RunTap):
     def destinations(self) -> Sequence[LoggerDestination]:
         """What hands on what other callbacks log, and takes the terminal when the run is known."""
         self._run = MonitoredRun(RunView("run"))
-        self._display = Display(self._run.view)
+        self._display = Display(self._run)
         return [_TopDestination(self._run, self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
@@ -88,4 +89,4 @@ class _TopDestination(ViewDestination):
     def open(self, context: RunContext) -> None:
         """Begins to draw."""
         super().open(context)
-        self._display.open(context)
+        self._display.open()

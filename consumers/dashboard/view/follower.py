@@ -14,7 +14,7 @@ from consumers.runner.streams import Stream
 class RunFollower(threading.Thread):
     """Reads one attempt of a run to its end."""
 
-    def __init__(self, run: MonitoredRun, open_stream: "Callable[[RunTap], Stream]", every: int) -> None:
+    def __init__(self, run: MonitoredRun, open_stream: "Callable[[RunTap], Stream]", every: int | str) -> None:
         super().__init__(name="offloop-follower", daemon=True)
         self._run = run
         self._feed = RunTap(run, every)

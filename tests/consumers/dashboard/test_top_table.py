@@ -1,0 +1,125 @@
+"""What the terminal shows of all runs, as text: for any runs and any size of a terminal."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from bus.index.entry import MetricValues, RunEntry
+from consumers.dashboard.terminal.table import TableShown, table_frame
+from consumers.dashboard.view.run_table import RunTable
+
+ACCURACY = "metrics/eval/MulticlassAccuracy"
+
+
+def entry(name: str, accuracy: float = 0.5, **values: Any) -> RunEntry:
+    usual: dict[str, Any] = {
+        **dict.fromkeys(("id", "error", "reason", "epoch", "batch", "sample", "planned")),
+        "status": "finished",
+        "started": time.time() - 1000,
+        "ended": time.time() - 900,
+        "attempts": 1,
+        "size": 2048,
+        "tags": (),
+        "note": "",
+        "pinned": False,
+        "archived": False,
+        "hyperparameters": {},
+    }
+    metrics = {
+        ACCURACY: MetricValues(accuracy / 2, 9, 0.0, 1, accuracy, 5),
+        "loss/train/total": MetricValues(1 - accuracy, 9, 0.0, 1, 1.0, 5),
+    }
+    return RunEntry(**{**usual, "run": name, "metrics": metrics, **values})
+
+
+def table(*entries: RunEntry) -> RunTable:
+    return RunTable({one.run: one for one in entries})
+
+
+def text(runs: RunTable, shown: TableShown | None = None, width: int = 80, height: int = 24) -> str:
+    return "\n".join(line.plain for line in table_frame(runs, shown or TableShown(), "runs", None, width, height))
+
+
+def test_in_a_usual_terminal_state_and_measures_come_first_and_wider_ones_show_more():
+    runs = table(
+        *(
+            entry(f"digits-{rate}-seed-{seed}", rate + seed / 10, hyperparameters={"config/lr": rate, "config/seed": 1})
+            for rate in (0.1, 0.01)
+            for seed in (1, 2)
+        )
+    )
+    narrow = text(runs)
+    first = next(line for line in narrow.splitlines() if "digits-0.1-seed-2" in line)
+    assert "✓ finished" in first
+    assert "0.3 *" in first, "the best of all"
+    assert narrow.count("*") == 2, "of each metric"
+    assert "lr" in narrow
+    assert "duration" not in narrow
+    assert "duration" in text(runs, width=160)
+
+
+def test_the_column_that_is_sorted_by_is_always_shown():
+    runs = table(entry("slow", started=100.0, ended=400.0), entry("fast", started=200.0, ended=210.0))
+    shown = text(runs, TableShown(sort="-duration"), width=42)
+    assert "duration↓" in shown
+    assert shown.index("5:00") < shown.index("0:10")
+
+
+def test_the_chosen_run_stays_chosen_when_others_come_and_its_neighbour_when_it_goes():
+    shown = TableShown(run="b", place=1)
+    two = (entry("a", started=3.0), entry("b", started=2.0), entry("c", started=1.0))
+    assert "▸ b" in text(table(*two), shown)
+    assert "▸ b" in text(table(entry("newer", started=9.0), *two), shown)
+    assert "▸ c" in text(table(two[0], two[2]), shown) or "▸ a" in text(table(two[0], two[2]), shown)
+
+
+def test_a_mistake_in_a_filter_is_said_and_what_was_found_before_stays():
+    runs = table(entry("a", hyperparameters={"lr": 1}), entry("b", hyperparameters={"lr": 2}))
+    shown = TableShown(find="lr == 2")
+    assert "1 of 2 runs" in text(runs, shown)
+    shown.find, shown.is_typing = "lr == 2 and st == x", True
+    found = text(runs, shown, width=200)
+    assert "1 of 2 runs" in found
+    assert "no run has 'st'" in found
+    assert "a  " not in found.splitlines()[2]
+
+
+def test_what_is_said_of_the_chosen_run_is_below():
+    runs = table(entry("a", status="failed", error="ValueError: <b>bad</b>", tags=("paper",), note="look\nhere"))
+    assert "ValueError: <b>bad</b> · paper · look here" in text(runs)
+
+
+@pytest.mark.parametrize("find", ["", "nothing like it"])
+def test_an_empty_table_says_why(find: str):
+    runs = table(entry("a")) if find else table()
+    assert ("No run is found" if find else "There is no run yet") in text(runs, TableShown(find=find))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 250),
+    st.integers(1, 70),
+    st.lists(st.text(min_size=1, max_size=30), max_size=8, unique=True),
+    st.sampled_from(["-started", "run", f"-{ACCURACY}.best", "tags", "nothing"]),
+    st.sampled_from(["table", "help"]),
+    st.booleans(),
+)
+def test_any_names_fit_any_terminal(
+    width: int, height: int, names: list[str], order: str, page: str, is_typing: bool
+) -> None:
+    runs = table(
+        *(
+            entry(name, number / 7, tags=(name[:3],), note=name * 9, pinned=number == 1, error=name)
+            for number, name in enumerate(names)
+        )
+    )
+    shown = TableShown(page=page, sort=order, is_typing=is_typing, place=max(len(names) - 1, 0))
+    lines = table_frame(runs, shown, "/a/b\x1b[2J", "reading 3 more ...", width, height)
+    assert len(lines) == height
+    for line in lines:
+        assert cell_len(line.plain) <= width
+        assert line.plain.isprintable()
