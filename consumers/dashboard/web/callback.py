@@ -6,16 +6,18 @@ from typing import Any
 
 from bus.printing import say
 from bus.protocol.order import Ending
+from bus.runs.directory import RUN_FILE
 from consumers.api.logger import LoggerDestination, RunContext
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer, check_installed, page_of
+from consumers.dashboard.web.server import DashboardServer, check_installed
 
 
 class Dashboard(RunTap):
     """Serves a page that shows the run: its metrics as charts, where a step's time goes, ranks, images, events and
-    commands, and buttons to command it. The address is printed on standard error.
+    commands, and buttons to command it. From there a link leads to the table of all runs in the folder of that run. The
+    address is printed on standard error.
 
     Args:
         host: the address to listen at. Others than this machine's own take ``tokens`` and a certificate.
@@ -85,13 +87,19 @@ class Dashboard(RunTap):
         finally:
             self._server.stop()
 
-    def begin(self) -> None:
-        """Begins to serve the page.
+    def begin(self, run_dir: Path | None = None) -> None:
+        """Begins to serve the page; with the directory of the run also what is in the same folder.
 
         Raises:
             ConfigurationError: it cannot be served there.
         """
-        self._server = DashboardServer(page_of(self._runs), self._listening)
+        from consumers.dashboard.web.places import RunsHere
+        from consumers.dashboard.web.site import Site
+
+        # A recording may lie anywhere.
+        is_run = run_dir is not None and (run_dir / RUN_FILE).is_file()
+        places = [RunsHere(run_dir.resolve().parent)] if run_dir is not None and is_run else []
+        self._server = Site(self._listening, places, self._runs, self.every if isinstance(self.every, int) else 10)
         self._server.start()
 
 
@@ -100,4 +108,4 @@ class _Start(LoggerDestination):
         self._dashboard = dashboard
 
     def open(self, context: RunContext) -> None:
-        self._dashboard.begin()
+        self._dashboard.begin(context.run_dir)

@@ -1,7 +1,6 @@
-"""The command ``bus dashboard``."""
+"""The commands ``bus dashboard`` and ``bus ui``."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from bus.terminal import HELP
 from consumers.dashboard.web.access import FIRST_PORT, Listening
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_LOOK_SECONDS = 1.0
 
 
 def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,18 +75,44 @@ def dashboard(
     """
     check_broker(broker, key, broker_key, runs_dir)
     from bus.net.curve import client_security
-    from consumers.dashboard.web.follow import RunsElsewhere, RunsHere, serve_runs
+    from consumers.dashboard.web.follow import NamedRuns
+    from consumers.dashboard.web.places import RunsElsewhere, RunsHere
+    from consumers.dashboard.web.site import Site
 
     where = RunsHere(runs_dir) if broker is None else RunsElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    serve_runs(runs, listening, where, wait, every, partial(say, err=True))
+    named = NamedRuns(runs, where, wait, every)
+    if named.waiting or not named.runs:
+        say(f"waiting for {', '.join(named.waiting) or 'a run'} {where} ... (Ctrl-C ends)", err=True)
+    site = Site(listening, [where], named.runs, every)
+    site.start()
+    named.start()
+    try:
+        while site.wait(_LOOK_SECONDS):
+            named.look()
+    finally:
+        named.leave()
+        site.stop()
+        named.stop()
 
 
 @click.command(short_help="Show a table of all runs in the browser.", context_settings=HELP)
-@click.argument("runs_dir", required=False, metavar="[RUNS_DIR]")
+@click.argument("runs_dirs", nargs=-1, metavar="[RUNS_DIR]...")
+@click.option("--broker", "brokers", multiple=True, metavar="ADDRESS", help="Also the runs of the broker there.")
+@click.option("--key", metavar="FILE", help="Your secret key for brokers. Default: $OFFLOOP_KEY.")
+@click.option(
+    "--broker-key",
+    "broker_keys",
+    multiple=True,
+    metavar="FILE",
+    help="A broker's public key: one for all, or one for each in their order. Default: $OFFLOOP_BROKER_KEY.",
+)
 @_serving_options
 def ui(
-    runs_dir: str | None,
+    runs_dirs: tuple[str, ...],
+    brokers: tuple[str, ...],
+    key: str | None,
+    broker_keys: tuple[str, ...],
     host: str,
     port: int | None,
     tokens: Path | None,
@@ -97,10 +123,24 @@ def ui(
 ) -> None:
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
-    RUNS_DIR is where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
+    RUNS_DIR is where runs live, and there may be several. Default, unless --broker is given: $OFFLOOP_RUNS_DIR, else
+    'runs' in the current folder.
     """
-    from consumers.dashboard.web.home import serve_home
+    if (key or broker_keys) and not brokers:
+        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    if len(broker_keys) > 1 and len(broker_keys) != len(brokers):
+        raise click.UsageError(
+            f"{len(broker_keys)} times --broker-key for {len(brokers)} times --broker: give one for all or for each"
+        )
+    from consumers.dashboard.web.places import places_of
+    from consumers.dashboard.web.site import Site
 
-    serve_home(
-        runs_dir, Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True), every
-    )
+    places = places_of(runs_dirs, brokers, key, broker_keys)
+    listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
+    site = Site(listening, places, every=every)
+    site.start()
+    try:
+        while site.wait(_LOOK_SECONDS):
+            pass
+    finally:
+        site.stop()

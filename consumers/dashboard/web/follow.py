@@ -1,107 +1,73 @@
 """Several runs on one page: each is followed in a thread of its own, and new attempts are found as they begin."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from bus.errors import OffloopError, RunNotFoundError
-from bus.net.curve import ClientSecurity
 from bus.recording.recording import Recording
-from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, runs_dir
+from bus.runs.directory import Attempt, RunInfo
 from consumers.dashboard.view.follower import RunFollower
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer, page_of
+from consumers.dashboard.web.places import Place, Places, RunsHere
 from consumers.runner.entries import Subscription
-from consumers.runner.streams import RemoteRunInfo, Stream, attach, find_remote, is_live, list_remote
+from consumers.runner.streams import RemoteRunInfo, Stream, attach, is_live
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
-_KEEP_SECONDS = 30.0
+KEEP_SECONDS = 30.0
+"""So long after the last browser has left, what it was shown is followed: pages are loaded anew."""
 
 
-class RunsHere(NamedTuple):
-    """The runs in a directory, by default the usual one."""
+class NamedRuns:
+    """The runs that a command names, or without names those that are live, or else the newest one, and those that begin
+    meanwhile. Every attempt of a run is followed, and further ones as they begin.
 
-    directory: str | os.PathLike[str] | None = None
-
-    def __str__(self) -> str:
-        return f"in {runs_dir(self.directory)}"
-
-    def list(self) -> Sequence[RunInfo]:
-        """All of them, the newest first."""
-        return list_runs(self.directory)
-
-    def find(self, name: str) -> tuple[str, RunInfo]:
-        """The run of that name, or in that directory, and what it is known by."""
-        run = find_run(name, self.directory)
-        return str(run.path), run
-
-
-class RunsElsewhere(NamedTuple):
-    """The runs of a broker, read through it alone."""
-
-    address: str
-    security: ClientSecurity | None = None
-
-    def __str__(self) -> str:
-        return f"at {self.address}"
-
-    def list(self) -> Sequence[RemoteRunInfo]:
-        """All of them, the newest first."""
-        return list_remote(self.address, self.security)
-
-    def find(self, name: str) -> tuple[str, RemoteRunInfo]:
-        """The run of that name, and what it is known by."""
-        return name, find_remote(self.address, name, self.security, wait=False, say=lambda text: None)
-
-
-def serve_runs(
-    names: Sequence[str],
-    listening: Listening,
-    where: RunsHere | RunsElsewhere,
-    wait: bool = False,
-    every: int = 10,
-    say: Callable[[str], None] = print,
-) -> None:
-    """Serves one page with all these runs until it is interrupted. Each is a run's name, its directory, or a recording;
-    without any it is those that are live, or else the newest one, and those that begin meanwhile. Every attempt of a
-    run is shown, and further ones as they begin.
-
-    With ``wait`` a run may begin later. ``every`` is after how many batches phases are measured.
+    Each name is a run's name, its directory, or a recording. With ``wait`` a run may begin later. ``every`` is after
+    how many batches phases are measured.
 
     Raises:
         RunNotFoundError: there is no such run, and ``wait`` is false.
         RecordingError: a recording cannot be read.
         BrokerError: no broker answers at that address.
-        ConfigurationError: the page cannot be served.
     """
-    followed = _Followed(where, every)
-    there = where.list()
-    before = _newest_attempts(there)
-    live = [run.name for run in there if is_live(run)]
-    chosen = list(dict.fromkeys(names)) or live or [run.name for run in there[:1]]
-    waiting = [name for name in chosen if not followed.add(name, wait)]
-    if waiting or not chosen:
-        say(f"waiting for {', '.join(waiting) or 'a run'} {where} ... (Ctrl-C ends)")
-    server = DashboardServer(page_of(followed.runs), listening)
-    server.start()
-    try:
-        with followed:
-            while server.wait(_LOOK_SECONDS):
-                # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
-                with contextlib.suppress(OffloopError):
-                    further = waiting if names else _names_since(before, where.list())
-                    waiting = [name for name in further if not followed.add(name, wait=True)]
-                followed.look()
-    finally:
-        server.stop()
+
+    def __init__(self, names: Sequence[str], where: Place, wait: bool = False, every: int = 10) -> None:
+        self._where = where
+        self._followed = FollowedRuns(where, every)
+        there = where.list()
+        self._before = None if names else _newest_attempts(there)
+        live = [run.name for run in there if is_live(run)]
+        chosen = list(dict.fromkeys(names)) or live or [run.name for run in there[:1]]
+        self.waiting = [name for name in chosen if not self._followed.add(name, wait)]
+        """Those that have not begun."""
+        self.runs = self._followed.runs
+
+    def start(self) -> None:
+        """Begins to read them."""
+        self._followed.start()
+
+    def look(self) -> None:
+        """Takes in what has begun since."""
+        if self._before is not None:
+            # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
+            with contextlib.suppress(OffloopError):
+                for name in _names_since(self._before, self._where.list()):
+                    self._followed.add(name, wait=True)
+        self._followed.look()
+
+    def leave(self) -> None:
+        """Has all of them end."""
+        self._followed.leave()
+
+    def stop(self) -> None:
+        """Has all of them end, and waits for it."""
+        self._followed.stop()
 
 
 def _newest_attempts(runs: Sequence[RunInfo | RemoteRunInfo]) -> dict[str, int]:
@@ -113,15 +79,17 @@ def _names_since(before: Mapping[str, int], runs: Sequence[RunInfo | RemoteRunIn
     return [name for name, attempt in _newest_attempts(runs).items() if before.get(name) != attempt]
 
 
-class _Followed:
+class FollowedRuns:
     """The runs that are followed, and the threads that do it."""
 
-    def __init__(self, where: RunsHere | RunsElsewhere, every: int) -> None:
+    def __init__(self, where: Place | Places, every: int) -> None:
         self.runs: list[MonitoredRun] = []
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
         """Of each run, by its path or by its name at a broker, the attempts that are followed."""
+        self._names: dict[str, str] = {}
+        """By what it was asked for."""
         self._followers: list[RunFollower] = []
         self._started = False
         self._placeholders: dict[str, MonitoredRun] = {}
@@ -143,24 +111,34 @@ class _Followed:
         except RunNotFoundError:
             if not wait:
                 raise
-            if name not in self._placeholders:
-                self._placeholders[name] = self._show(RunView(Path(name).name))
+            self.expect(name)
             return False
         if key in self._known:
             return True
-        self._known[key] = set()
-        self._add_attempts(key, run, name)
+        self._known[key], self._names[key] = set(), name
+        self._add_attempts(key, run)
         return True
 
+    def expect(self, name: str) -> None:
+        """Shows a run before it is found, which :meth:`look` tries."""
+        if name not in self._placeholders:
+            self._placeholders[name] = self._show(RunView(Path(name).name))
+
     def look(self) -> None:
-        """Takes in the attempts that have begun since."""
-        for key in self._known:
+        """Takes in the runs and attempts that have begun since."""
+        for name, run in list(self._placeholders.items()):
+            try:
+                if not self.add(name, wait=True):
+                    run.problem = None
+            except OffloopError as error:
+                run.problem = str(error)
+        for key in list(self._known):
             # A run whose directory is in the middle of a change, or whose broker is away, is read the next time.
             with contextlib.suppress(OffloopError):
-                self._add_attempts(key, self._where.find(key)[1], key)
+                self._add_attempts(key, self._where.find(key)[1])
 
-    def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo, name: str) -> None:
-        known = self._known[key]
+    def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo) -> None:
+        known, name = self._known[key], self._names[key]
         if isinstance(run, RemoteRunInfo):
             if run.attempt not in known:
                 known.add(run.attempt)
@@ -181,6 +159,7 @@ class _Followed:
 
     def _follow(self, open_stream: "Callable[[RunTap], Stream]", run_name: str, attempt: int, name: str = "") -> None:
         run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))
+        run.problem = None
         follower = RunFollower(run, open_stream, self._every)
         self._followers.append(follower)
         if self._started:
@@ -191,18 +170,20 @@ class _Followed:
         self.runs.append(run)
         return run
 
-    def __enter__(self) -> None:
+    def start(self) -> None:
+        """Begins to read them, and those that come."""
         self._started = True
         for follower in self._followers:
             follower.start()
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """Has all of them end."""
         for follower in self._followers:
             follower.stop()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def stop(self) -> None:
+        """Has all of them end, and waits for it."""
+        self.leave()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)
 
@@ -213,56 +194,77 @@ def _reading(attempt: Attempt) -> "Callable[[RunTap], Stream]":
 
 class ChosenRuns:
     """The runs that people have chosen on the page of all runs: those of one page are followed while somebody has it
-    open, and for some seconds more, because pages are loaded anew."""
+    open, and for some seconds more, because pages are loaded anew. A thread does so; without such a page there is
+    none."""
 
-    def __init__(self, where: RunsHere, every: int = 10) -> None:
-        self._where = where
+    def __init__(self, places: Places, every: int = 10) -> None:
+        self._places = places
         self._every = every
         self._groups: dict[tuple[str, ...], _Group] = {}
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._leaves = threading.Event()
 
-    def open(self, names: Sequence[str]) -> Sequence[MonitoredRun]:
-        """The runs of these names, for somebody who opens a page of them; those that are gone are left out."""
-        key = tuple(names)
+    def open(self, keys: Sequence[str]) -> tuple[Sequence[MonitoredRun], Callable[[], None]]:
+        """The runs that are known by these keys, for somebody who opens a page of them, and what is to be called when
+        they leave it."""
+        key = tuple(keys)
         with self._lock:
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = _Group(_Followed(self._where, self._every))
-                for name in names:
-                    with contextlib.suppress(OffloopError):
-                        group.followed.add(name, wait=False)
-                group.followed.__enter__()
+                group = self._groups[key] = _Group(FollowedRuns(self._places, self._every))
+                for name in keys:
+                    if self._places.is_elsewhere(name):
+                        # A broker may be slow or away: nobody waits for it here.
+                        group.followed.expect(name)
+                    else:
+                        with contextlib.suppress(OffloopError):
+                            group.followed.add(name, wait=False)
+                group.followed.start()
             group.viewers += 1
-            return group.followed.runs
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="offloop-chosen", daemon=True)
+                self._thread.start()
+        return group.followed.runs, partial(self._close, group)
 
-    def close(self, names: Sequence[str]) -> None:
-        """Somebody has left that page."""
+    def _close(self, group: "_Group") -> None:
         with self._lock:
-            group = self._groups[tuple(names)]
             group.viewers -= 1
             group.left = time.monotonic()
 
-    def look(self) -> None:
-        """Takes in the attempts that have begun since, and leaves the runs that nobody looks at."""
-        with self._lock:
-            for key, group in list(self._groups.items()):
-                if group.viewers:
-                    group.followed.look()
-                elif time.monotonic() > group.left + _KEEP_SECONDS:
-                    group.followed.stop()
-                    del self._groups[key]
-
     def stop(self) -> None:
         """Leaves all of them."""
+        self._leaves.set()
         with self._lock:
-            for group in self._groups.values():
-                group.followed.stop()
-            for group in self._groups.values():
-                group.followed.__exit__()
+            thread, groups = self._thread, list(self._groups.values())
+        if thread is not None:
+            thread.join(_LEAVE_SECONDS)
+        for group in groups:
+            group.followed.leave()
+        for group in groups:
+            group.followed.stop()
+
+    def _follow(self) -> None:
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                for key, group in list(self._groups.items()):
+                    if not group.viewers and now > group.left + KEEP_SECONDS:
+                        group.followed.leave()
+                        del self._groups[key]
+                if not self._groups:
+                    self._thread = None
+                    return
+                watched = [group.followed for group in self._groups.values() if group.viewers]
+            # Not while others wait: a broker may be slow or away.
+            for followed in watched:
+                followed.look()
+            if self._leaves.wait(_LOOK_SECONDS):
+                return
 
 
 @dataclass
 class _Group:
-    followed: _Followed
+    followed: FollowedRuns
     viewers: int = 0
     left: float = 0.0

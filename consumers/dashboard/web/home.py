@@ -1,4 +1,4 @@
-"""The page of all runs of a folder: a table of them, and the way to the page of one or some."""
+"""The page of all runs: a table of them, and the way to the page of one or some."""
 
 import asyncio
 import functools
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import OffloopError
 from bus.index.entry import RunEntry
 from bus.printing import one_line
-from consumers.dashboard.view.library import RunLibrary
 from consumers.dashboard.view.run_table import (
     NEWEST_FIRST,
     OF_EVERY_RUN,
@@ -21,13 +20,11 @@ from consumers.dashboard.view.run_table import (
     progress_of,
     reached_text,
 )
-from consumers.dashboard.web.access import Listening, Role
-from consumers.dashboard.web.charts import LineCache
-from consumers.dashboard.web.follow import ChosenRuns, RunsHere
+from consumers.dashboard.web.access import Role
+from consumers.dashboard.web.all_runs import AllRuns
 from consumers.dashboard.web.frames import Frames
-from consumers.dashboard.web.page import Page
 from consumers.dashboard.web.saved_views import SavedViews
-from consumers.dashboard.web.server import DashboardServer, Opening
+from consumers.dashboard.web.server import Opening
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from consumers.dashboard.web.units import scale_of, value_text
 
@@ -39,7 +36,6 @@ MOST_COMPARED = 50
 """So many runs are drawn over one another."""
 
 _FRAME_SECONDS = 0.5
-_LOOK_SECONDS = 1.0
 _MOST_ROWS = 400
 _MOST_NAMES = 2000
 _MOST_COLUMNS = 40
@@ -73,53 +69,6 @@ def _home_class() -> "type[Element]":
         """The table, and what says which part of it is seen: the browser alone knows that."""
 
     return Home
-
-
-def serve_home(runs_dir: str | None, listening: Listening, every: int = 10) -> None:
-    """Serves a page with all runs of a folder until it is interrupted, and one of each run.
-
-    Raises:
-        ConfigurationError: it cannot be served.
-    """
-    library = RunLibrary(runs_dir)
-    chosen = ChosenRuns(RunsHere(library.root), every)
-    cache = LineCache()
-
-    def home(opening: Opening) -> None:
-        HomePage(library, opening).build()
-
-    def runs(opening: Opening) -> None:
-        _build_runs(library, chosen, cache, opening)
-
-    server = DashboardServer({"/": home, "/runs": runs}, listening)
-    library.start()
-    server.start()
-    try:
-        while server.wait(_LOOK_SECONDS):
-            chosen.look()
-    finally:
-        server.stop()
-        chosen.stop()
-        library.stop()
-
-
-def _build_runs(library: RunLibrary, chosen: ChosenRuns, cache: LineCache, opening: Opening) -> None:
-    from nicegui import ui
-
-    asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
-    # By nothing but a name in this folder: an address is not to open whatever else lies on this machine.
-    known = [name for name in asked if name in library.table.entries][:MOST_COMPARED]
-    runs = chosen.open(known)
-    ui.context.client.on_delete(lambda: chosen.close(known))
-    problems = [
-        f"There is no run {one_line(name[:_LONGEST])!r} any more."
-        for name in asked[:_MOST_SELECTED]
-        if name not in known
-    ]
-    if len(asked) > MOST_COMPARED:
-        problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
-    home = opening.prefix or "/"
-    Page(runs, cache, opening.role, opening.view_link, opening.guarded, home, problems).build()
 
 
 @dataclass(frozen=True)
@@ -234,8 +183,8 @@ def _key(run: str) -> str:
 class HomePage:
     """What one browser sees of all runs. It is sent what has changed, when it has drawn what came before."""
 
-    def __init__(self, library: RunLibrary, opening: Opening) -> None:
-        self._library = library
+    def __init__(self, runs: AllRuns, opening: Opening) -> None:
+        self._runs = runs
         self._opening = opening
         self._look: TableLook | None = None
         self._found = ""
@@ -248,6 +197,8 @@ class HomePage:
         """Puts everything on the page that is being made."""
         from nicegui import ui
 
+        self._runs.open()
+        ui.context.client.on_delete(self._runs.close)
         for style in _STYLES:
             ui.add_css(style)
         ui.page_title("all runs · offloop")
@@ -259,7 +210,7 @@ class HomePage:
         self._table = _home_class()()
         self._table.props["runsPage"] = f"{opening.prefix}/runs"
         self._table.props["mayChange"] = opening.role is Role.COMMAND
-        self._table.props["folder"] = one_line(self._library.name)
+        self._table.props["folder"] = one_line(self._runs.name)
         self._table.props["mostCompared"] = MOST_COMPARED
         self._table.on("look", self._on_look)
         self._table.on("all", self._on_all)
@@ -267,7 +218,9 @@ class HomePage:
         self._table.on("annotate", self._on_annotate)
         self._table.on("remove", self._on_remove)
         self._table.on("rename", self._on_rename)
-        SavedViews(self._library.root, self._table, opening.role is Role.COMMAND, self._do)
+        self._table.props["savesViews"] = self._runs.folder is not None
+        if self._runs.folder is not None:
+            SavedViews(self._runs.folder, self._table, opening.role is Role.COMMAND, self._do)
         self._box = ui.element("div")
         ui.timer(_FRAME_SECONDS, self.refresh)
 
@@ -276,11 +229,11 @@ class HomePage:
         await self._frames.refresh()
 
     async def _send_frame(self) -> None:
-        look, library = self._look, self._library
+        look, runs = self._look, self._runs
         if look is None or look.hidden:
             return
-        table = library.table
-        seen = (look, table, library.waiting, library.problem)
+        table = runs.table
+        seen = (look, table, runs.waiting, runs.problems)
         if seen == self._seen:
             return
         whole = window(table, look)
@@ -289,8 +242,8 @@ class HomePage:
             whole = {**window(table, replace(look, find=self._found)), "error": whole["error"]}
         else:
             self._found = look.find
-        whole["waiting"] = library.waiting
-        whole["problem"] = library.problem and one_line(library.problem)
+        whole["waiting"] = runs.waiting
+        whole["problems"] = list(map(one_line, runs.problems))
         whole["names"] = {
             "usual": list(table.usual_columns),
             "every": list(OF_EVERY_RUN),
@@ -314,7 +267,7 @@ class HomePage:
 
     async def _on_all(self) -> None:
         look = self._look or TableLook()
-        found = self._library.table.choose(look.find, look.sort, look.archived)
+        found = self._runs.table.choose(look.find, look.sort, look.archived)
         self._table.run_method("selectAll", [_key(entry.run) for entry in found.entries[:_MOST_SELECTED]])
 
     async def _on_annotate(self, event: "GenericEventArguments") -> None:
@@ -330,23 +283,21 @@ class HomePage:
 
         def annotate() -> None:
             for run in _texts(told.get("runs"))[:_MOST_SELECTED]:
-                self._library.annotate(run, **changes)
+                self._runs.annotate(run, **changes)
 
         await self._do(annotate)
 
     async def _on_remove(self, event: "GenericEventArguments") -> None:
         if self._opening.role is not Role.COMMAND:
             return
-        known = self._library.table.entries
+        known = self._runs.table.entries
         asked = [known[run] for run in dict.fromkeys(_texts(event.args)) if run in known]
         ended = [entry for entry in asked if not entry.is_going_on]
         if len(ended) < len(asked):
             live = [one_line(entry.run) for entry in asked if entry.is_going_on]
             self._say(f"{_listed(live)}: not deleted before the training has ended")
         if ended and await self._is_sure(ended):
-            removed = [
-                entry.run for entry in ended if await self._do(functools.partial(self._library.remove, entry.run))
-            ]
+            removed = [entry.run for entry in ended if await self._do(functools.partial(self._runs.remove, entry.run))]
             self._table.run_method("deselect", [_key(run) for run in removed])
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
@@ -381,7 +332,7 @@ class HomePage:
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
         new = await dialog
         dialog.delete()
-        if isinstance(new, str) and new != run and await self._do(lambda: self._library.rename(run, new.strip())):
+        if isinstance(new, str) and new != run and await self._do(lambda: self._runs.rename(run, new.strip())):
             self._table.run_method("deselect", [run])
 
     def _say(self, text: str) -> None:

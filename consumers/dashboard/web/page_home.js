@@ -30,7 +30,7 @@ export default {
         <span class="home-count" role="status">{{ countText }}</span>
         <div class="spread"></div>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
-        <saved-views :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
+        <saved-views v-if="savesViews" :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
                      @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
           <q-menu class="home-menu" @show="$refs.findColumn?.focus()">
@@ -60,7 +60,7 @@ export default {
         </q-btn>
       </div>
       <p v-if="error" class="home-error" role="alert">{{ error }}</p>
-      <p v-if="problem" class="notice" role="alert">{{ problem }}</p>
+      <p v-for="problem in problems" :key="problem" class="notice" role="alert">{{ problem }}</p>
       <div v-if="selected.length" class="home-chosen" role="toolbar" aria-label="Selected runs">
         <strong>{{ selected.length.toLocaleString("en") }} selected</strong>
         <a class="button-link" :href="linkTo(selected.slice(0, mostCompared))">{{ selected.length > 1 ? "Compare" : "Open" }}</a>
@@ -156,7 +156,7 @@ export default {
     </div>`,
   mixins: [themed],
   components: { SavedViews },
-  props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
+  props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number, savesViews: Boolean },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
     settings: homeSettingsOf(location.hash),
@@ -168,7 +168,7 @@ export default {
     archived: 0,
     waiting: null,
     error: null,
-    problem: null,
+    problems: [],
     saved: null,
     names: { usual: [], every: [], hyperparameters: [], metrics: [] },
     findColumn: "",

@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 
 from bus.errors import ConfigurationError, require
 from bus.printing import say
-from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
 
 if TYPE_CHECKING:
@@ -52,19 +51,6 @@ class Opening(NamedTuple):
 
 
 PageBuilder: TypeAlias = Callable[[Opening], None]
-
-
-def page_of(runs: Sequence[MonitoredRun]) -> dict[str, PageBuilder]:
-    """The pages of a server that shows some runs: one."""
-    from consumers.dashboard.web.charts import LineCache
-    from consumers.dashboard.web.page import Page
-
-    cache = LineCache()
-
-    def build(opening: Opening) -> None:
-        Page(runs, cache, opening.role, opening.view_link, opening.guarded).build()
-
-    return {"/": build}
 
 
 class DashboardServer:

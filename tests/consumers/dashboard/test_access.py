@@ -241,9 +241,9 @@ def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
 from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer, page_of
+from consumers.dashboard.web.site import Site
 for _ in range(2):
-    server = DashboardServer(page_of([]), Listening(port=0))
+    server = Site(Listening(port=0), runs=[])
     server.start()
     print(urllib.request.urlopen(server.url, timeout=20).status)
     server.stop()

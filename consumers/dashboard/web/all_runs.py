@@ -1,0 +1,149 @@
+"""All runs of some folders and brokers, as one table, while somebody looks at it."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bus.errors import RunNotFoundError
+from bus.index.entry import RunEntry
+from bus.runs.directory import runs_dir
+from consumers.dashboard.view.library import RunLibrary
+from consumers.dashboard.view.run_table import RunTable
+from consumers.dashboard.web.broker_library import BrokerLibrary
+from consumers.dashboard.web.follow import KEEP_SECONDS
+from consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+
+
+class AllRuns:
+    """Every run of some places as one table. It is looked for while somebody has the table open, and for some seconds
+    more; before and after that nothing is read, and nothing kept."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        self._viewers = 0
+        self._leaving: threading.Timer | None = None
+        self._libraries: dict[str, RunLibrary | BrokerLibrary] = {}
+        self._keyed: dict[str, tuple[RunTable, dict[str, tuple[RunEntry, RunEntry]]]] = {}
+        """Of each place the table that was merged last, and its entries with those that were made of them."""
+        self._merged = RunTable({})
+
+    @property
+    def name(self) -> str:
+        """The places, in words."""
+        return ", ".join(place.in_words for _, place in self._places.items())
+
+    @property
+    def folder(self) -> Path | None:
+        """The first folder, where views of the table are saved; ``None`` where there are only brokers."""
+        folders = (place.directory for _, place in self._places.items() if isinstance(place, RunsHere))
+        return next(map(runs_dir, folders), None)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether names of runs begin with their place."""
+        return len(self._places.items()) > 1
+
+    @property
+    def table(self) -> RunTable:
+        """What is known at this moment; another one when something has changed."""
+        with self._lock:
+            libraries = self._libraries
+            if not self.has_several:
+                return next((library.table for library in libraries.values()), self._merged)
+            tables = {label: library.table for label, library in libraries.items()}
+            if any(label not in self._keyed or self._keyed[label][0] is not table for label, table in tables.items()):
+                entries: dict[str, RunEntry] = {}
+                for label, table in tables.items():
+                    known = self._keyed[label][1] if label in self._keyed else {}
+                    keyed = {name: _keyed(label, entry, known.get(name)) for name, entry in table.entries.items()}
+                    self._keyed[label] = table, keyed
+                    entries.update((named.run, named) for _, named in keyed.values())
+                self._merged = RunTable(entries, self._merged)
+            return self._merged
+
+    @property
+    def waiting(self) -> int | None:
+        """How many runs have yet to be read; ``None`` before the first look at any place."""
+        known = [library.waiting for library in self._libraries.values() if library.waiting is not None]
+        return sum(known) if known else None
+
+    @property
+    def problems(self) -> list[str]:
+        """Why a folder cannot be read, its index not be stored, or a broker not be asked."""
+        return [library.problem for library in self._libraries.values() if library.problem]
+
+    def is_elsewhere(self, run: str) -> bool:
+        """Whether a run is a broker's, so that nothing can be written about it."""
+        return self._places.is_elsewhere(run)
+
+    def open(self) -> None:
+        """Somebody opens the table."""
+        with self._lock:
+            self._viewers += 1
+            if self._leaving is not None:
+                self._leaving.cancel()
+                self._leaving = None
+            if not self._libraries:
+                for label, place in self._places.items():
+                    library = BrokerLibrary(place) if isinstance(place, RunsElsewhere) else RunLibrary(place.directory)
+                    library.start()
+                    self._libraries[label] = library
+
+    def close(self) -> None:
+        """Somebody has left it."""
+        with self._lock:
+            self._viewers -= 1
+            if not self._viewers:
+                self._leaving = threading.Timer(KEEP_SECONDS, self._leave)
+                self._leaving.daemon = True
+                self._leaving.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        with self._lock:
+            if self._leaving is not None:
+                self._leaving.cancel()
+            self._viewers = 0
+        self._leave()
+
+    def annotate(self, run: str, **changes: Any) -> None:
+        """Changes what is said of a run, see :meth:`RunLibrary.annotate`; nothing is said of a broker's."""
+        library, name = self._library_of(run)
+        library.annotate(name, **changes)
+
+    def remove(self, run: str) -> None:
+        """Removes a run, see :meth:`RunLibrary.remove`; none of a broker's."""
+        library, name = self._library_of(run)
+        library.remove(name)
+
+    def rename(self, run: str, name: str) -> None:
+        """Gives a run another name, see :meth:`RunLibrary.rename`; none of a broker's."""
+        library, old = self._library_of(run)
+        library.rename(old, name)
+
+    def _library_of(self, run: str) -> tuple[RunLibrary | BrokerLibrary, str]:
+        label, name = self._places.split(run)
+        with self._lock:
+            library = self._libraries.get(label)
+        if library is None:
+            raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+        return library, name
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._viewers:
+                return
+            libraries = list(self._libraries.values())
+            self._libraries, self._keyed, self._merged = {}, {}, RunTable({})
+        for library in libraries:
+            library.stop()
+
+
+def _keyed(label: str, entry: RunEntry, known: tuple[RunEntry, RunEntry] | None) -> tuple[RunEntry, RunEntry]:
+    """An entry, and the same with its place before its name: the one that was made before, if it is still the same."""
+    if known is not None and known[0] is entry:
+        return known
+    return entry, msgspec.structs.replace(entry, run=f"{label}/{entry.run}")
