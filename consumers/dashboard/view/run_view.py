@@ -6,7 +6,7 @@ Whoever reads the stream feeds it with events, and with what callbacks log; dash
 import itertools
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +22,7 @@ from bus.types.event import Event
 from bus.types.hyperparameters import MOST
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Images, Row, Text
+from consumers.dashboard.view.images import ImageHistory
 from consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
 from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
@@ -30,9 +31,6 @@ from consumers.dashboard.view.preview import Preview
 from consumers.dashboard.view.progress import ProgressView, RunProgress
 from consumers.dashboard.view.ranks import Ranks, RankView
 from consumers.dashboard.view.series import Axis, Series
-
-MAX_IMAGES = 16
-"""Of so many names the latest images are kept."""
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
@@ -46,8 +44,8 @@ class RunView:
     """Everything that a dashboard shows of one attempt of a run.
 
     It may be fed and asked from any thread. What it holds is bounded:
-    :data:`consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`, :data:`MAX_IMAGES`,
-    1,000 hyperparameters, the last 2,000 lines of the log.
+    :data:`consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`,
+    :data:`consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of the log.
 
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
     callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
@@ -76,7 +74,8 @@ class RunView:
         self._ranks = Ranks()
         self._log = RunLog()
         self._marks = Marks()
-        self._images: OrderedDict[str, Images] = OrderedDict()
+        self.images = ImageHistory()
+        """The images, by name and step."""
         self._hyperparameters: dict[str, Any] = {}
         self._first_ns = 0
         self._evaluation_began: int | None = None
@@ -157,13 +156,10 @@ class RunView:
             self._metrics.rows(rows)
 
     def take_images(self, entry: Images) -> None:
-        """Takes images; they replace those of the same name."""
+        """Takes images."""
+        self.images.take(entry)
         with self._lock:
             self.version += 1
-            self._images[entry.name] = entry
-            self._images.move_to_end(entry.name)
-            if len(self._images) > MAX_IMAGES:
-                self._images.popitem(last=False)
 
     def take_text(self, entry: Text) -> None:
         """Takes a text, as a line of the log."""
@@ -315,11 +311,6 @@ class RunView:
                 for mark, sample, epoch in zip(found, samples, epochs, strict=True)
             ]
             return Placed((self._marks.generation, self._preview is None), placed)
-
-    def images(self) -> list[Images]:
-        """The latest images of each name."""
-        with self._lock:
-            return list(self._images.values())
 
     @property
     def _time(self) -> float:

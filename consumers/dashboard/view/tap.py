@@ -1,5 +1,6 @@
 """A run that a dashboard shows, and what brings its events there."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +29,10 @@ class MonitoredRun:
         """Sends the training a command; ``None`` where it takes none."""
         self.problem: str | None = None
         """Why it cannot be watched any further."""
+        self.key = secrets.token_hex(8)
+        """By what the addresses of its images and files name it."""
+        self.run_dir: Path | None = None
+        """Its directory, where that is on this machine."""
 
     @property
     def can_command(self) -> bool:
@@ -61,7 +66,7 @@ class ViewDestination(LoggerDestination):
 
     def open(self, context: RunContext) -> None:
         """Tells the view which run it is, and takes how to command it."""
-        self._run.command = context.command
+        self._run.command, self._run.run_dir = context.command, context.run_dir
         self.view.run_name, self.view.attempt = context.run_name, context.attempt
         self.view.follow_outcomes(context.answered)
         self.view.follow_checkpoints(context.checkpoints)

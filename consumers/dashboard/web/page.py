@@ -28,7 +28,7 @@ _DRAWING_SHARE = 0.03
 or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
-_STYLE = _HERE / "page.css"
+_STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -105,7 +105,8 @@ class Page:
         """Puts everything on the page that is being made."""
         from nicegui import ui
 
-        ui.add_css(_STYLE)
+        for style in _STYLES:
+            ui.add_css(style)
         ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
         top = PageTop(self._role, self._view_link, self._guarded, _KEYS, self._home)

@@ -29,6 +29,25 @@ export function hashOf(settings) {
   settings.closed.forEach((title) => told.append("closed", title));
   settings.wide.forEach((id) => told.append("wide", id));
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
+  KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
+  return asHash(told);
+}
+
+// What other parts of the page keep in its address, by a name of theirs.
+const KEPT = ["image"];
+
+export function keptOf(name) {
+  return new URLSearchParams(location.hash.replace(/^#/, "")).getAll(name);
+}
+
+export function keep(name, values) {
+  const told = new URLSearchParams(location.hash.replace(/^#/, ""));
+  told.delete(name);
+  values.forEach((value) => told.append(name, value));
+  history.replaceState(history.state, "", asHash(told) || location.pathname + location.search);
+}
+
+function asHash(told) {
   const text = told.toString().replaceAll("%2F", "/");
   return text ? "#" + text : "";
 }

@@ -1,22 +1,19 @@
-"""What is below the charts: ranks, hyperparameters, latest values, images, and the log."""
+"""What is below the charts, in panels: events, images, ranks, hyperparameters, latest values."""
 
-import base64
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bus.types.hyperparameters import value_text
-from consumers.api.images import as_bytes, as_png
-from consumers.api.logger import Images
 from consumers.dashboard.view.log import LogEntry
 from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.panel import Panel, table
+from consumers.dashboard.web.run_images import ImagesPanel
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""
-
-IMAGES_OF_A_NAME = 8
 
 _LONGEST_CELL = 300
 
@@ -31,77 +28,71 @@ _RANK_COLUMNS = (
 
 
 class Panels:
-    """The panels of one browser. Those that are closed are not kept up to date."""
+    """The panels of one browser."""
 
     def __init__(self, compares: bool = False) -> None:
-        from nicegui import ui
-
-        self._runs: list[MonitoredRun] = []
-        self._logged: dict[int, int] = {}
-        self._images: list[tuple[int, Images]] = []
-        self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._labels: list[str] = []
-        with self._panel("Events and commands", "list_alt", is_open=True) as self._log_panel:
-            self._log = ui.log(max_lines=LOG_LINES).classes("log")
-            self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
-        with self._panel("Ranks", "view_column", is_open=True) as self._rank_panel:
-            self._ranks = ui.table(rows=[], columns=[], row_key="key").props('dense flat aria-label="Ranks"')
-        with self._panel("Hyperparameters", "tune", is_open=compares) as self._hyperparameter_panel:
-            self._hyperparameters = ui.table(rows=[], columns=[], row_key="name").props(
-                'dense flat wrap-cells aria-label="Hyperparameters"'
-            )
-        with self._panel("Images", "image", is_open=True) as self._image_panel:
-            self._pictures = ui.element("div").classes("pictures")
-        with self._panel("Latest values", "table_rows", is_open=False) as self._value_panel:
-            self._values = ui.table(rows=[], columns=[], row_key="metric").props(
-                'dense flat aria-label="Latest values"'
-            )
+        self._panels = (
+            LogPanel(),
+            ImagesPanel(),
+            RanksPanel(),
+            HyperparametersPanel(is_open=compares),
+            ValuesPanel(),
+        )
 
     @property
     def opened(self) -> tuple[bool, ...]:
         """Which of them are open."""
-        panels = (
-            *(self._log_panel, self._rank_panel, self._hyperparameter_panel),
-            *(self._image_panel, self._value_panel),
-        )
-        return tuple(bool(panel.value) for panel in panels)
+        return tuple(panel.is_open for panel in self._panels)
 
     def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
         """Brings those that are open up to date."""
-        self._runs, self._labels = runs, labels
-        self._update_log()
-        if self._rank_panel.value:
-            self._update_ranks()
-        self._update_hyperparameters()
-        self._update_images()
-        if self._value_panel.value:
-            self._update_values()
+        for panel in self._panels:
+            panel.update(runs, labels)
 
-    def _panel(self, title: str, icon: str, is_open: bool) -> Any:
+
+class LogPanel(Panel):
+    """Events and commands, as they happen."""
+
+    def __init__(self) -> None:
         from nicegui import ui
 
-        return ui.expansion(title, icon=icon, value=is_open).classes("panel").props("dense")
+        super().__init__("Events and commands", "list_alt", is_open=True)
+        self._logged: dict[int, int] = {}
+        with self.box:
+            self._log = ui.log(max_lines=LOG_LINES).classes("log")
+            self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
 
-    def _update_log(self) -> None:
-        runs = self._runs
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Adds the lines that are new."""
         new: list[tuple[LogEntry, str]] = []
         for number, run in enumerate(runs):
             entries = run.view.log(self._logged.get(number, 0))
             if entries:
                 self._logged[number] = entries[-1].number
-                new += [(entry, self._labels[number] if len(runs) > 1 else "") for entry in entries]
+                new += [(entry, labels[number] if len(runs) > 1 else "") for entry in entries]
         for entry, label in sorted(new, key=lambda one: one[0].time)[-LOG_LINES:]:
             at = time.strftime("%H:%M:%S", time.localtime(entry.time))
             rank = f" rank {entry.rank}" if entry.rank else ""
             kind = "" if entry.kind in ("event", "begin", "text") else f"{entry.kind}: "
             self._log.push(f"{at}  {label}{rank}{'  ' if label else ''}{kind}{entry.text}", classes=entry.kind)
 
-    def _update_ranks(self) -> None:
-        rows = []
-        runs = self._runs
+
+class RanksPanel(Panel):
+    """The ranks beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__("Ranks", "view_column", is_open=True)
+        with self.box:
+            self._table = table("Ranks", "key")
+
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Shows how they stand."""
+        if not self.is_open:
+            return
         ranks = [run.view.ranks() for run in runs]
         # A rank alone has nobody to be compared with.
-        self._rank_panel.set_visibility(any(len(of_run) > 1 for of_run in ranks))
+        self.show(any(len(of_run) > 1 for of_run in ranks))
+        rows = []
         for number, of_run in enumerate(ranks):
             for view in of_run:
                 told = {
@@ -112,22 +103,53 @@ class Panels:
                     "late": "" if view.late is None else f"{1000 * view.late:.3g} ms",
                     "behind": str(view.behind),
                 }
-                rows.append({"key": f"{number}/{view.rank}", "run": self._labels[number], **told})
-        columns = [*([("run", "run")] if len(runs) > 1 else []), *_RANK_COLUMNS]
-        self._fill(self._ranks, "ranks", columns, rows)
+                rows.append({"key": f"{number}/{view.rank}", "run": labels[number], **told})
+        self.fill(self._table, [*([("run", "run")] if len(runs) > 1 else []), *_RANK_COLUMNS], rows)
 
-    def _update_hyperparameters(self) -> None:
-        told = [run.view.hyperparameters for run in self._runs]
-        self._hyperparameter_panel.set_visibility(any(told))
-        if self._hyperparameter_panel.value:
-            rows = hyperparameter_rows(told)
-            columns = [("name", "name"), *((str(number), label) for number, label in enumerate(self._labels))]
+
+class HyperparametersPanel(Panel):
+    """What describes each run, with a box to search in it."""
+
+    def __init__(self, is_open: bool) -> None:
+        from nicegui import ui
+
+        super().__init__("Hyperparameters", "tune", is_open)
+        self._rows: list[dict[str, str]] = []
+        self._columns: list[tuple[str, str]] = []
+        with self.box:
+            self._find = ui.input(placeholder="find by name or value", on_change=self._show)
+            self._find.props('dense outlined clearable aria-label="Find hyperparameters"').classes("panel-find")
+            self._table = table("Hyperparameters", "name", "wrap-cells")
+
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Shows what is known of each run."""
+        told = [run.view.hyperparameters for run in runs]
+        self.show(any(told))
+        if self.is_open:
+            self._rows = hyperparameter_rows(told)
+            self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(labels))]
             if len(told) > 1:
-                columns.insert(1, ("differs", "differs"))
-            self._fill(self._hyperparameters, "hyperparameters", columns, rows)
+                self._columns.insert(1, ("differs", "differs"))
+            self._show()
 
-    def _update_values(self) -> None:
-        runs = self._runs
+    def _show(self) -> None:
+        words = str(self._find.value or "").lower().split()
+        found = [row for row in self._rows if _has_words(row, words)]
+        self.fill(self._table, self._columns, found)
+
+
+class ValuesPanel(Panel):
+    """The newest value of every metric."""
+
+    def __init__(self) -> None:
+        super().__init__("Latest values", "table_rows", is_open=False)
+        with self.box:
+            self._table = table("Latest values", "metric")
+
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Shows them."""
+        if not self.is_open:
+            return
         names = sorted({name for run in runs for name in run.view.names()})
         hyperparameters = [run.view.hyperparameters for run in runs]
         rows: list[dict[str, Any]] = []
@@ -140,43 +162,12 @@ class Panels:
                 except KeyError:
                     row[str(number)] = ""
             rows.append(row)
-        columns = [("metric", "metric"), *((str(number), label) for number, label in enumerate(self._labels))]
-        self._fill(self._values, "values", columns, rows)
+        self.fill(self._table, [("metric", "metric"), *((str(n), label) for n, label in enumerate(labels))], rows)
 
-    def _fill(self, table: Any, name: str, columns: list[tuple[str, str]], rows: list[dict[str, Any]]) -> None:
-        if self._rows.get(name) == rows:
-            return
-        self._rows[name] = rows
-        table.columns = [{"name": key, "label": label, "field": key, "align": "left"} for key, label in columns]
-        table.rows = rows
 
-    def _update_images(self) -> None:
-        from nicegui import ui
-
-        found = [(number, entry) for number, run in enumerate(self._runs) for entry in run.view.images()]
-        self._image_panel.set_visibility(bool(found))
-        # Not by value: arrays have no single one.
-        if not self._image_panel.value or [(n, id(one)) for n, one in found] == [
-            (n, id(one)) for n, one in self._images
-        ]:
-            return
-        self._images = found
-        self._pictures.clear()
-        with self._pictures:
-            for number, entry in found:
-                run = f"{self._labels[number]}: " if len(self._labels) > 1 else ""
-                title = f"{run}{entry.name}, batch {entry.step:,}"
-                count = len(entry.images)
-                cut = f", {IMAGES_OF_A_NAME} of {count}" if count > IMAGES_OF_A_NAME else ""
-                with ui.element("figure"):
-                    with ui.element("figcaption"):
-                        ui.label(title + cut)
-                    for place, image in enumerate(entry.images[:IMAGES_OF_A_NAME]):
-                        picture = ui.element("img")
-                        picture.props["src"] = (
-                            "data:image/png;base64," + base64.b64encode(as_png(as_bytes(image))).decode()
-                        )
-                        picture.props["alt"] = f"{title}, image {place + 1} of {count}"
+def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:
+    text = "\n".join(row.values()).lower()
+    return all(word in text for word in words)
 
 
 def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -193,10 +184,3 @@ def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str
             }
         )
     return sorted(rows, key=lambda row: not row["differs"])
-
-
-def _same(first: list[tuple[int, Images]], second: list[tuple[int, Images]]) -> bool:
-    # Not by value: arrays have no single one.
-    return len(first) == len(second) and all(
-        one == other and entry is known for (one, entry), (other, known) in zip(first, second, strict=True)
-    )

@@ -152,6 +152,7 @@ class DashboardServer:
         from fastapi import FastAPI, Request
         from nicegui import core, ui
 
+        from consumers.dashboard.web.content import add_routes
         from consumers.dashboard.web.gate import ROLE, guard_sockets
 
         # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
@@ -172,6 +173,7 @@ class DashboardServer:
         for path, build in self._pages.items():
             add(path, build)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        add_routes(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),

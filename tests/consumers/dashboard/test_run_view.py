@@ -602,14 +602,6 @@ def test_the_log_is_bounded_and_can_be_asked_for_what_is_new() -> None:
     assert view.log(after=2100) == []
 
 
-def test_the_latest_images_of_each_name_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_view, "MAX_IMAGES", 2)
-    view = RunView("run")
-    for name, step in (("a", 1), ("b", 1), ("c", 2), ("b", 3)):
-        view.take_images(Images(step, 0.0, name, [np.zeros((2, 2, 1))], {}, None, True))
-    assert [(entry.name, entry.step) for entry in view.images()] == [("c", 2), ("b", 3)]
-
-
 def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     view = RunView("run")
     run = MonitoredRun(view)
@@ -625,7 +617,8 @@ def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     assert (view.run_name, view.attempt) == ("digits-3", 2)
     assert points_of(view, "own") == {3: 1.5}
     assert [(entry.kind, entry.text, entry.time) for entry in view.log()] == [("text", "verdict: input-bound", 5.0)]
-    assert [entry.name for entry in view.images()] == ["inputs"]
+    assert view.images.steps() == {"inputs": [(3, 0)]}
+    assert run.run_dir is None
     assert view.hyperparameters == {"seed": 1}
 
 

@@ -1,0 +1,102 @@
+// Images over the steps of runs: of each name a slider, with all runs side by side. The browser loads what is shown.
+import { keep, keptOf } from "page_settings";
+import { grouped } from "page_text";
+
+const SETTLE_MS = 80;
+
+export default {
+  template: `
+    <div class="galleries">
+      <section v-for="gallery in galleries || []" :key="gallery.name" class="gallery" :aria-label="gallery.title">
+        <div class="gallery-head">
+          <h3>{{ gallery.title }}</h3>
+          <input v-if="stepsOf(gallery).length > 1" type="range" min="0" :max="stepsOf(gallery).length - 1" :value="placeOf(gallery)"
+                 :aria-label="'Step of ' + gallery.title" :aria-valuetext="'batch ' + stepText(gallery)" @input="choose(gallery, Number($event.target.value))">
+          <span class="gallery-step">batch {{ stepText(gallery) }}</span>
+          <button v-if="chosen[gallery.name] !== undefined" type="button" class="gallery-newest" :aria-label="'Newest of ' + gallery.title"
+                  @click="choose(gallery, stepsOf(gallery).length - 1)">newest</button>
+        </div>
+        <div class="gallery-runs">
+          <figure v-for="one in shownOf(gallery)" :key="one.run.address">
+            <figcaption v-if="gallery.runs.length > 1 || one.note">
+              <span v-if="gallery.runs.length > 1"><span class="dot" :style="{background: one.run.color}" aria-hidden="true"></span>{{ one.run.label }}</span>
+              <span class="soft">{{ one.note }}</span>
+            </figcaption>
+            <img v-for="place in one.images" :key="place" :src="one.address + (place - 1)" loading="lazy" decoding="async"
+                 :alt="one.alt + ', image ' + place + ' of ' + one.count">
+          </figure>
+        </div>
+      </section>
+    </div>`,
+  props: { galleries: Array },
+  data: () => ({
+    // Without a prototype: a name may be that of what every object has.
+    chosen: Object.create(null), // the step that somebody has chosen, of a name; without one the newest
+    drawn: Object.create(null), // the same, once the slider rests
+  }),
+  created() {
+    this.read();
+    window.addEventListener("hashchange", this.read);
+  },
+  beforeUnmount() {
+    clearTimeout(this.settling);
+    window.removeEventListener("hashchange", this.read);
+  },
+  methods: {
+    // In the address: NAME@STEP.
+    read() {
+      if (location.hash === "#charts") return;
+      const found = Object.create(null);
+      for (const text of keptOf("image")) {
+        const at = text.lastIndexOf("@");
+        const step = Number(text.slice(at + 1));
+        if (at > 0 && Number.isFinite(step)) found[text.slice(0, at)] = step;
+      }
+      this.chosen = found;
+      this.drawn = copy(found);
+    },
+    choose(gallery, place) {
+      const steps = this.stepsOf(gallery);
+      if (place >= steps.length - 1) delete this.chosen[gallery.name];
+      else this.chosen[gallery.name] = steps[place];
+      clearTimeout(this.settling);
+      this.settling = setTimeout(() => {
+        this.drawn = copy(this.chosen);
+        keep("image", Object.entries(this.chosen).map(([name, step]) => `${name}@${step}`));
+      }, SETTLE_MS);
+    },
+    // The steps of all runs together.
+    stepsOf(gallery) {
+      const steps = gallery.runs.length === 1 ? gallery.runs[0].steps : gallery.runs.flatMap((run) => run.steps);
+      return gallery.runs.length === 1 ? steps : [...new Set(steps)].sort((one, other) => one - other);
+    },
+    // Of a step that is gone, because there were too many, the one before it.
+    placeOf(gallery, chosen = this.chosen) {
+      const steps = this.stepsOf(gallery);
+      const step = chosen[gallery.name];
+      if (step === undefined) return steps.length - 1;
+      return Math.max(steps.findLastIndex((one) => one <= step), 0);
+    },
+    stepText(gallery) {
+      return grouped(this.stepsOf(gallery)[this.placeOf(gallery)]);
+    },
+    shownOf(gallery) {
+      const step = this.stepsOf(gallery)[this.placeOf(gallery, this.drawn)];
+      return gallery.runs.map((run) => {
+        const place = run.steps.findLastIndex((one) => one <= step);
+        if (place < 0) return { run, images: 0, note: `nothing before batch ${grouped(run.steps[0])}` };
+        const own = run.steps[place];
+        const count = run.counts[place];
+        const images = Math.min(count, gallery.most);
+        const notes = [own === step ? "" : `batch ${grouped(own)}`, images < count ? `${images} of ${count}` : ""];
+        const address = `${run.address}?name=${encodeURIComponent(gallery.name)}&step=${own}&place=`;
+        const alt = `${gallery.runs.length > 1 ? run.label + ": " : ""}${gallery.title}, batch ${grouped(own)}`;
+        return { run, address, count, images, alt, note: notes.filter(Boolean).join(" · ") };
+      });
+    },
+  },
+};
+
+function copy(chosen) {
+  return Object.assign(Object.create(null), chosen);
+}

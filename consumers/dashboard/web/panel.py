@@ -1,0 +1,37 @@
+"""What the panels below the charts have in common."""
+
+from typing import Any
+
+
+class Panel:
+    """A part of the page that can be opened and closed. One that is closed is not kept up to date."""
+
+    def __init__(self, title: str, icon: str, is_open: bool) -> None:
+        from nicegui import ui
+
+        self.box: Any = ui.expansion(title, icon=icon, value=is_open).classes("panel").props("dense")
+        self._filled: dict[int, Any] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has it open."""
+        return bool(self.box.value)
+
+    def show(self, is_shown: bool) -> None:
+        """Whether it is there at all."""
+        self.box.set_visibility(is_shown)
+
+    def fill(self, table: Any, columns: list[tuple[str, str]], rows: list[dict[str, Any]]) -> None:
+        """Brings a table of its own up to date, by the keys of the rows and the columns' heads."""
+        if self._filled.get(table.id) == (columns, rows):
+            return
+        self._filled[table.id] = columns, rows
+        table.columns = [{"name": key, "label": label, "field": key, "align": "left"} for key, label in columns]
+        table.rows = rows
+
+
+def table(name: str, row_key: str, more: str = "") -> Any:
+    """A table of a panel, with that name for those who cannot see it."""
+    from nicegui import ui
+
+    return ui.table(rows=[], columns=[], row_key=row_key).props(f'dense flat {more} aria-label="{name}"')

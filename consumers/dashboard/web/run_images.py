@@ -1,0 +1,71 @@
+"""The panel of images: of each name a slider over the steps, with all runs side by side."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.printing import one_line
+from consumers.dashboard.view.images import OF_ONE_STEP
+from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.cards import RUN_COLORS
+from consumers.dashboard.web.content import address_of
+from consumers.dashboard.web.panel import Panel
+
+if TYPE_CHECKING:
+    from nicegui.element import Element
+
+_HERE = Path(__file__).parent
+
+
+@functools.cache
+def _galleries_class() -> "type[Element]":
+    from nicegui.element import Element
+
+    class Galleries(
+        Element,
+        component=str(_HERE / "page_images.js"),
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "text")],
+    ):
+        """Shows images, which the browser loads from their addresses."""
+
+    return Galleries
+
+
+class ImagesPanel(Panel):
+    """The images of runs."""
+
+    def __init__(self) -> None:
+        super().__init__("Images", "image", is_open=True)
+        with self.box:
+            self._element = _galleries_class()()
+        self._shown: list[dict[str, Any]] = []
+
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Shows what has come."""
+        found = galleries_of(runs, labels)
+        self.show(bool(found))
+        if self.is_open and found != self._shown:
+            self._shown = found
+            self._element.props["galleries"] = found
+            self._element.update()
+
+
+def galleries_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each name of images, the runs that have some, with their steps and how many images were logged there."""
+    galleries: dict[str, dict[str, Any]] = {}
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        for name, steps in run.view.images.steps().items():
+            gallery = galleries.setdefault(
+                name, {"name": name, "title": one_line(name), "most": OF_ONE_STEP, "runs": []}
+            )
+            gallery["runs"].append(
+                {
+                    "label": one_line(label),
+                    "color": f"var(--run-{number % RUN_COLORS})",
+                    "address": address_of(run, "image"),
+                    "steps": [step for step, _ in steps],
+                    "counts": [count for _, count in steps],
+                }
+            )
+    return list(galleries.values())

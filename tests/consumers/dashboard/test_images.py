@@ -1,0 +1,92 @@
+"""The images of a run over its steps: what is kept of them, and what a browser is told."""
+
+import numpy as np
+import pytest
+
+from consumers.api.logger import Images
+from consumers.dashboard.view import images as view_images
+from consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.run_images import galleries_of
+
+SIDE = 10
+BYTES = SIDE * SIDE
+
+
+def logged(step, name="a", count=1, value=0):
+    pixels = np.full((SIDE, SIDE, 1), value, np.uint8)
+    return Images(step, 0.0, name, [pixels] * count, {}, None, True)
+
+
+def steps(history, name="a"):
+    return [step for step, _ in history.steps().get(name, [])]
+
+
+def test_each_step_has_its_images_and_a_step_between_those_before_it():
+    history = ImageHistory()
+    for step in (10, 30, 20):
+        history.take(logged(step, value=step))
+    assert steps(history) == [10, 20, 30]
+    assert [history.at("a", step).pixels[0][0, 0, 0] for step in (10, 15, 29, 99)] == [10, 10, 20, 30]
+    assert history.at("a", 9) is history.at("b", 10) is None
+
+
+def test_what_is_logged_again_at_a_step_replaces_what_was_there():
+    history = ImageHistory(max_bytes=2 * BYTES)
+    for value in range(20):
+        history.take(logged(1, value=value))
+        history.take(logged(2, value=value))
+    assert steps(history) == [1, 2]
+    assert history.at("a", 1).pixels[0][0, 0, 0] == 19
+
+
+def test_of_too_many_steps_the_first_the_newest_and_evenly_some_between_are_kept():
+    history = ImageHistory(max_bytes=20 * BYTES)
+    for step in range(0, 10_000, 10):
+        history.take(logged(step))
+        kept = steps(history)
+        assert len(kept) <= 20
+        assert (kept[0], kept[-1]) == (0, step)
+    between = np.diff(kept[:-1])
+    assert between.max() <= 4 * between.min(), kept
+
+
+def test_names_share_the_room_and_none_loses_its_newest(monkeypatch):
+    history = ImageHistory(max_bytes=12 * BYTES)
+    history.take(logged(1, "rare"))
+    for step in range(1, 100):
+        history.take(logged(step, "often"))
+    history.take(logged(100, "rare"))
+    assert steps(history, "rare") == [1, 100]
+    assert len(steps(history, "often")) == 10
+    monkeypatch.setattr(view_images, "MAX_NAMES", 2)
+    history.take(logged(1, "third"))
+    assert set(history.steps()) == {"rare", "third"}
+
+
+def test_images_that_are_larger_than_all_room_are_there_until_the_next():
+    history = ImageHistory(max_bytes=BYTES // 2)
+    for step in (1, 2, 3):
+        history.take(logged(step))
+        assert steps(history) == [step]
+
+
+def test_some_of_many_images_at_once_are_kept_and_the_number_is_told():
+    history = ImageHistory()
+    history.take(logged(1, count=OF_ONE_STEP + 3))
+    assert len(history.at("a", 1).pixels) == OF_ONE_STEP
+    assert history.steps() == {"a": [(1, OF_ONE_STEP + 3)]}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gallery_has_all_runs_with_their_steps(count):
+    runs = [MonitoredRun(RunView(f"r{number}")) for number in range(count)]
+    for number, run in enumerate(runs):
+        run.view.take_images(logged(number, "\u202ename"))
+    runs[0].view.take_images(logged(7, "own"))
+    both, own = galleries_of(runs, [run.view.run_name for run in runs])
+    assert [run["steps"] for run in both["runs"]] == [[number] for number in range(count)]
+    assert len({run["address"] for run in both["runs"]}) == count
+    assert (both["name"], both["title"]) == ("\u202ename", "\\u202ename")
+    assert [run["label"] for run in own["runs"]] == ["r0"]
