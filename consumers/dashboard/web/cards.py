@@ -10,6 +10,7 @@ from consumers.dashboard.view.phases import PublishingView
 from consumers.dashboard.view.progress import ProgressView, duration
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Role
+from consumers.dashboard.web.colors import dash, swatch
 
 if TYPE_CHECKING:
     from nicegui.elements.button import Button
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from nicegui.elements.label import Label
 
 
-RUN_COLORS = 8
-"""So many colours there are for the lines of runs: ``--run-0`` and so on in ``page.css``."""
-
 COMMANDS = ("pause", "resume", "checkpoint", "stop")
+
+_MOST_LARGE = 6
+"""More runs are a list, of a line each."""
 
 _ICONS = {"pause": "pause", "resume": "play_arrow", "checkpoint": "save", "stop": "stop"}
 
@@ -79,6 +80,7 @@ class RunCards:
         self._box = ui.element("section").classes("runs").props('aria-label="Runs"')
         self._outcome = ui.label("").classes("sr-only").props('role="status" aria-live="polite"')
         self._title = ""
+        self._is_list = False
 
     def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
         """Brings every card up to date, and makes those that are new."""
@@ -87,8 +89,11 @@ class RunCards:
         with self._box:
             for number in range(len(self._cards), len(runs)):
                 self._cards.append(_Card(number, runs[number], self._role, self._toggle, self._send))
+        if len(runs) > _MOST_LARGE and not self._is_list:
+            self._is_list = True
+            self._box.classes("many")
         for card, label in zip(self._cards, labels, strict=True):
-            card.update(label, many=len(runs) > 1)
+            card.update(label, count=len(runs))
         # What happens to a run is told to whoever cannot see the card.
         title = f"{runs[0].view.status}: {labels[0]}" if len(runs) == 1 else f"{len(runs)} runs"
         if title != self._title:
@@ -138,10 +143,10 @@ class _Card:
         self._status = ""
         self._buttons: dict[str, Button] = {}
         self._label = ""
-        with ui.element("article").classes("run") as self._card:
+        self._look: tuple[str, int] | None = None
+        with ui.element("article").classes("run").props(f'data-run="{number}"') as self._card:
             with ui.element("div").classes("run-head"):
                 self._dot = ui.element("button").classes("run-dot")
-                self._dot.style(f"background: var(--run-{number % RUN_COLORS})")
                 self._dot.on("click", self._on_dot)
                 self._name: Label = ui.label().classes("run-name").props('role="heading" aria-level="2"')
                 self._chip: Label = ui.label().classes("status")
@@ -156,8 +161,8 @@ class _Card:
             self._answer: Label = ui.label().classes("run-answer")
             self._answer.set_visibility(False)
 
-    def update(self, label: str, many: bool) -> None:
-        """Shows how the run stands."""
+    def update(self, label: str, count: int) -> None:
+        """Shows how the run stands, one of so many."""
         view = self._run.view
         status, progress = view.status, view.progress()
         if label != self._label:
@@ -166,7 +171,11 @@ class _Card:
             self._card.props["aria-label"] = f"Run {label}"
             self._dot.props["aria-label"] = f"Lines of {label}"
             self._dot.props["aria-pressed"] = "true"
-        self._dot.set_visibility(many)
+        self._dot.set_visibility(count > 1)
+        look = (swatch(self._number, count), dash(self._number, count))
+        if look != self._look:
+            self._look = look
+            self._dot.style(f"--swatch: {look[0]}").classes(replace=f"run-dot dash-{look[1]}")
         if status != self._status:
             self._chip.set_text(status)
             self._chip.classes(remove=f"status-{self._status}", add=f"status-{status}")

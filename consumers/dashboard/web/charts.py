@@ -29,6 +29,8 @@ _TAIL_WIDTH = 64
 _MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MAX_RANKS = 16
+_MOST_PARTS = 3_200
+"""Of all lines of a chart together: what a browser without a GPU draws in time, sixty times a second."""
 # Beyond, a number does not survive as one of 32 bits.
 _LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
 
@@ -70,10 +72,10 @@ class Look:
         }
         return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True)
 
-    def buckets(self, chart: str) -> int:
-        """In how many parts the axis is divided for it, each with its least and greatest value. Browsers of about the
-        same width share what was computed for one of them."""
-        wanted = self.visible[chart] // _PIXELS_TOGETHER
+    def buckets(self, chart: str, lines: int = 1) -> int:
+        """In how many parts the axis is divided for it, each with its least and greatest value; in fewer where there
+        are many lines. Browsers of about the same width share what was computed for one of them."""
+        wanted = min(self.visible[chart] // _PIXELS_TOGETHER, _MOST_PARTS // max(lines, 1))
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
 
@@ -163,13 +165,13 @@ class Lines:
                     series = run.view.series(name)
                 except KeyError:
                     continue
-                line = self._line(series, name, number, look)
+                line = self._line(series, name, number, look, look.buckets(name, len(runs)))
                 if line is not None:
                     lines.append(line)
         return lines
 
-    def _line(self, series: Series, chart: str, run: int, look: Look) -> dict[str, Any] | None:
-        buckets, version = look.buckets(chart), series.version
+    def _line(self, series: Series, chart: str, run: int, look: Look, buckets: int) -> dict[str, Any] | None:
+        version = series.version
         # A preview's series gives way to another one.
         shown = (look.range, buckets, id(series))
         sent = self._sent.get((chart, run, look.x))

@@ -11,7 +11,7 @@ from pathlib import Path
 from bus.errors import OffloopError, RunNotFoundError
 from bus.recording.recording import Recording
 from bus.runs.directory import Attempt, RunInfo
-from consumers.dashboard.view.follower import RunFollower
+from consumers.dashboard.view.follower import RunFollower, Turns
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.tap import MonitoredRun, RunTap
 from consumers.dashboard.web.places import Place, Places, RunsHere
@@ -91,6 +91,7 @@ class FollowedRuns:
         self._names: dict[str, str] = {}
         """By what it was asked for."""
         self._followers: list[RunFollower] = []
+        self._turns = Turns()
         self._started = False
         self._placeholders: dict[str, MonitoredRun] = {}
 
@@ -152,15 +153,22 @@ class FollowedRuns:
                 return  # Its broker is about to serve it.
             known.add(attempt.number)
             opening = self._opening(run) if is_last else _reading(attempt)
-            self._follow(opening, run.name, attempt.number, name)
+            self._follow(opening, run.name, attempt.number, name, attempt.recording)
 
     def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunTap], Stream]":
         return lambda feed: attach(run, Subscription.of([feed]))
 
-    def _follow(self, open_stream: "Callable[[RunTap], Stream]", run_name: str, attempt: int, name: str = "") -> None:
+    def _follow(
+        self,
+        open_stream: "Callable[[RunTap], Stream]",
+        run_name: str,
+        attempt: int,
+        name: str = "",
+        recording: Path | None = None,
+    ) -> None:
         run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))
         run.problem = None
-        follower = RunFollower(run, open_stream, self._every)
+        follower = RunFollower(run, open_stream, self._every, self._turns, recording)
         self._followers.append(follower)
         if self._started:
             follower.start()

@@ -54,7 +54,10 @@ def _board_class() -> "type[Element]":
     class Board(
         Element,
         component=str(_HERE / "page_board.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("scales", "settings", "text", "theme")],
+        dependencies=[
+            str(_HERE / f"page_{part}.js")
+            for part in ("colors", "crowd", "scales", "settings", "text", "theme", "zoom")
+        ],
     ):
         """All charts of a page, and what says how they are drawn: the browser alone knows that."""
 

@@ -1,15 +1,19 @@
 // The charts of the dashboard, drawn by ECharts. The server sends lines that are thinned to what can be seen; what can
 // be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
 import { echarts } from "nicegui-echart";
+import { toRaw } from "vue";
+import { CrowdPointer, crowdSeries, endsOf, isCrowd } from "page_crowd";
+import { colorOf, dashOf, swatchOf } from "page_colors";
 import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
 import { AXES, hashOf, MOST_SMOOTHING, settingsOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
 import { isDark, THEME_BUTTON, themed } from "page_theme";
+import { isZooming, zoomByWheel, zoomLightly } from "page_zoom";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
+const MOST_VALUES = 12;
 const LETTER_PIXELS = 6.5;
 const LABEL_ROOM = 12;
-const RUN_COLORS = 8; // --run-0 and so on in page.css
 const PHASE_COLORS = {
   data: ["#e69f00", "#f0b73a"],
   forward: ["#3b82c4", "#6fb1ea"],
@@ -71,6 +75,7 @@ export default {
                       :title="all[chart.id] ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
                       >{{ all[chart.id] ? "all values" : cut[chart.id] }}</button>
               <span class="latest">
+                <span v-if="runsIn(chart) > mostValues">{{ runsIn(chart) }} runs</span>
                 <span v-for="one in latestOf(chart)" :key="one.run" class="value">
                   <span v-if="runs.length > 1" class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}
                 </span>
@@ -106,6 +111,7 @@ export default {
     settings: settingsOf(location.hash),
     axes: AXES.map((axis) => ({ label: axis, value: axis })),
     mostSmoothing: MOST_SMOOTHING,
+    mostValues: MOST_VALUES,
   }),
   computed: {
     shownGroups() {
@@ -153,6 +159,7 @@ export default {
     document.addEventListener("visibilitychange", this.onVisibility);
     window.addEventListener("keydown", this.onShortcut);
     window.addEventListener("hashchange", this.onLink);
+    for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, this.onList);
   },
   beforeUnmount() {
     this.observer.disconnect();
@@ -161,6 +168,7 @@ export default {
     document.removeEventListener("visibilitychange", this.onVisibility);
     window.removeEventListener("keydown", this.onShortcut);
     window.removeEventListener("hashchange", this.onLink);
+    for (const kind of ["pointerover", "focusin"]) document.removeEventListener(kind, this.onList);
     this.plots.forEach((plot) => plot.chart?.dispose());
   },
   methods: {
@@ -177,7 +185,9 @@ export default {
         touched.add(line.c);
       }
       Object.assign(this.latest, update.latest || {});
-      if (update.runs || update.hidden || this.isStale) this.drawAll(false);
+      if (isZooming(this)) {
+        // It is drawn when the wheel rests.
+      } else if (update.runs || update.hidden || this.isStale) this.drawAll(false);
       else {
         touched.forEach((id) => this.draw(id));
         // The others keep to the same axis.
@@ -223,6 +233,8 @@ export default {
       this.sizes.unobserve(element);
       const plot = this.plots.get(chart.id);
       if (plot?.element === element) {
+        plot.unwheel?.();
+        plot.pointer?.leave();
         plot.chart?.dispose();
         this.plots.delete(chart.id);
         this.visible.delete(chart.id);
@@ -302,6 +314,8 @@ export default {
     },
     start(id, plot) {
       plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
+      zoomByWheel(this, plot);
+      plot.pointer = new CrowdPointer(plot, () => (plot.kind === "metric" ? this.shownLines(id) : []), (run) => this.focusRun(run), (x) => `${this.settings.x} ${this.placeText(x)}`);
       plot.chart.on("datazoom", () => this.onZoom(plot));
       plot.chart.getZr().on("dblclick", () => (this.range ? this.zoom(null) : this.showAll(id)));
       plot.chart.on("updateAxisPointer", (event) => this.onPointer(plot, event.axesInfo[0]?.value));
@@ -309,15 +323,32 @@ export default {
     },
     // The other charts that can be seen and have the same axis. ECharts' own way to connect charts goes by the number of
     // a point, which is another one in each line.
-    others(plot) {
+    others(plot, ofZoom = false) {
       const mine = this.axisOf(plot);
       return [...this.plots]
         .filter(([id, other]) => other !== plot && other.chart && this.visible.has(id) && this.axisOf(other) === mine)
-        .map(([, other]) => other.chart);
+        .map(([, other]) => other)
+        .filter((other) => !ofZoom || this.zooms(other));
+    },
+    // Whoever is at a run in a list of them sees its line.
+    onList(event) {
+      const run = event.target.closest?.("[data-run]")?.dataset.run;
+      if (run !== undefined) this.focusRun(Number(run));
+      else if (!event.target.closest?.(".plot")) this.focusRun(null);
+    },
+    // The line of a run, or of none, stands out in every chart of many.
+    focusRun(run) {
+      if (run === (this.focused ?? null)) return;
+      this.focused = run;
+      cancelAnimationFrame(this.focusing);
+      this.focusing = requestAnimationFrame(() => this.visible.forEach((_, id) => {
+        const plot = this.plots.get(id);
+        if (plot?.isCrowd) plot.chart?.setOption({ series: [{ id: "crowd" }] }, { lazyUpdate: true });
+      }));
     },
     // The pointer shows its place in all charts; without a value it has left.
     onPointer(plot, value) {
-      for (const chart of this.others(plot)) {
+      for (const { chart } of this.others(plot)) {
         const place = value === undefined
           ? { currTrigger: "leave" }
           : { x: chart.convertToPixel({ xAxisIndex: 0 }, value), y: chart.getHeight() / 2 };
@@ -326,7 +357,7 @@ export default {
     },
     onLegend(plot, name, isShown) {
       const type = isShown ? "legendSelect" : "legendUnSelect";
-      this.others(plot).forEach((chart) => chart.dispatchAction({ type, name }, { silent: true }));
+      this.others(plot).forEach(({ chart }) => chart.dispatchAction({ type, name }, { silent: true }));
     },
     onZoom(plot) {
       if (this.setting || !this.zooms(plot)) return;
@@ -334,7 +365,7 @@ export default {
       const [low, high] = this.extent(plot);
       const range = [zoom.startValue, zoom.endValue];
       const isAll = range[0] <= low && range[1] >= high;
-      this.zoom(isAll ? null : range);
+      zoomLightly(this, plot, isAll ? null : range);
     },
     // Shows that part of the axis in every chart, and asks for its points.
     zoom(range) {
@@ -442,7 +473,7 @@ export default {
           textStyle: { color: style.getPropertyValue("--ink").trim(), fontSize: 12 }, padding: [6, 9],
         },
         dataZoom: [{
-          id: "zoom", type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: false,
+          id: "zoom", type: "inside", filterMode: "none", zoomOnMouseWheel: false, moveOnMouseMove: false,
           moveOnMouseWheel: false, preventDefaultMouseMove: false, startValue: range[0], endValue: range[1],
           disabled: !this.zooms(plot), throttle: 60,
         }],
@@ -467,39 +498,46 @@ export default {
         { type: "value", min: 0, max: 1, show: false },
       ];
     },
-    // The line of each run that is shown, as it is to be drawn.
+    // The line of each run that is shown, and how it is drawn.
     shownLines(id) {
-      const style = getComputedStyle(document.body);
-      return this.runs
-        .filter((run) => this.linesOf(id).has(run.id) && !this.hidden[run.id])
-        .map((run) => {
-          const line = this.linesOf(id).get(run.id);
-          const points = line.x.map((x, place) => [x, shownValue(line.y[place], this.settings.log)]);
-          return { run, points, odd: line.n, color: style.getPropertyValue(runColor(run.color)).trim() };
-        });
+      const lines = this.linesOf(id);
+      const runs = toRaw(this.runs);
+      return runs
+        .filter((run) => lines.has(run.id) && !this.hidden[run.id])
+        .map((run) => ({ run, line: lines.get(run.id), odd: lines.get(run.id).n, color: colorOf(run, runs.length), dash: dashOf(run, runs.length) }));
     },
     // The least and the greatest value that an axis is made for; without outliers, but on a log scale, which has room.
     valueEnds(id, lines) {
-      const [first, last] = this.range || [-Infinity, Infinity];
       const isLog = this.settings.log;
-      const ends = lines.map(({ points }) => {
-        const values = points.filter(([x, y]) => y !== null && x >= first && x <= last).map(([, y]) => y);
-        const usual = this.all[id] || isLog ? null : usualRange(values);
-        return usual || values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
-      });
+      const ends = lines.map(({ line }) => endsOf(line, this.range, isLog, Boolean(this.all[id])));
       const [low, high] = [Math.min(...ends.map(([one]) => one)), Math.max(...ends.map(([, one]) => one))];
       return low <= high ? [low, high] : isLog ? [1, 10] : [0, 1];
+    },
+    crowdOption(id, plot, option, lines, axis, label, line) {
+      const look = {
+        range: this.range, isLog: this.settings.log, smoothing: this.settings.smoothing,
+        focused: () => this.focused ?? null, ends: () => this.range || this.extent(plot),
+      };
+      const { series, outliers } = crowdSeries(lines, axis, look);
+      this.cut[id] = outlierText(outliers, axis, plot.scale);
+      this.setVertical(option, axis, this.settings.log, label, line);
+      option.tooltip.showContent = false;
+      option.series = series;
+      return option;
     },
     metricOption(id, plot) {
       const { _label: label, _line: line, ...option } = this.baseOption(id, plot);
       const card = getComputedStyle(document.body).getPropertyValue("--card").trim();
       const lines = this.shownLines(id);
       const axis = verticalAxis(...this.valueEnds(id, lines), this.settings.log, plot.scale);
+      plot.isCrowd = isCrowd(lines);
+      if (plot.isCrowd) return this.crowdOption(id, plot, option, lines, axis, label, line);
       const mark = { type: "scatter", yAxisIndex: 1, symbol: "triangle", z: 4, clip: false };
       const isFaint = this.settings.smoothing > 0;
       const series = [];
       const outliers = [];
-      for (const { run, points, odd, color } of lines) {
+      for (const { run, line: data, odd, color } of lines) {
+        const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.settings.log)]);
         const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
         series.push({
           ...common, id: run.id, name: run.label, data: alone(points), showAllSymbol: true, z: 2,
@@ -537,8 +575,11 @@ export default {
       option.series = series;
       return option;
     },
+    placeText(value) {
+      return this.settings.x === "time" ? clockText(value, 0.1) : grouped(Number(Number(value).toPrecision(8)));
+    },
     tooltip(shown, scale, digits) {
-      const place = (value) => (this.settings.x === "time" ? clockText(value, 0.1) : grouped(Number(Number(value).toPrecision(8))));
+      const place = (value) => this.placeText(value);
       const drawn = shown.filter((one) => one.data && !one.seriesId?.endsWith(CUT));
       const at = place(drawn[0]?.value[0] ?? shown[0]?.axisValue ?? 0);
       const rows = drawn.map((one) => {
@@ -599,9 +640,14 @@ export default {
     },
     latestOf(chart) {
       const values = this.latest[chart.id] || {};
-      return this.runs
-        .filter((run) => run.id in values && !this.hidden[run.id])
-        .map((run) => ({ run: run.id, text: values[run.id], color: `var(${runColor(run.color)})` }));
+      const shown = this.runs.filter((run) => run.id in values && !this.hidden[run.id]);
+      // Of many, the pointer names those next to it.
+      return (shown.length > MOST_VALUES ? [] : shown)
+        .map((run) => ({ run: run.id, text: values[run.id], color: swatchOf(run, this.runs.length) }));
+    },
+    runsIn(chart) {
+      const values = this.latest[chart.id] || {};
+      return this.runs.filter((run) => run.id in values && !this.hidden[run.id]).length;
     },
     oddText(chart) {
       const odd = this.odd[chart.id];
@@ -618,6 +664,7 @@ export default {
         const run = this.runs.find((known) => known.id === one.run);
         return this.runs.length > 1 ? `${run.label}: ${one.text}` : one.text;
       });
+      if (this.runsIn(chart) > MOST_VALUES) values.push(`${this.runsIn(chart)} runs`);
       const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
       const cut = this.cut[chart.id] && !this.all[chart.id] ? `, ${this.cut[chart.id]}` : "";
       return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join(", ") || "nothing yet"}.`;
@@ -643,10 +690,6 @@ function painted() {
     setTimeout(resolve, PAINTED_MS);
     requestAnimationFrame(() => setTimeout(resolve));
   });
-}
-
-function runColor(number) {
-  return `--run-${number % RUN_COLORS}`;
 }
 
 function encode(text) {

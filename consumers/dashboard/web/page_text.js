@@ -5,6 +5,8 @@ const PLAIN = [[1, ""], [1e6, "M"]];
 const SMALLEST_PLAIN = 1e-4;
 const LARGEST_PLAIN = 1e9;
 
+const formats = new Map();
+
 export const SECONDS = [[1e-6, " µs"], [1e-3, " ms"], [1, " s"]];
 
 // In which unit values of that size are written: [factor, suffix].
@@ -29,8 +31,13 @@ export function valueText(value, scale, digits) {
 
 // With separators for thousands, and all of its digits.
 export function grouped(value, decimals) {
-  const digits = decimals === undefined ? { maximumFractionDigits: 20 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
-  return value.toLocaleString("en", digits);
+  // To make one takes far longer than to use it.
+  let format = formats.get(decimals);
+  if (!format) {
+    const digits = decimals === undefined ? { maximumFractionDigits: 20 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
+    formats.set(decimals, (format = new Intl.NumberFormat("en", digits)));
+  }
+  return format.format(value);
 }
 
 export function secondsText(value) {

@@ -1,0 +1,121 @@
+"""What the page of many runs over one another takes: seconds until it shows them, frames a second while one of its
+charts is zoomed, and the memory of the server and of the page, at first and after many frames of live runs.
+
+The browser is a headless Chromium on the same machine, which draws without a GPU. Each frame has one more step of the
+wheel."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlencode
+
+import psutil
+from common import Report, argument_parser, run
+from dashboard import CHROMIUM, LOSS, pages
+from home import home
+
+from bus import Event
+
+SUPPORT = Path(__file__).parent.parent / "tests" / "support"
+RUNS = 50
+CHARTS = 6
+VIEW = {"width": 1400, "height": 1000}
+FRAME_MILLISECONDS = 1000 / 60
+LATE = 1.05
+"""A frame is in time that comes not later than this part of its interval after the one before: clocks are not exact."""
+ARE_DRAWN = """([chart, runs, last]) => {
+    const board = document.querySelector(".board");
+    if (!board) return false;
+    const lines = getElement(Number(board.id.slice(1))).pointsOf(chart);
+    return lines.length === runs && lines.every((one) => one.x.at(-1) >= last);
+}"""
+# One step of the wheel in each frame: a second in, a second out. The times between frames, and those of the scripts.
+WHEEL = """async ([id, frames]) => {
+    const plot = document.querySelector(`[data-plot="${id}"]`);
+    const target = plot.querySelector("canvas"), box = plot.getBoundingClientRect();
+    const picture = () => new Promise((resolve) => requestAnimationFrame(resolve));
+    const between = [], scripts = [];
+    let before = await picture();
+    for (let number = 0; number < frames; number++) {
+        const given = {
+            deltaY: number % 120 < 60 ? -12 : 12, ctrlKey: true, bubbles: true, cancelable: true,
+            clientX: box.left + 0.6 * box.width, clientY: box.top + 0.5 * box.height,
+        };
+        const began = performance.now();
+        target.dispatchEvent(new WheelEvent("wheel", given));
+        const now = await picture();
+        between.push(now - before);
+        before = now;
+    }
+    return between;
+}"""
+
+
+def record(where: Path, batches: int) -> None:
+    """Runs that are over, with five learning rates and ten seeds each."""
+    sys.path.insert(0, str(SUPPORT))
+    from run_folders import WrittenRun
+
+    for number in range(RUNS):
+        chance = random.Random(number)
+        rate, seed = 10.0 ** -(number % 5), number // 5
+        written = WrittenRun(where, f"rate-{rate:g}-seed-{seed}", {"config": {"lr": rate, "seed": seed}})
+        for batch in range(1, batches + 1):
+            loss = 2 * (1 + number % 5) / (1 + batch / 300) + chance.gauss(0, 0.1)
+            metrics = {f"metric{one}": loss * one + chance.random() for one in range(1, CHARTS)}
+            written.batch = batch
+            written.send(Event.BATCH_END, {"loss": loss, "lr": {"SGD": [rate]}, "train_metrics": metrics})
+        written.end()
+
+
+def record_in_a_process(where: Path, batches: int) -> list[str]:
+    """The same in a process that ends; returns the names of the runs."""
+    code = f"import overlay, pathlib; overlay.record(pathlib.Path({str(where)!r}), {batches})"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
+    return sorted(path.parent.name for path in where.glob("*/run.json"))
+
+
+def address(url: str, names: list[str], find: str = "", **more: str) -> str:
+    """The page of these runs, with the charts whose names have that text."""
+    asked = [*(("run", name) for name in names), *more.items()]
+    return f"{url}runs?{urlencode(asked)}#{urlencode({'find': find})}"
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which that share of them is."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def measure_zoom(report: Report, where: Path, quick: bool) -> None:
+    """Frames while a chart is zoomed, alone on the page and as one of six."""
+    batches, frames = (300, 60) if quick else (4_000, 600)
+    report.progress(f"recording {RUNS} runs")
+    names = record_in_a_process(where, batches)
+    with home(where) as (url, process), pages(1) as (page,):
+        page.set_viewport_size(VIEW)
+        for what, find in (("one chart", "total"), (f"one of {CHARTS} charts", "t")):
+            begin = time.perf_counter()
+            page.goto("about:blank")
+            page.goto(address(url, names, find))
+            page.wait_for_function(ARE_DRAWN, arg=[LOSS, len(names), batches - 1], timeout=120_000, polling=20)
+            report.add(f"{what}: visit to {RUNS} runs drawn", time.perf_counter() - begin, "s")
+            page.locator(f'[data-plot="{LOSS}"]').scroll_into_view_if_needed()
+            page.wait_for_timeout(3000)
+            report.progress(f"zooming {what}")
+            between = page.evaluate(WHEEL, [LOSS, frames])
+            in_time = sum(one < FRAME_MILLISECONDS * LATE for one in between) / len(between)
+            report.add(f"{what}: from frame to frame, median", quantile(between, 0.5), "ms")
+            report.add(f"{what}: from frame to frame, 95 % below", quantile(between, 0.95), "ms")
+            report.add(f"{what}: frames in time", 100 * in_time, "%", 95, at_least=True)
+        report.add("memory of the server", psutil.Process(process.pid).memory_info().rss / 2**20, "MiB")
+
+
+PARTS = {"zoom": measure_zoom}
+
+if __name__ == "__main__":
+    chosen = argument_parser(__doc__, PARTS).parse_args()
+    if not CHROMIUM:
+        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
+    run("overlay", PARTS, chosen)

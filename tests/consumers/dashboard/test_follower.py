@@ -1,0 +1,62 @@
+"""How many histories are read at a time, and how many points the lines of many runs have."""
+
+import threading
+
+import pytest
+from helpers import wait_for
+
+from consumers.dashboard.view.follower import Turns
+from consumers.dashboard.view.run_view import RunView
+
+
+def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
+    turns, counted, lock = Turns(2), [], threading.Lock()
+    most, go_on = [0], threading.Event()
+
+    def read() -> None:
+        view = RunView("run")
+        with turns.take(view, lambda: False) as turn:
+            assert turn is not None
+            with lock:
+                counted.append(1)
+                most[0] = max(most[0], len(counted))
+            # A history of which something comes again and again.
+            while not go_on.wait(0.01):
+                view.note("note", "more")
+            with lock:
+                counted.pop()
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(counted) == 2, "two that read")
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert most == [2]
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_run_of_which_nothing_comes_and_one_that_is_live_let_others_read():
+    turns = Turns(1)
+    for _ in range(2):
+        with turns.take(RunView("live"), lambda: False) as turn:
+            assert turn is not None
+            turn.end()
+            with turns.take(RunView("silent"), lambda: False) as silent, turns.take(RunView("next"), bool) as other:
+                assert silent is not None
+                assert other is not None
+
+
+def test_who_is_told_to_leave_does_not_wait_for_a_turn():
+    turns = Turns(1)
+    busy = RunView("busy")
+    with turns.take(busy, lambda: False), turns.take(RunView("left"), lambda: True) as turn:
+        assert turn is None
+
+
+@pytest.mark.parametrize(("lines", "parts"), [(1, 512), (2, 512), (10, 320), (50, 64), (5000, 64)])
+def test_many_lines_of_a_chart_have_fewer_points_each(lines, parts):
+    from consumers.dashboard.web.charts import Look
+
+    assert Look(visible={"loss": 1000}).buckets("loss", lines) == parts
