@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bus.printing import one_line
 from consumers.dashboard.view.images import OF_ONE_STEP
 from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.cards import RUN_COLORS
+from consumers.dashboard.web.colors import swatch
 from consumers.dashboard.web.content import address_of
 from consumers.dashboard.web.panel import Panel
 
@@ -62,7 +62,7 @@ def galleries_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[di
             gallery["runs"].append(
                 {
                     "label": one_line(label),
-                    "color": f"var(--run-{number % RUN_COLORS})",
+                    "color": swatch(number, len(runs)),
                     "address": address_of(run, "image"),
                     "steps": [step for step, _ in steps],
                     "counts": [count for _, count in steps],
