@@ -33,8 +33,8 @@ export default {
         <saved-views v-if="savesViews" :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
                      @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
-          <q-menu class="home-menu" @show="$refs.findColumn?.focus()">
-            <div class="column-menu" role="dialog" aria-label="Columns">
+          <q-menu class="home-menu" role="dialog" aria-label="Columns" @show="$refs.findColumn?.focus()">
+            <div class="column-menu">
               <q-input v-model="findColumn" ref="findColumn" dense outlined clearable placeholder="find columns"
                        aria-label="Find columns by name" @clear="findColumn = ''"></q-input>
               <q-btn flat dense no-caps class="link" label="The usual ones" :disable="!settings.columns" @click="settings.columns = null"></q-btn>
@@ -142,8 +142,9 @@ export default {
           <q-btn v-if="settings.find && total" flat dense no-caps class="link" label="Show all runs" @click="settings.find = ''"></q-btn>
         </div>
       </div>
-      <q-menu v-model="menu.isOpen" :target="menu.target" no-parent-event class="home-menu">
-        <q-list v-if="menu.row" role="menu" dense :aria-label="'Actions for ' + menu.row.label">
+      <q-menu v-model="menu.isOpen" :target="menu.target" no-parent-event class="home-menu"
+              :aria-label="'Actions for ' + menu.row?.label">
+        <q-list v-if="menu.row" role="none" dense>
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>

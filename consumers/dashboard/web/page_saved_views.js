@@ -5,8 +5,8 @@ const MOST_LETTERS = 64;
 export const SavedViews = {
   template: `
     <q-btn flat dense no-caps class="link" icon="bookmark_border" label="Views" aria-haspopup="dialog">
-      <q-menu ref="menu" class="home-menu views-box" @before-show="onShow()" @show="$refs.name?.focus()">
-        <div class="views-menu" role="dialog" aria-label="Saved views">
+      <q-menu ref="menu" class="home-menu views-box" role="dialog" aria-label="Saved views" @before-show="onShow()" @show="$refs.name?.focus()">
+        <div class="views-menu">
           <p v-if="saved?.problem" class="home-error" role="alert">{{ saved.problem }}</p>
           <p v-else-if="saved && !saved.list.length" class="soft">No view is saved yet.</p>
           <ul v-if="saved?.list.length" class="views-list">

@@ -172,12 +172,15 @@ class DashboardServer:
 
         for path, build in self._pages.items():
             add(path, build)
+        # A bar that says nothing: pages get what they show by a socket.
+        core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
             dark=None,
+            language="en-US",
             tailwind=False,
             reconnect_timeout=_RECONNECT_SECONDS,
             show_welcome_message=False,

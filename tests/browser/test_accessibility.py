@@ -1,0 +1,100 @@
+"""axe-core finds nothing serious on any view of the pages, dark and light, on a desk and on a phone."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Dashboard, Visit, home_of, visit
+
+from bus import Event, Publisher
+from bus.index.annotations import annotate
+
+pytestmark = pytest.mark.timeout(180)
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+SERIOUS = """async () => {
+    const found = await axe.run(document, { resultTypes: ["violations"] });
+    return found.violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) =>
+        `${one.id}: ${one.help}; ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 300) + " " +
+            node.any.map((check) => check.message).join("; ")).join("\\n    ")}`);
+}"""
+STILL = """async () => {
+    const still = new CSSStyleSheet();
+    still.replaceSync("*, ::before, ::after { transition: none !important; animation: none !important }");
+    document.adoptedStyleSheets = [still];
+    const fading = () => document.querySelector("[class*=-enter-active], [class*=-leave-active]");
+    for (let left = 200; left && fading(); left--) await new Promise(requestAnimationFrame);
+    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+}"""
+DESK = {"viewport": {"width": 1500, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
+LOOKS = [("light", DESK), ("dark", DESK), ("light", PHONE), ("dark", PHONE)]
+NAMES = [f"rate-{rate}-seed-{seed}" for rate in (0.1, 0.01) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Dashboard]:
+    """The pages of four runs: one has failed, one is tagged, pinned and has a note, one is archived."""
+    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    for name in NAMES:
+        with Publisher(name, runs_dir=where) as publisher:
+            rate, seed = float(name.split("-")[1]), int(name[-1])
+            config = {"lr": rate, "seed": seed, "width": 32}
+            publisher.publish(Event.FIT_START, max_duration="9ba", hyperparameters={"config": config})
+            for batch in range(1, 10):
+                logged = {"metrics/eval/accuracy": rate + 0.1 * seed + 0.001 * batch}
+                at = {"batch": batch, "sample": 8 * batch, "batch_size": 8, "loss": 1 / batch + seed - rate}
+                publisher.publish(Event.BATCH_END, **at, logged=[[batch, logged]])
+            publisher.close("failed" if name == NAMES[1] else "finished")
+    annotate(where / NAMES[0], add=["baseline", "paper"], note="what we had before", pinned=True)
+    annotate(where / NAMES[3], archived=True)
+    with home_of(str(where)) as started:
+        yield started
+    shutil.rmtree(where)
+
+
+def has_nothing_serious(there: Visit) -> None:
+    """Asks axe-core, with nothing half faded in."""
+    there.page.evaluate(STILL)
+    there.page.evaluate(AXE)
+    found: list[Any] = there.page.evaluate(SERIOUS)
+    assert not found, "\n".join(found)
+
+
+@pytest.fixture(params=LOOKS, ids=["light", "dark", "light phone", "dark phone"])
+def look(request: pytest.FixtureRequest) -> dict[str, Any]:
+    scheme, size = request.param
+    return {"color_scheme": scheme, **size}
+
+
+def test_the_table_of_all_runs(served, browser, look):
+    with visit(browser, f"{served.url}#archived=1&run={NAMES[0]}&run={NAMES[1]}", **look) as there:
+        there.sees("2 selected")
+        there.waits_for(lambda: there.page.locator("tbody .name").count() == 4, "the runs")
+        has_nothing_serious(there)
+        there.page.get_by_label(f"Actions for {NAMES[0]}").click()
+        there.page.get_by_role("menuitem", name="Rename…").wait_for()
+        has_nothing_serious(there)
+        there.page.keyboard.press("Escape")
+        for name in ("Columns", "Views"):
+            there.page.get_by_role("button", name=name).click()
+            there.page.get_by_role("dialog", name=name).wait_for()
+            has_nothing_serious(there)
+            there.page.keyboard.press("Escape")
+
+
+def test_the_page_of_a_run(served, browser, look):
+    with visit(browser, f"{served.url}runs?run={NAMES[0]}", **look) as there:
+        there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
+        has_nothing_serious(there)
+
+
+def test_several_runs_compared(served, browser, look):
+    address = "&".join(f"run={name}" for name in NAMES[:3])
+    with visit(browser, f"{served.url}runs?{address}", **look) as there:
+        there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
+        has_nothing_serious(there)
