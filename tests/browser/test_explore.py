@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Dashboard, Visit, home_of, visit
@@ -99,3 +100,131 @@ def test_viewers_open_views_and_change_none_and_a_damaged_file_is_said(
         viewer.page.get_by_role("button", name="Views").click()
         viewer.sees("is not a file of saved views")
         assert viewer.page.locator(".views-list").count() == 0
+
+
+def explore(there: Visit, method: str, *arguments: object) -> object:
+    """Asks the view beside the table."""
+    home = "getElement(Number(document.querySelector('.home').id.slice(1))).$refs.explore"
+    return there.page.evaluate(f"([method, given]) => {home}?.[method](...given)", [method, list(arguments)])
+
+
+def at(there: Visit, method: str, *arguments: object) -> tuple[float, float]:
+    """A place on the plot, in pixels of the window."""
+    before: list[object] = [None]
+
+    def rests() -> tuple[float, float] | None:
+        on_plot: Any = explore(there, method, *arguments)
+        box = there.page.locator(".explore-plot").bounding_box()
+        before.append(on_plot and box and (box["x"] + on_plot[0], box["y"] + on_plot[1]))
+        return before[-1] if before[-1] == before[-2] else None  # type: ignore[return-value]
+
+    found: tuple[float, float] = there.waits_for(rests, f"{arguments} drawn, and at rest")
+    return found
+
+
+def selected(there: Visit) -> set[str]:
+    names = "new URLSearchParams(location.hash.slice(1)).getAll('run')"
+    return set(there.page.evaluate(names))
+
+
+def test_a_point_of_the_scatter_plot_names_its_run_is_selected_and_opened(served: Dashboard, browser: Browser) -> None:
+    with visit(browser, served.url, viewport=WIDE) as there:
+        there.page.get_by_role("button", name="Scatter").click()
+        there.sees(f"12 runs; 1 more has no value on both axes; best: {BEST} (lr 0.1, best Accuracy 0.5")
+        assert there.page.get_by_role("switch", name="log x").is_checked()
+        place = at(there, "placeOf", BEST)
+        there.page.mouse.move(*place)
+        tip = there.page.locator(".tip")
+        tip.wait_for()
+        assert tip.inner_text().split("\n")[0] == f"{BEST} · best"
+        there.page.mouse.click(*place)
+        there.waits_for(lambda: selected(there) == {BEST}, "it selected")
+        there.page.mouse.click(*place)
+        there.waits_for(lambda: not selected(there), "it not selected")
+        there.page.get_by_label("Search or filter runs").fill("optimizer == adam")
+        there.sees("6 runs; 1 more has no value on both axes")
+        there.page.get_by_role("combobox", name="x axis").click()
+        there.page.keyboard.type("optim")
+        there.page.get_by_role("option", name="config/optimizer").click()
+        there.sees("optimizer adam")
+        there.page.reload()
+        there.sees("optimizer adam")
+        place = at(there, "placeOf", name_of(0.01, 3))
+        there.page.mouse.dblclick(*place)
+        there.page.wait_for_url(f"**/runs?run={name_of(0.01, 3)}*")
+
+
+def test_the_keyboard_goes_from_point_to_point(served: Dashboard, browser: Browser) -> None:
+    with visit(browser, f"{served.url}#view=scatter&x=config/lr", viewport=WIDE) as there:
+        there.sees("best: ")
+        plot = there.page.get_by_role("img", name="Scatter plot of best Accuracy over lr")
+        plot.press("ArrowLeft")
+        said = there.page.locator(".explore [aria-live]")
+        there.waits_for(lambda: "(lr 0.1," in said.inner_text(), "the last one")
+        name = said.inner_text().partition(" ")[0]
+        plot.press("Space")
+        there.waits_for(lambda: selected(there) == {name}, "it selected")
+        plot.press("Enter")
+        there.page.wait_for_url(f"**/runs?run={name}*")
+
+
+def test_a_range_on_an_axis_selects_the_runs_in_it(served: Dashboard, browser: Browser) -> None:
+    with visit(browser, served.url, viewport=WIDE) as there:
+        there.page.get_by_role("button", name="Parallel").click()
+        there.sees("12 runs; 1 more has no best Accuracy")
+        low, high = at(there, "placeOn", "config/lr", 0.0014), at(there, "placeOn", "config/lr", 0.2)
+        there.page.mouse.move(*low)
+        there.page.mouse.down()
+        there.page.mouse.move(high[0], (low[1] + high[1]) / 2, steps=4)
+        there.page.mouse.move(*high, steps=4)
+        there.page.mouse.up()
+        there.sees("8 within the ranges")
+        expected = {name_of(rate, seed) for rate in (0.1, 0.01) for seed in (1, 2, 3, 4)}
+        there.waits_for(lambda: selected(there) == expected, "these selected")
+        # The same with the keyboard, and with a text: both ranges count.
+        there.page.get_by_role("group", name="Axes").get_by_role("button", name="optimizer").press("Enter")
+        axis = there.page.get_by_role("dialog", name="Axis config/optimizer")
+        axis.get_by_label("from").select_option("sgd")
+        there.sees("4 within the ranges")
+        there.waits_for(lambda: selected(there) == {one for one in expected if one[-1] in "24"}, "these selected")
+        there.page.keyboard.press("Escape")
+        there.page.reload()
+        there.sees("4 within the ranges")
+        there.sees("4 selected")
+        there.page.get_by_role("button", name="Clear ranges").click()
+        there.waits_for(lambda: not selected(there), "none selected")
+
+
+def test_axes_are_chosen_moved_and_removed_with_the_keyboard(served: Dashboard, browser: Browser) -> None:
+    with visit(browser, f"{served.url}#view=parallel&axis=lr&axis=seed", viewport=WIDE) as there:
+
+        def heads() -> list[str]:
+            return there.page.locator(".explore-head").all_inner_texts()
+
+        there.waits_for(lambda: heads() == ["lr", "seed", "best Accuracy"], "two axes")
+        there.page.get_by_role("combobox", name="add an axis").press("Enter")
+        there.page.keyboard.type("optimizer")
+        there.page.get_by_role("option", name="config/optimizer").wait_for()
+        there.page.keyboard.press("ArrowDown")
+        there.page.keyboard.press("Enter")
+        there.waits_for(lambda: heads() == ["lr", "seed", "optimizer", "best Accuracy"], "three axes")
+        axes = there.page.get_by_role("group", name="Axes")
+        axes.get_by_role("button", name="optimizer").press("Shift+ArrowLeft")
+        there.waits_for(lambda: heads() == ["lr", "optimizer", "seed", "best Accuracy"], "it moved")
+        axes.get_by_role("button", name="lr").press("Delete")
+        there.waits_for(lambda: heads() == ["optimizer", "seed", "best Accuracy"], "it removed")
+        assert "axis=config/optimizer&axis=config/seed" in there.page.url
+
+
+def test_every_control_has_a_name(served: Dashboard, browser: Browser) -> None:
+    nameless = """() => [...document.querySelectorAll("button, a, input, select, [role=switch], [tabindex='0']")]
+        .filter((one) => one.checkVisibility() && !one.closest("label"))
+        .filter((one) => !one.getAttribute("aria-label") && !one.innerText.trim())
+        .map((one) => one.outerHTML.slice(0, 200))"""
+    for view in ("scatter", "parallel"):
+        with visit(browser, f"{served.url}#view={view}", viewport=WIDE) as there:
+            there.sees("best: ")
+            assert there.page.evaluate(nameless) == []
+            there.page.get_by_role("button", name="Views").click()
+            there.page.get_by_label("Name of the new view").wait_for()
+            assert there.page.evaluate(nameless) == []

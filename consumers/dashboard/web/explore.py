@@ -62,6 +62,10 @@ class ExploreLook:
         )
 
 
+TABLE = ExploreLook()
+"""Nothing of all this: the table."""
+
+
 def _text(told: Any) -> str:
     return told[:_LONGEST_NAME] if isinstance(told, str) else ""
 
@@ -112,7 +116,8 @@ class _Axes:
         self.x = self.color = None
         self.axes: list[Column] = []
         if look.view == "scatter":
-            self.x = self._find(look.x) or next(iter(usual), None) or self._find("started")
+            numbers = (one for one in usual if one.kind == "number" and not one.name.endswith("seed"))
+            self.x = self._find(look.x) or next(iter((*numbers, *usual)), None) or self._find("started")
             if look.color != NO_COLOR:
                 self.color = self._find(look.color) or next((one for one in usual if one.name != _name(self.x)), None)
         elif look.axes is None:

@@ -22,6 +22,7 @@ from consumers.dashboard.view.run_table import (
 )
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.all_runs import AllRuns
+from consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
 from consumers.dashboard.web.frames import Frames
 from consumers.dashboard.web.saved_views import SavedViews
 from consumers.dashboard.web.server import Opening
@@ -46,12 +47,18 @@ _LONGEST = 2000
 _LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
+_PARTS = (
+    *("settings", "theme", "text", "scales", "saved_views"),
+    *("explore", "explore_axes", "explore_options", "explore_settings"),
+)
 _KEYS = (
     ("/", "search and filter"),
     ("d", "dark, light, or as the system has it"),
     ("?", "this list"),
     ("↑ / ↓ / Page Up / Page Down", "in the table: scroll"),
     ("Enter", "on a name: the page of that run; on a column's head: sort by it"),
+    ("← / →, Space, Enter", "on a plot: from run to run, select, open"),
+    ("Shift and ← / →, Delete", "on the name of an axis: move, remove"),
     ("Escape", "leave a tag or a note as it was"),
     ("Tab", "next button, link or box"),
 )
@@ -60,11 +67,15 @@ _KEYS = (
 @functools.cache
 def _home_class() -> "type[Element]":
     from nicegui.element import Element
+    from nicegui.elements.echart import EChart
+
+    # ECharts comes with the class of single charts.
+    assert EChart.component is not None
 
     class Home(
         Element,
         component=str(_HERE / "page_home.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "theme", "saved_views")],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in _PARTS],
     ):
         """The table, and what says which part of it is seen: the browser alone knows that."""
 
@@ -82,6 +93,7 @@ class TableLook:
     first: int = 0
     count: int = 50
     hidden: bool = False
+    explore: ExploreLook = TABLE
 
     @classmethod
     def from_browser(cls, told: Any) -> "TableLook":
@@ -97,6 +109,7 @@ class TableLook:
             _count(told.get("first"), 1 << 30),
             _count(told.get("count"), _MOST_ROWS),
             told.get("hidden") is True,
+            ExploreLook.from_browser(told.get("explore")),
         )
 
 
@@ -135,6 +148,7 @@ def window(table: RunTable, look: TableLook) -> dict[str, Any]:
             for column in columns
         ],
         "rows": [_row(entry, columns, chosen) for entry in chosen.entries[first : first + look.count]],
+        **explored(table, chosen.entries, look.explore, _key),
     }
 
 
@@ -251,6 +265,7 @@ class HomePage:
             "metrics": sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES],
         }
         frame = {name: value for name, value in whole.items() if name not in self._shown or self._shown[name] != value}
+        forget_others(self._shown, whole)
         self._shown.update(frame)
         self._seen = seen
         if not frame:

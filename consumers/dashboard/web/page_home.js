@@ -1,5 +1,7 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
+import { Explore, takeExplored } from "page_explore";
+import { exploreLookOf, VIEWS } from "page_explore_settings";
 import { homeHashOf, homeSettingsOf } from "page_settings";
 import { SavedViews } from "page_saved_views";
 import { THEME_BUTTON, themed } from "page_theme";
@@ -29,6 +31,7 @@ export default {
         </q-input>
         <span class="home-count" role="status">{{ countText }}</span>
         <div class="spread"></div>
+        <q-btn-toggle v-model="settings.view" :options="views" class="view-switch" dense no-caps unelevated toggle-color="primary" role="group" aria-label="View"></q-btn-toggle>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
         <saved-views v-if="savesViews" :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
                      @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
@@ -75,7 +78,8 @@ export default {
         <div class="spread"></div>
         <q-btn flat dense no-caps class="link" label="Select none" @click="settings.runs = []"></q-btn>
       </div>
-      <div class="table-box" ref="box" id="table" tabindex="0" role="region" aria-label="All runs" @scroll.passive="onScroll()">
+      <explore v-if="settings.view !== 'table'" ref="explore" :explored="explored" :settings="settings" :names="names" :link-to="linkTo" :empty-text="emptyText" @look="tell()"></explore>
+      <div v-show="settings.view === 'table'" class="table-box" ref="box" id="table" tabindex="0" role="region" aria-label="All runs" @scroll.passive="onScroll()">
         <table v-if="columns.length || rows.length" :aria-rowcount="found + 1" :style="{width: tableWidth + 'px'}">
           <colgroup>
             <col :style="{width: checkWidth + 'px'}"><col :style="{width: nameWidth + 'px'}">
@@ -156,7 +160,7 @@ export default {
       </q-menu>
     </div>`,
   mixins: [themed],
-  components: { SavedViews },
+  components: { Explore, SavedViews },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number, savesViews: Boolean },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -171,6 +175,8 @@ export default {
     error: null,
     problems: [],
     saved: null,
+    explored: {},
+    views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
     names: { usual: [], every: [], hyperparameters: [], metrics: [] },
     findColumn: "",
     newTag: "",
@@ -277,6 +283,7 @@ export default {
     // What the server calls: everything that has changed. The answer lets it send the next.
     async frame({ number, ...update }) {
       const began = performance.now();
+      this.explored = takeExplored(this.explored, update);
       for (const name of Object.keys(update)) this[name] = update[name];
       await this.$nextTick();
       return [number, (performance.now() - began) / 1000];
@@ -322,7 +329,7 @@ export default {
         const { find, sort, columns, archived } = this.settings;
         const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
         const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden };
+        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, explore: exploreLookOf(this.settings) };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

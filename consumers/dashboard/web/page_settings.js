@@ -1,3 +1,5 @@
+import { exploreSettingsOf, tellExploreSettings } from "page_explore_settings";
+
 // How the page is set: in the address, so that it survives a reload and goes along with a link.
 
 export const AXES = ["batch", "sample", "epoch", "time"];
@@ -61,6 +63,7 @@ export function homeSettingsOf(hash) {
     columns: given.has("column") ? [...new Set(given.getAll("column"))] : null,
     archived: given.get("archived") === "1",
     runs: [...new Set(given.getAll("run"))],
+    ...exploreSettingsOf(given),
     theme: THEMES.includes(given.get("theme")) ? given.get("theme") : THEMES[0],
   };
 }
@@ -72,6 +75,7 @@ export function homeHashOf(settings) {
   settings.columns?.forEach((name) => told.append("column", name));
   if (settings.archived) told.set("archived", "1");
   settings.runs.forEach((run) => told.append("run", run));
+  tellExploreSettings(told, settings);
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   const text = told.toString().replaceAll("%2F", "/");
   return text ? "#" + text : "";

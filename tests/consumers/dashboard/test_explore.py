@@ -1,0 +1,160 @@
+"""What a browser is sent of all runs for a scatter plot or parallel coordinates."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.index.entry import MetricValues, RunEntry
+from consumers.dashboard.view.run_table import RunTable
+from consumers.dashboard.web import explore
+from consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others, spearman
+from consumers.dashboard.web.home import TableLook, window
+
+ACCURACY = "metrics/eval/accuracy"
+SCATTER = ExploreLook("scatter")
+PARALLEL = ExploreLook("parallel")
+
+
+def entry(number: int, accuracy: float | None, **config: Any) -> RunEntry:
+    usual: dict[str, Any] = {
+        **dict.fromkeys(("id", "error", "reason", "epoch", "batch", "sample", "planned", "ended")),
+        "status": "finished",
+        "started": float(number),
+        "attempts": 1,
+        "size": 1,
+        "tags": (),
+        "note": "",
+        "pinned": False,
+        "archived": False,
+    }
+    metrics = {} if accuracy is None else {ACCURACY: MetricValues(accuracy, 1, accuracy, 1, accuracy, 1)}
+    hyperparameters = {f"config/{name}": value for name, value in config.items()}
+    return RunEntry(run=f"run-{number}", hyperparameters=hyperparameters, metrics=metrics, **usual)
+
+
+def sent(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:
+    """What is sent, as it arrives."""
+    table = RunTable({one.run: one for one in entries})
+    frame = explored(table, entries, look, lambda run: run)
+    return json.loads(json.dumps(frame, allow_nan=False))
+
+
+def about(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:
+    return sent(entries, look)["explored"]
+
+
+RATES = [
+    entry(n, 0.1 * n, lr=10.0 ** -(n % 3), seed=n, width=32, optimizer="adam" if n % 2 else "sgd") for n in range(8)
+]
+
+
+def test_the_usual_axes_are_the_hyperparameters_that_differ_and_the_best_value_of_the_metric():
+    scatter = about(RATES, SCATTER)
+    assert (scatter["x"], scatter["y"]) == ("config/lr", f"{ACCURACY}.best")
+    assert scatter["color"] == "config/optimizer"
+    assert {*about(RATES, PARALLEL)["axes"]} == {"config/lr", "config/seed", "config/optimizer"}
+    assert sent(RATES, TABLE) == {}
+    names = [entry(n, 0.1, name=f"text {n}", lr=n) for n in range(20)]
+    assert about(names, PARALLEL)["axes"] == ["config/lr"], "a text that is another one in each run is no axis"
+
+
+def test_columns_are_those_that_are_asked_for_and_mistakes_are_said():
+    look = ExploreLook("scatter", x="seed", y="nothing", color=explore.NO_COLOR)
+    found = about(RATES, look)
+    assert (found["x"], found["y"], found["color"]) == ("config/seed", f"{ACCURACY}.best", "")
+    assert "no run has 'nothing'" in found["problem"]
+    found = about(RATES, ExploreLook("parallel", y="accuracy", axes=("seed", "lr", "config/seed", "accuracy")))
+    assert found["axes"] == ["config/seed", "config/lr"]
+    assert found["columns"] == [ACCURACY, "config/seed", "config/lr"]
+
+
+def test_values_are_numbers_or_texts_and_what_is_missing_or_not_finite_is_nothing():
+    entries = [
+        entry(0, math.nan, a=1, b="x", c=True, d=[1, 2]),
+        entry(1, math.inf, a=10**400, b=2, c=False, d=[]),
+        entry(2, 0.5, a=2.5, b=None, c=None, d="\x1b[31m" + "y" * 500),
+        entry(3, None),
+    ]
+    frame = sent(entries, ExploreLook("parallel", y="accuracy", axes=("a", "b", "c", "d")))
+    assert frame[f"explored:{ACCURACY}"]["values"] == [None, None, 0.5, None]
+    assert frame["explored:config/a"]["values"] == [1.0, None, 2.5, None]
+    b, c, d = (frame[f"explored:config/{name}"] for name in "bcd")
+    assert [None if at is None else b["texts"][at] for at in b["values"]] == ["x", "2", None, None]
+    assert [None if at is None else c["texts"][at] for at in c["values"]] == ["true", "false", None, None]
+    assert all(len(text) < 100 and text.isprintable() for text in d["texts"])
+    assert frame[f"explored:{ACCURACY}"]["better"] == "max"
+
+
+def test_texts_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(n, 0.1 * n, text="common" if n % 2 else f"text {n}") for n in range(200)]
+    column = sent(entries, ExploreLook("scatter", x="text"))["explored:config/text"]
+    assert len(column["texts"]) == 51
+    assert column["texts"][-1] == OTHERS
+    assert column["values"].count(column["texts"].index("common")) == 100
+    assert column["values"].count(50) == 51
+    monkeypatch.setattr(explore, "MOST_RUNS", 10)
+    frame = sent(entries, SCATTER)
+    assert (len(frame["exploredRuns"]), frame["explored"]["found"]) == (10, 200)
+    assert all(len(frame[f"explored:{name}"]["values"]) == 10 for name in frame["explored"]["columns"])
+
+
+def test_a_column_that_is_out_of_sight_is_sent_again_when_it_is_asked_for():
+    table = RunTable({one.run: one for one in RATES})
+    shown: dict[str, Any] = {"rows": 1}
+    for look in (SCATTER, ExploreLook("scatter", x="seed", color="-"), SCATTER):
+        whole = window(table, TableLook(explore=look))
+        forget_others(shown, whole)
+        news = {name: value for name, value in whole.items() if shown.get(name) != value}
+        assert f"explored:{whole['explored']['x']}" in news
+        shown.update(news)
+    assert f"explored:{ACCURACY}.best" not in news, "that was there all the time"
+    forget_others(shown, window(table, TableLook()))
+    assert not [name for name in shown if name.startswith("explored")]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["view", "x", "y", "color", "axes"]), inner | st.sampled_from(["scatter", "parallel"])
+            )
+        ),
+        max_leaves=8,
+    )
+)
+def test_a_browser_may_say_anything(told: Any):
+    look = TableLook.from_browser({"explore": told}).explore
+    assert look.view in explore.VIEWS
+    sent(RATES, look)
+
+
+def test_what_goes_with_the_metric_is_named_with_its_rank_correlation_the_strongest_first():
+    entries = [entry(n, n**3, up=2**n, down=-n, noise=n * 7 % 10, same=1, text=str(n)) for n in range(10)]
+    entries += [entry(10, None, up=1), entry(11, 1.0, other=1), entry(12, 2.0, other=2)]
+    related = about(entries, SCATTER)["related"]
+    assert [(one["title"], one["rho"], one["runs"]) for one in related[:2]] in (
+        [("up", 1.0, 10), ("down", -1.0, 10)],
+        [("down", -1.0, 10), ("up", 1.0, 10)],
+    )
+    assert [one["title"] for one in related[2:]] == ["noise"], "neither texts nor what two runs have"
+
+
+def test_ranks_of_equal_values_are_the_mean_of_their_places():
+    # The figures of the usual formula for ties: ranks 1, 2.5, 2.5, 4, 5 and 1, 2, 3, 4.5, 4.5.
+    assert spearman([(1, 1), (2, 2), (2, 3), (3, 4), (4, 4)]) == pytest.approx(9 / 9.5)
+    assert spearman([(1, 1), (2, 2), (3, 3), (4, 4)]) is None
+    assert spearman([(1, n) for n in range(9)]) is None
+
+
+@given(st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=5, max_size=30))
+def test_a_rank_correlation_depends_on_the_order_alone(pairs: list[tuple[int, int]]):
+    rho = spearman(pairs)
+    assert rho is None or -1 - 1e-9 <= rho <= 1 + 1e-9
+    assert spearman([(math.exp(x / 9), 3.0 * y) for x, y in pairs]) == (None if rho is None else pytest.approx(rho))
+    assert spearman([(-x, y) for x, y in pairs]) == (None if rho is None else pytest.approx(-rho))
