@@ -444,8 +444,8 @@ export const Explore = {
         const ordered = [...this.drawn].sort((one, other) => sign * (column.values[one] - column.values[other]) || one - other);
         const place = ordered.indexOf(this.current);
         this.current = ordered[(place < 0 ? (by > 0 ? 0 : ordered.length - 1) : place + by + ordered.length) % ordered.length];
-        this.point();
         this.spoken = this.describe(this.current);
+        this.point();
       } else if (event.key === " " && this.current !== null) this.select(this.current);
       else if (event.key === "Enter" && this.current !== null) this.open(this.current);
       else return;
@@ -454,6 +454,7 @@ export const Explore = {
     },
     // Shows what the keys have reached.
     point() {
+      if (!this.chart) return;
       const series = this.chart.getOption().series;
       for (let seriesIndex = 0; seriesIndex < series.length; seriesIndex++) {
         if (["selected", "best"].includes(series[seriesIndex].id)) continue;
