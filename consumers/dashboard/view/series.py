@@ -52,6 +52,15 @@ class Extremes(NamedTuple):
     high_at: float
 
 
+class Parts(NamedTuple):
+    """What a series has at some places: the mean, the least and the greatest of what is finite there; NaN where it has
+    nothing."""
+
+    mean: "Floats"
+    low: "Floats"
+    high: "Floats"
+
+
 class Table:
     """Rows of numbers that only ever grow at the end, at 8 bytes a number. What comes is gathered column by column,
     which costs some 30 nanoseconds a number, and moved to its place many rows at a time."""
@@ -267,6 +276,49 @@ class Series:
             kept = kept_points(values, np.unique(np.concatenate([[0], starts[starts < len(steps)]])))
             return Points(clock.read(steps[kept], x), values[kept], False)
 
+    def span(self, x: Axis = "batch") -> tuple[float, float] | None:
+        """Where on that axis it begins and ends; ``None`` when there is nothing in it."""
+        with self._lock:
+            rows = self._read()
+            if not len(rows):
+                return None
+            first, last = self._clock.read(rows[[0, -1], 0], x).tolist()
+            return first, last
+
+    def parts(self, places: "Floats", x: Axis = "batch") -> Parts:
+        """What there is at each of some places on that axis, in order, which stand for what is nearer to them than to
+        others. Where nothing was logged between two points that are finite, it is what a line between them shows."""
+        import numpy as np
+
+        with self._lock:
+            rows, clock = self._read(), self._clock
+            steps, values = rows[:, 0], rows[:, 1]
+            borders = (places[1:] + places[:-1]) / 2
+            # The clock has no place for what is beyond it.
+            inner = steps.searchsorted(clock.steps_at(borders, x), "left")
+            ends = np.concatenate([inner, [len(steps)]])
+            starts = np.concatenate([[0], inner])
+            first, last = (clock.read(steps[[0, -1]], x).tolist()) if len(steps) else (0.0, 0.0)
+            if len(places) and len(steps):
+                half = (places[-1] - places[-2]) / 2 if len(places) > 1 else np.inf
+                starts[0] = steps.searchsorted(clock.steps_at(places[:1] - half, x), "left")[0]
+                ends[-1] = steps.searchsorted(clock.steps_at(places[-1:] + half, x), "right")[0]
+            found = binned(values, starts, np.maximum(ends, starts))
+            empty = np.flatnonzero(ends <= starts)
+            if len(empty) and len(steps):
+                at = clock.steps_at(places[empty], x)
+                inside = (places[empty] >= first) & (places[empty] <= last) & np.isfinite(at)
+                empty, at = empty[inside], at[inside]
+                after = np.clip(steps.searchsorted(at, "left"), 1, max(len(steps) - 1, 1))
+                if len(steps) > 1:
+                    one, other = values[after - 1], values[after]
+                    share = (at - steps[after - 1]) / (steps[after] - steps[after - 1])
+                    finite = np.isfinite(one) & np.isfinite(other)
+                    between = one[finite] * (1 - share[finite]) + other[finite] * share[finite]
+                    for filled in found:
+                        filled[empty[finite]] = between
+            return found
+
     def _read(self) -> "Floats":
         self._before_reading()
         return self.settle()
@@ -334,6 +386,31 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
     chosen = np.zeros(len(values), dtype=bool)
     chosen[np.concatenate(kept)] = True
     return np.flatnonzero(chosen)
+
+
+def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
+    """The mean, least and greatest of the finite values between each of ``starts`` and that of ``ends``, which follow
+    one another; NaN where there is none."""
+    import numpy as np
+
+    found = Parts(*(np.full(len(starts), np.nan) for _ in Parts._fields))
+    filled = np.flatnonzero(ends > starts)
+    if not len(filled):
+        return found
+    begin, end = int(starts[filled[0]]), int(ends[filled[-1]])
+    inside, places = values[begin:end], starts[filled] - begin
+    finite = np.isfinite(inside)
+    counts = np.add.reduceat(finite.astype(np.intp), places)
+    has = counts > 0
+    # Divided first: the sum of what is very large would be infinite.
+    sizes = np.diff(np.append(places, len(inside)))
+    shares = np.where(finite, inside, 0.0) / np.repeat(np.maximum(counts, 1), sizes)
+    low = np.minimum.reduceat(np.where(finite, inside, np.inf), places)[has]
+    high = np.maximum.reduceat(np.where(finite, inside, -np.inf), places)[has]
+    found.low[filled[has]], found.high[filled[has]] = low, high
+    # Rounding does not get it beyond them.
+    found.mean[filled[has]] = np.clip(np.add.reduceat(shares, places)[has], low, high)
+    return found
 
 
 def thinned(rows: "Floats") -> "Floats":

@@ -1,0 +1,135 @@
+"""The mean and the range of several runs, against numpy."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.dashboard.view.groups import common_places, group_points
+from consumers.dashboard.view.series import Clock, Series
+
+ODD = [math.nan, math.inf, -math.inf]
+
+
+def series_of(points: dict[float, float], clock: Clock | None = None) -> Series:
+    made = Series("loss", clock or Clock(), threading.RLock())
+    for step, value in points.items():
+        made.append(step, value)
+    return made
+
+
+def grouped(*runs: dict[float, float], most: int = 256, **given_range: float):
+    series = [series_of(run) for run in runs]
+    return group_points(series, common_places(series, "batch", most=most, **given_range), "batch")
+
+
+def test_runs_with_the_same_steps_give_the_mean_least_and_greatest_of_each():
+    found = grouped({0: 1.0, 1: 2.0, 2: 4.0}, {0: 3.0, 1: 2.0, 2: 5.0})
+    assert found.xs.tolist() == [0, 1, 2]
+    assert found.mean.tolist() == [2.0, 2.0, 4.5]
+    assert found.low.tolist() == [1.0, 2.0, 4.0]
+    assert found.high.tolist() == [3.0, 2.0, 5.0]
+    assert found.count.tolist() == [2, 2, 2]
+
+
+def test_a_run_that_ended_early_has_no_part_in_what_comes_after_it():
+    found = grouped({0: 1.0, 1: 1.0}, {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0})
+    assert found.count.tolist() == [2, 2, 1, 1]
+    assert found.mean.tolist() == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_between_two_points_of_a_run_its_line_counts():
+    found = grouped({0: 0.0, 10: 10.0}, {0: 0.0, 4: 0.0, 10: 0.0})
+    assert found.xs.tolist() == [0, 4, 10]
+    assert found.mean.tolist() == [0.0, 2.0, 5.0]
+    assert found.high.tolist() == [0.0, 4.0, 10.0]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_not_finite_is_left_out_and_no_line_leads_over_it(odd):
+    found = grouped({0: 1.0, 4: odd, 8: 1.0}, {0: 3.0, 2: 3.0, 4: 3.0, 6: 3.0, 8: 3.0})
+    assert found.count.tolist() == [2, 1, 1, 1, 2]
+    assert found.mean.tolist() == [2.0, 3.0, 3.0, 3.0, 2.0]
+    alone = grouped({0: odd, 1: odd})
+    assert alone.count.tolist() == [0, 0]
+    assert np.isnan(alone.mean).all()
+    assert np.isnan(alone.low).all()
+
+
+def test_no_peak_of_a_long_run_is_lost_and_each_run_has_the_same_weight():
+    long = dict.fromkeys(range(100_000), 1.0) | {77_777: 500.0}
+    short = dict.fromkeys(range(0, 100_000, 1000), 3.0)
+    found = grouped(long, short, most=100)
+    assert len(found.xs) <= 101
+    assert (found.xs[0], found.xs[-1]) == (0, 99_999)
+    assert found.high.max() == 500.0
+    usual = found.high < 500.0
+    assert np.allclose(found.mean[usual], np.where(found.count[usual] == 2, 2.0, 1.0))
+
+
+def test_a_part_of_the_axis_has_finer_places():
+    long = {step: float(step) for step in range(10_000)}
+    part = grouped(long, most=100, first=4_000.0, last=4_050.0)
+    assert len(part.xs) > 40
+    assert part.xs.min() >= 4_000
+    assert part.xs.max() <= 4_050
+    assert np.allclose(part.mean, part.xs, atol=1)
+
+
+def test_very_large_values_have_a_mean_that_is_finite():
+    found = grouped({0: 1.5e308}, {0: 1.6e308}, {0: 1.7e308})
+    assert np.allclose(found.mean / 1e308, [1.6])
+
+
+def test_other_axes_are_those_of_each_run():
+    def clocked(batches: int, seconds_each: float) -> Series:
+        clock = Clock()
+        clock.extend(np.array([[step, 8 * step, step / 10, step * seconds_each] for step in range(batches)], float))
+        return series_of({step: float(step) for step in range(batches)}, clock)
+
+    series = [clocked(101, 1.0), clocked(101, 2.0)]
+    places = common_places(series, "time")
+    found = group_points(series, places, "time")
+    at = found.xs.tolist().index(100.0)
+    assert (found.low[at], found.high[at], found.count[at]) == (50.0, 100.0, 2)
+    assert found.count[-1] == 1
+
+
+values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from(ODD))
+runs = st.lists(st.dictionaries(st.integers(0, 300), values, max_size=60), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(runs, st.sampled_from([8, 40, 1000]))
+def test_means_and_ranges_are_those_that_are_computed_one_by_one(several, most):
+    several = [dict(sorted(run.items())) for run in several]
+    found = grouped(*several, most=most)
+    xs = found.xs
+    borders = [-math.inf, *((xs[1:] + xs[:-1]) / 2), math.inf]
+    for place, x in enumerate(xs):
+        means, lows, highs = [], [], []
+        for run in several:
+            steps = [step for step in run if borders[place] <= step < borders[place + 1]]
+            if steps:
+                near = [run[step] for step in steps if math.isfinite(run[step])]
+            elif run and min(run) <= x <= max(run):
+                before, after = max(step for step in run if step <= x), min(step for step in run if step >= x)
+                ends = run[before], run[after]
+                near = [np.interp(x, [before, after], ends)] if np.isfinite(ends).all() else []
+            else:
+                near = []
+            if near:
+                means.append(np.mean(near))
+                lows.append(min(near))
+                highs.append(max(near))
+        assert found.count[place] == len(means)
+        if means:
+            assert np.isclose(found.mean[place], np.mean(means), rtol=1e-9, atol=1e-6)
+            assert np.isclose(found.low[place], min(lows), rtol=1e-9, atol=1e-6)
+            assert np.isclose(found.high[place], max(highs), rtol=1e-9, atol=1e-6)
+            assert found.low[place] <= found.mean[place] <= found.high[place]
+        else:
+            assert math.isnan(found.mean[place])
