@@ -1,6 +1,6 @@
 """What the web dashboard takes: seconds from the command to a drawn page, milliseconds to draw and to zoom a chart of a
-long run, seconds to load a long history, and the speed of a training with a dashboard and three browsers attached
-against none.
+long run, seconds to load a long history, and the speed of a training with the page of all runs and three browsers
+attached against none.
 
 The browsers are headless Chromium on the same machine and draw without a GPU. Beside a training they only get the time
 that nobody else wants (SCHED_IDLE; of ``nice`` Chromium rids itself), because otherwise they would take from it, on few
@@ -103,6 +103,26 @@ def dashboard(*options: str) -> Iterator[str]:
         process.communicate()
 
 
+@contextlib.contextmanager
+def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """``bus ui`` of that folder; gives the page's address."""
+    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(where), "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("dashboard: "):
+                yield line.split()[1], process
+                break
+        else:
+            raise SystemExit("the command ended without a page")
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def measure_page(report: Report, where: Path, quick: bool) -> None:
     """Seconds from the command to a page that shows the last point."""
     events, rounds = (1_000, 1) if quick else (100_000, 5)
@@ -155,21 +175,23 @@ def measure_history(report: Report, where: Path, quick: bool) -> None:
 
 
 def train(where: Path, batches: int, watched: bool) -> tuple[float, float]:
-    """Batches a second of the training, by the clock and by its thread's own time, by itself or with a dashboard and
-    three browsers attached."""
+    """Batches a second of the training, by the clock and by its thread's own time, by itself or with ``bus ui`` and
+    three browsers: one looks at the table of all runs, two at the page of this one."""
     from hot_loop import fit
     from jobs import JOBS, make_trainer
 
     trainer = make_trainer(JOBS["medium MLP"], batches, where)
     with contextlib.ExitStack() as opened:
         if watched:
-            run = ("--run", trainer.state.run_name, "--runs-dir", str(where))
-            url = opened.enter_context(dashboard(*run))
+            url, _ = opened.enter_context(home(where))
             modest = where / "chromium"
             modest.write_text(f'#!/bin/sh\n{LAST_IN_LINE}; exec chrt --idle 0 {CHROMIUM} "$@"\n')
             modest.chmod(0o755)
-            for page in opened.enter_context(pages(3, str(modest))):
-                page.goto(url)
+            table, *others = opened.enter_context(pages(3, str(modest)))
+            table.goto(url)
+            table.get_by_role("link", name=trainer.state.run_name, exact=True).wait_for()
+            for page in others:
+                page.goto(f"{url}runs?run={trainer.state.run_name}")
                 page.wait_for_selector(".run")
         time.sleep(SETTLE_SECONDS)
         own = time.thread_time()
@@ -189,7 +211,7 @@ def measure_training(report: Report, where: Path, quick: bool) -> None:
     report.add("training, nobody watching", [speed for speed, _ in alone], "batches/s")
     for place, what in enumerate(("by the clock", "the training thread's own time")):
         speeds = ratios((one[place] for one in watched), (one[place] for one in alone))
-        report.add(f"with a dashboard and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
+        report.add(f"with bus ui and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
 
 
 PARTS = {"page": measure_page, "history": measure_history, "training": measure_training}

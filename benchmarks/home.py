@@ -1,22 +1,21 @@
 """What the page of all runs (``bus ui``) takes with many runs: seconds to read them all once, seconds from the command
-and from a visit to the table, and milliseconds from a key to the rows that are found or sorted.
+and from a visit to the table, milliseconds from a key to the rows that are found or sorted, and what the command and
+the page hold in memory.
 
 The runs are copies of some that were really recorded. The browser is a headless Chromium on the same machine."""
 
-import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 from common import Report, argument_parser, run
-from dashboard import CHROMIUM, pages
+from dashboard import CHROMIUM, home, pages
 
 from bus import Event, Publisher
 from bus.index.index import INDEX_FILE, RunIndex
@@ -84,26 +83,6 @@ def copy(sources: list[Path], where: Path, count: int) -> None:
         (target / "run.json").write_text(json.dumps(about))
 
 
-@contextlib.contextmanager
-def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """``bus ui`` of that folder; gives the page's address."""
-    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(where), "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("dashboard: "):
-                yield line.split()[1], process
-                break
-        else:
-            raise SystemExit("the command ended without a page")
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def has_rows(page: Any, count: int) -> None:
     """Waits until the page shows that there are so many runs, with rows of them."""
     told = f"{count:,} runs"
@@ -113,6 +92,16 @@ def has_rows(page: Any, count: int) -> None:
         timeout=60_000,
         polling=10,
     )
+
+
+def page_heap(page: Any) -> float:
+    """MiB that the script of a page holds, without what is free to be collected."""
+    tools = page.context.new_cdp_session(page)
+    tools.send("HeapProfiler.enable")
+    tools.send("HeapProfiler.collectGarbage")
+    tools.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
+    return metrics["JSHeapUsedSize"] / 2**20
 
 
 def measure_table(report: Report, where: Path, quick: bool) -> None:
@@ -132,7 +121,9 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
     started, opened = [], []
     found: dict[str, list[float]] = {what: [] for what in FILTERS}
     ordered: dict[str, list[float]] = {what: [] for what in COLUMNS}
-    scrolled = []
+    scrolled: list[float] = []
+    memory: list[float] = []
+    heap: list[float] = []
     for _ in report.rounds("page", rounds):
         with pages(1) as (page,):
             begin = time.perf_counter()
@@ -152,7 +143,8 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
                     times.append(page.evaluate(UNTIL_DRAWN, f"home.settings.sort = {json.dumps(what)};"))
                 for place in (0.2, 0.5, 0.99):
                     scrolled.append(page.evaluate(UNTIL_DRAWN, f"box.scrollTop = box.scrollHeight * {place};"))
-                memory = psutil.Process(process.pid).memory_info().rss / 2**20
+                memory.append(psutil.Process(process.pid).memory_info().rss / 2**20)
+                heap.append(page_heap(page))
     report.add(f"command to the table of {count:,} runs", started, "s")
     report.add(f"visit to the table of {count:,} runs", opened, "s", 1)
     for what, times in found.items():
@@ -160,7 +152,8 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
     for what, times in ordered.items():
         report.add(f"sort by {what}", times, "ms", 200)
     report.add("a jump in the table", scrolled, "ms", 200)
-    report.add("memory of the server", memory, "MiB")
+    report.add("memory of the command", memory, "MiB", 400)
+    report.add("memory of the page's script", heap, "MiB", 100)
 
 
 PARTS = {"table": measure_table}

@@ -26,7 +26,7 @@ GOING_ON = ("live", "paused")
 _encode = msgspec.msgpack.encode
 
 
-class MetricValues(msgspec.Struct, array_like=True, frozen=True):
+class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A metric of a run, over all its attempts."""
 
     last: float

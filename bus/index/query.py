@@ -148,7 +148,11 @@ def sort(
     """
     _, value_of = (columns or Columns(entries)).find(name)
     values = [_single(value_of(entry)) for entry in entries]
-    known = [(_order(value), entry) for value, entry in zip(values, entries, strict=True) if value is not None]
+    known = [(value, entry) for value, entry in zip(values, entries, strict=True) if value is not None]
+    if all(isinstance(value, str) for value, _ in known):
+        known = [(value.lower(), entry) for value, entry in known]
+    elif not all(isinstance(value, int | float) for value, _ in known):
+        known = [(_order(value), entry) for value, entry in known]
     known.sort(key=itemgetter(0), reverse=reverse)
     unknown = [entry for value, entry in zip(values, entries, strict=True) if value is None]
     return [*(entry for _, entry in known), *unknown]
@@ -335,9 +339,11 @@ def _metric(name: str, which: str) -> ValueOf:
 
 def _single(value: Any) -> Any:
     """A value by which runs can be sorted; ``None`` where there is none."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or None
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return value
 
 
 def _order(value: Any) -> tuple[int, Any]:

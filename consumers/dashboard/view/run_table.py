@@ -68,6 +68,8 @@ class RunTable:
         """What the columns can be."""
         self._chosen: dict[tuple[str, str, bool], Chosen] = {}
         self._orders: dict[str, list[RunEntry]] = {}
+        self._best: dict[tuple[str, bool], dict[str, str | None]] = {}
+        """The best of the runs that are found, in whichever order."""
         self._usual: tuple[str, ...] | None = None
         self._newest_first = sorted(self.entries.values(), key=lambda entry: entry.started, reverse=True)
 
@@ -140,11 +142,13 @@ class RunTable:
         if found is None:
             if len(self._chosen) >= _KEPT:
                 self._chosen.clear()
+                self._best.clear()
             found = self._chosen[key] = self._choose(find.strip(), order, archived)
         return found
 
     def _choose(self, find: str, order: str, archived: bool) -> "Chosen":
         entries = self._newest_first
+        best = self._best.setdefault((find, archived), {})
         error = None
         if find:
             if is_expression(find, self.names):
@@ -164,7 +168,7 @@ class RunTable:
             wanted = {entry.run for entry in entries}
             entries = [entry for entry in self._ordered(order) if entry.run in wanted]
         return Chosen(
-            [entry for entry in entries if entry.pinned] + [e for e in entries if not e.pinned], left_out, error
+            [entry for entry in entries if entry.pinned] + [e for e in entries if not e.pinned], left_out, error, best
         )
 
     def _ordered(self, order: str) -> list[RunEntry]:
@@ -195,13 +199,19 @@ _KINDS: dict[str, Kind] = {
 class Chosen:
     """Some of all runs, in an order."""
 
-    def __init__(self, entries: list[RunEntry], archived: int = 0, error: str | None = None) -> None:
+    def __init__(
+        self,
+        entries: list[RunEntry],
+        archived: int = 0,
+        error: str | None = None,
+        best: dict[str, str | None] | None = None,
+    ) -> None:
         self.entries = entries
         self.archived = archived
         """So many others are not shown because they are archived."""
         self.error = error
         """What is wrong with the filter, in words."""
-        self._best: dict[str, str | None] = {}
+        self._best = {} if best is None else best
 
     def best(self, column: Column) -> str | None:
         """The run with the best value in a metric's column, if there are runs to compare it with."""
