@@ -24,7 +24,7 @@ class GroupPoints(NamedTuple):
     """The least value of any of them there."""
     high: "Floats"
     """The greatest."""
-    count: "Floats"
+    runs: "Floats"
     """How many have a finite value there."""
 
 

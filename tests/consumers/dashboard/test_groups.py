@@ -32,12 +32,12 @@ def test_runs_with_the_same_steps_give_the_mean_least_and_greatest_of_each():
     assert found.mean.tolist() == [2.0, 2.0, 4.5]
     assert found.low.tolist() == [1.0, 2.0, 4.0]
     assert found.high.tolist() == [3.0, 2.0, 5.0]
-    assert found.count.tolist() == [2, 2, 2]
+    assert found.runs.tolist() == [2, 2, 2]
 
 
 def test_a_run_that_ended_early_has_no_part_in_what_comes_after_it():
     found = grouped({0: 1.0, 1: 1.0}, {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0})
-    assert found.count.tolist() == [2, 2, 1, 1]
+    assert found.runs.tolist() == [2, 2, 1, 1]
     assert found.mean.tolist() == [2.0, 2.0, 3.0, 3.0]
 
 
@@ -51,10 +51,10 @@ def test_between_two_points_of_a_run_its_line_counts():
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_not_finite_is_left_out_and_no_line_leads_over_it(odd):
     found = grouped({0: 1.0, 4: odd, 8: 1.0}, {0: 3.0, 2: 3.0, 4: 3.0, 6: 3.0, 8: 3.0})
-    assert found.count.tolist() == [2, 1, 1, 1, 2]
+    assert found.runs.tolist() == [2, 1, 1, 1, 2]
     assert found.mean.tolist() == [2.0, 3.0, 3.0, 3.0, 2.0]
     alone = grouped({0: odd, 1: odd})
-    assert alone.count.tolist() == [0, 0]
+    assert alone.runs.tolist() == [0, 0]
     assert np.isnan(alone.mean).all()
     assert np.isnan(alone.low).all()
 
@@ -67,7 +67,7 @@ def test_no_peak_of_a_long_run_is_lost_and_each_run_has_the_same_weight():
     assert (found.xs[0], found.xs[-1]) == (0, 99_999)
     assert found.high.max() == 500.0
     usual = found.high < 500.0
-    assert np.allclose(found.mean[usual], np.where(found.count[usual] == 2, 2.0, 1.0))
+    assert np.allclose(found.mean[usual], np.where(found.runs[usual] == 2, 2.0, 1.0))
 
 
 def test_a_part_of_the_axis_has_finer_places():
@@ -94,8 +94,8 @@ def test_other_axes_are_those_of_each_run():
     places = common_places(series, "time")
     found = group_points(series, places, "time")
     at = found.xs.tolist().index(100.0)
-    assert (found.low[at], found.high[at], found.count[at]) == (50.0, 100.0, 2)
-    assert found.count[-1] == 1
+    assert (found.low[at], found.high[at], found.runs[at]) == (50.0, 100.0, 2)
+    assert found.runs[-1] == 1
 
 
 values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from(ODD))
@@ -125,7 +125,7 @@ def test_means_and_ranges_are_those_that_are_computed_one_by_one(several, most):
                 means.append(np.mean(near))
                 lows.append(min(near))
                 highs.append(max(near))
-        assert found.count[place] == len(means)
+        assert found.runs[place] == len(means)
         if means:
             assert np.isclose(found.mean[place], np.mean(means), rtol=1e-9, atol=1e-6)
             assert np.isclose(found.low[place], min(lows), rtol=1e-9, atol=1e-6)
