@@ -2,17 +2,19 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
+from bus.runs.alerts import FIRING, RunAlert, note_alert
 from bus.strict_json import plain
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from consumers.api.context import ContextKeeper
+from consumers.api.logger import Logger, LoggerDestination
 
 _GRADIENTS = ("gradient_norm", "gradient_norms")
 
@@ -67,6 +69,11 @@ class NaNMonitor(Callback):
         self._bad_batches = 0
         self._in_episode = False
         self._has_inputs = False
+        self._keeper = ContextKeeper("NaNMonitor's place")
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Through which it hears where the run's directory is."""
+        return [self._keeper]
 
     def state_dict(self) -> dict[str, Any]:
         """How many batches were bad, whether the last one was, and whether inputs of one are kept."""
@@ -113,7 +120,12 @@ class NaNMonitor(Callback):
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
-        say(f"{where}: {' and '.join(what)}; learning rates {rates}{then}", err=True)
+        text = f"{' and '.join(what)}; learning rates {rates}{then}"
+        say(f"{where}: {text}", err=True)
+        run_dir = self._keeper.context.run_dir
+        if run_dir is not None:
+            batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}"
+            note_alert(run_dir, RunAlert(identity, FIRING, identity, text, state.time, state.attempt, batch))
 
     def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
         rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", plain(state.loss)]]

@@ -12,6 +12,7 @@ from typing import Any
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
+from bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 from bus.runs.directory import Origin, read_run
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS
@@ -78,6 +79,7 @@ class StallMonitor(Callback):
         self._limit: float | None = None
         self._last_event: Event | None = None
         self._phase = ""
+        self._batch = 0
         self._fitting = False
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
@@ -128,6 +130,7 @@ class StallMonitor(Callback):
         self._take_in(event, state.time_ns)
         self._last_event, self._last_ns = event, state.time_ns
         self._limit, self._phase = self._expected_within(event), _phase(event, state)
+        self._batch = state.timestamp.values.batch
         self._note_arrival()
 
     async def close(self, state: Snapshot, logger: Logger) -> None:
@@ -193,7 +196,9 @@ class StallMonitor(Callback):
     def _note_arrival(self) -> None:
         if self._alerted:
             self._alerted = False
-            _say(f"the training goes on, after {time.monotonic() - self._arrived:.0f} s without an event")
+            self._alert(
+                RESOLVED, f"the training goes on, after {time.monotonic() - self._arrived:.0f} s without an event"
+            )
         self._arrived = time.monotonic()
         if self._watch is None and not self._is_replay():
             # Outside an event loop, as in a test of the numbers, nobody waits for anything.
@@ -214,10 +219,20 @@ class StallMonitor(Callback):
             await asyncio.sleep(min(1.0, self._min_seconds / 10))
             if arrived == self._arrived:
                 self._alerted = True
-                _say(
+                self._alert(
+                    FIRING,
                     f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
-                    f"{self._limit:.0f} s: the training hangs {self._phase}"
+                    f"{self._limit:.0f} s: the training hangs {self._phase}",
                 )
+
+    def _alert(self, status: str, text: str) -> None:
+        """Says it to people, and writes it down for the page of the run."""
+        _say(text)
+        context = self._keeper.context
+        if context.run_dir is not None:
+            identity = f"stall-{context.attempt}-{time.time_ns()}"
+            alert = RunAlert(identity, status, "stall", text, time.time(), context.attempt, self._batch)
+            note_alert(context.run_dir, alert)
 
     def _left(self) -> float:
         """Seconds until it is to be looked at again; 0 when an event is overdue."""

@@ -2,12 +2,17 @@
 
 import sys
 import textwrap
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
-from browser import Visit, commanded, visit
+from browser import Visit, commanded, home_of, visit
+from helpers import wait_for
 
 from bus import Event, Publisher
+from bus.index.annotations import annotate, read_annotations
+from bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,3 +77,90 @@ def test_images_of_every_step_are_loaded_when_they_are_chosen(run: Path, tmp_pat
             there.waits_for(lambda: pixels(there, "__proto__") == [[10] * 3], "the same after a reload")
             there.page.get_by_role("button", name="Newest of __proto__").click()
             there.waits_for(lambda: pixels(there, "__proto__") == [[60] * 3], "the newest again")
+
+
+def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> None:
+    (run / "ba4.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    (run / "latest").symlink_to("ba4.safetensors")
+    (run / "page.html").write_text("<script>window.hacked = 1</script>")
+    (run / "metrics.csv").write_text("step,loss\n1,<b>0.5</b>\n")
+    (run / "out.txt").symlink_to("/etc/passwd")
+    with home_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        row = there.page.get_by_role("row").filter(has_text="ba4.safetensors")
+        row.filter(has_text="latest").wait_for()
+        row.get_by_role("button", name="Resume from ba4.safetensors").click()
+        command = there.page.get_by_label("Command", exact=True)
+        command.wait_for()
+        assert str(run / "ba4.safetensors") in command.input_value()
+        there.page.keyboard.press("Escape")
+
+        for status, number in ((FIRING, 1), (RESOLVED, 2), (FIRING, 3)):
+            note_alert(run, RunAlert(str(number), status, "rule", f"loss > {number} <b>", 1.7e9 + number, 1, number))
+        there.page.locator(".run-head .firing", has_text="2 alerts").wait_for(timeout=20_000)
+        there.waits_for(lambda: there.page.locator(".log .alert").count() == 3, "alerts in the log")
+        statuses = there.page.locator(".panel .q-td .mark").filter(has_text="fir")
+        assert statuses.all_inner_texts() == ["firing", "fired"]
+
+        there.page.get_by_text("Files", exact=True).click()
+        there.page.get_by_role("link", name="Download page.html").wait_for()
+        assert there.page.get_by_role("link", name="Download out.txt").count() == 0
+        there.page.get_by_role("button", name="Show metrics.csv").click()
+        there.sees("1,<b>0.5</b>")
+        there.page.get_by_role("button", name="Close").click()
+        address = str(there.page.get_by_role("link", name="Download page.html").get_attribute("href"))
+        given = there.page.request.get(served.url.rstrip("/") + address)
+        assert given.body() == (run / "page.html").read_bytes()
+        assert given.headers["content-type"] == "application/octet-stream"
+        assert given.headers["content-disposition"].startswith("attachment")
+        assert given.headers["x-content-type-options"] == "nosniff"
+        for path in ("out.txt", "../index.sqlite", "%2e%2e/index.sqlite", "%2Fetc%2Fpasswd", "latest"):
+            assert there.page.request.get(served.url.rstrip("/") + address.replace("page.html", path)).status == 404
+        assert there.page.request.get(f"{served.url}run-content/other/file?path=run.json").status == 404
+
+
+def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Path, browser) -> None:
+    tokens = tmp_path / "tokens"
+    with home_of(str(run.parent), "--tokens", str(tokens)) as served:
+        served.has_said("dashboard")
+        token = dict(line.split() for line in tokens.read_text().splitlines())["view"]
+        with visit(browser, f"{served.url}runs?run=r&token={token}") as there:
+            there.page.get_by_text("Files", exact=True).click()
+            link = there.page.get_by_role("link", name="Download run.json")
+            link.wait_for()
+            address = served.url.rstrip("/") + str(link.get_attribute("href"))
+            assert there.page.request.get(address).body() == (run / "run.json").read_bytes()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(address, timeout=20)
+
+
+def test_tags_and_the_note_of_a_run_are_edited_in_place_and_viewers_only_read_them(run: Path, browser) -> None:
+    annotate(run, add=["first"], note="before")
+    with home_of(str(run.parent)) as served:
+        with visit(browser, f"{served.url}runs?run=r") as there:
+            there.page.get_by_text("About the run").click()
+            there.page.get_by_label("Add a tag").fill("good")
+            there.page.keyboard.press("Enter")
+            wait_for(lambda: read_annotations(run).tags == ("first", "good"), "the tag")
+            there.page.get_by_role("button", name="Remove tag first").click()
+            wait_for(lambda: read_annotations(run).tags == ("good",), "one tag")
+            note = there.page.get_by_label("Note", exact=True)
+            there.waits_for(lambda: note.input_value() == "before", "the note")
+            note.fill("after\nit")
+            there.page.get_by_label("Add a tag").focus()
+            wait_for(lambda: read_annotations(run).note == "after\nit", "the note in its file")
+            annotate(run, note="by another")
+            there.waits_for(lambda: note.input_value() == "by another", "what others write")
+        with visit(browser, f"{served.url}view/runs?run=r") as viewer:
+            viewer.page.get_by_text("About the run").click()
+            viewer.sees("by another")
+            assert viewer.page.get_by_label("Add a tag").count() == 0
+            assert viewer.page.locator(".said-remove, .said-note").count() == 0
+
+
+def test_hyperparameters_are_found_by_name_and_value(run: Path, browser) -> None:
+    with home_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        there.page.get_by_text("Hyperparameters", exact=True).click()
+        there.page.get_by_role("cell", name="config/width").wait_for()
+        there.page.get_by_label("Find hyperparameters").fill("LR 0.5")
+        there.waits_for(lambda: there.page.get_by_role("cell", name="config/width").count() == 0, "one row")
+        assert there.page.get_by_role("cell", name="config/lr").count() == 1

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 from bus.errors import ConfigurationError, close_matches
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
+from bus.runs.alerts import RunAlert, note_alert
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from consumers.api.context import ContextKeeper
+from consumers.api.logger import Logger, LoggerDestination
 from consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
 from consumers.callbacks.alert.rules import Observation, Rule, RuleState
 from consumers.callbacks.lr_monitor import LRMonitor
@@ -24,7 +26,8 @@ _SHOWN_NAMES = 10
 
 
 class Alert(Callback):
-    """Says so when a rule holds, and again when it no longer does: on standard error, to a web address, to a command.
+    """Says so when a rule holds, and again when it no longer does: on standard error, to a web address, to a command,
+    and on the page of the run, by ``alerts.jsonl`` in the run's directory.
 
     A rule is written as one of ::
 
@@ -90,6 +93,11 @@ class Alert(Callback):
         # The rules that were never judged, but for those of which that was said, and what they could have been about.
         self._unjudged = {rule.text: rule for rule in self._rules}
         self._names: dict[str, None] = {}
+        self._keeper = ContextKeeper("Alert's place")
+
+    def destinations(self) -> Sequence[LoggerDestination]:
+        """Through which it hears where the run's directory is."""
+        return [self._keeper]
 
     def wanted_events(self) -> set[Event]:
         """The events that are published in any case: any of them may bring a metric."""
@@ -167,6 +175,13 @@ class Alert(Callback):
                 _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
 
     def _act(self, notice: Notice) -> None:
+        run_dir = self._keeper.context.run_dir
+        if run_dir is not None:
+            about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
+            note_alert(
+                run_dir,
+                RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch),
+            )
         for action in self._actions:
             try:
                 action(notice)

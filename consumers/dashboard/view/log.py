@@ -26,8 +26,8 @@ class LogEntry(NamedTuple):
     """When it happened: seconds since 1970, UTC."""
     rank: int
     kind: str
-    """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``end``, ``note``
-    or ``output``."""
+    """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``alert``,
+    ``end``, ``note`` or ``output``."""
     text: str
 
 

@@ -76,6 +76,7 @@ class RunView:
         self._marks = Marks()
         self.images = ImageHistory()
         """The images, by name and step."""
+        self._alerts: set[str] = set()
         self._hyperparameters: dict[str, Any] = {}
         self._first_ns = 0
         self._evaluation_began: int | None = None
@@ -209,6 +210,15 @@ class RunView:
         with self._lock:
             self.version += 1
             self._log.add(self._time, 0, kind, text)
+
+    def take_alert(self, identity: str, time: float, text: str) -> None:
+        """Takes what a consumer alerts about, as a line of the log; once, however often it comes."""
+        with self._lock:
+            if identity in self._alerts:
+                return
+            self.version += 1
+            self._alerts.add(identity)
+            self._log.add(time, 0, "alert", text)
 
     def end(self, ending: Ending | None) -> None:
         """Takes how the run ended; ``None`` when it goes on and only the watching is over."""
@@ -372,4 +382,6 @@ def _group_place(prefix: str) -> int:
     """Where a group of metrics stands among the others."""
     if "norm" in prefix:
         return _LAST_GROUP
+    if prefix.partition("/")[0] == "system":
+        return _LAST_GROUP + 1
     return _FIRST_GROUPS.get(prefix.partition("/")[0], len(_FIRST_GROUPS))

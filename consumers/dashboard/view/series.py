@@ -212,6 +212,15 @@ class Series:
             rows = self._read()
             return float(rows[-1, 1]) if len(rows) else None
 
+    def at(self, step: float) -> float | None:
+        """The value of a step; ``None`` where there is none."""
+        import numpy as np
+
+        with self._lock:
+            rows = self._read()
+            place = int(np.searchsorted(rows[:, 0], step))
+            return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
+
     def extremes(self, x: Axis = "batch") -> Extremes | None:
         """The extremes, and where they stand on that axis; ``None`` before the first finite value."""
         with self._lock:

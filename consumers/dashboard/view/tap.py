@@ -1,5 +1,6 @@
 """A run that a dashboard shows, and what brings its events there."""
 
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,11 @@ class MonitoredRun:
         """Its directory, where that is on this machine."""
 
     @property
+    def name(self) -> str:
+        """What the run is called: in its recordings it keeps the name that it had before it was renamed."""
+        return self.view.run_name if self.run_dir is None else os.path.basename(os.path.abspath(self.run_dir))
+
+    @property
     def can_command(self) -> bool:
         """Whether there is a training that commands would reach."""
         return self.command is not None and self.view.status in ("live", "paused")
@@ -52,7 +58,7 @@ class MonitoredRun:
 
 def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:
     """What each is called: the run's name, with the attempt where there are several of one run."""
-    names = [(run.view.run_name, run.view.attempt) for run in runs]
+    names = [(run.name, run.view.attempt) for run in runs]
     several = {name for name, attempt in names if attempt > 1}
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 

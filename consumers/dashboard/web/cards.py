@@ -1,7 +1,9 @@
 """The cards at the top of the page: how each run stands, and the buttons that command it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import OffloopError
@@ -11,6 +13,8 @@ from consumers.dashboard.view.progress import ProgressView, duration
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.colors import dash, swatch
+from consumers.dashboard.web.run_alerts import alerts_text
+from consumers.dashboard.web.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from nicegui.elements.button import Button
@@ -82,8 +86,10 @@ class RunCards:
         self._title = ""
         self._is_list = False
 
-    def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
-        """Brings every card up to date, and makes those that are new."""
+    def update(
+        self, runs: list[MonitoredRun], labels: list[str], folders: Mapping[Path, RunFolder] = MappingProxyType({})
+    ) -> None:
+        """Brings every card up to date, and makes those that are new. ``folders`` is what was found in directories."""
         from nicegui import ui
 
         with self._box:
@@ -93,7 +99,7 @@ class RunCards:
             self._is_list = True
             self._box.classes("many")
         for card, label in zip(self._cards, labels, strict=True):
-            card.update(label, count=len(runs))
+            card.update(label, len(runs), folders)
         # What happens to a run is told to whoever cannot see the card.
         title = f"{runs[0].view.status}: {labels[0]}" if len(runs) == 1 else f"{len(runs)} runs"
         if title != self._title:
@@ -150,6 +156,8 @@ class _Card:
                 self._dot.on("click", self._on_dot)
                 self._name: Label = ui.label().classes("run-name").props('role="heading" aria-level="2"')
                 self._chip: Label = ui.label().classes("status")
+                self._alerts: Label = ui.label().classes("pill mark")
+                self._alerts.set_visibility(False)
             self._bar: Html = ui.html("<div></div>", sanitize=False).classes("bar")
             self._bar.props('role="progressbar" aria-valuemin="0" aria-valuemax="100"')
             self._facts: Label = ui.label().classes("run-facts")
@@ -161,9 +169,13 @@ class _Card:
             self._answer: Label = ui.label().classes("run-answer")
             self._answer.set_visibility(False)
 
-    def update(self, label: str, count: int) -> None:
+    def update(self, label: str, count: int, folders: Mapping[Path, RunFolder]) -> None:
         """Shows how the run stands, one of so many."""
         view = self._run.view
+        alerts, is_firing = alerts_text(self._run, folders)
+        self._alerts.set_text(alerts)
+        self._alerts.set_visibility(bool(alerts))
+        self._alerts.classes(**{"add" if is_firing else "remove": "firing"})
         status, progress = view.status, view.progress()
         if label != self._label:
             self._label = label

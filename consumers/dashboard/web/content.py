@@ -3,17 +3,31 @@
 The gate in front of the server admits those who may see the page; a run is named by a key that only its pages have.
 """
 
+import os
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
 from consumers.api.images import as_png
 from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.run_folder import open_in
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response
 
 _PATH = "/run-content"
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+"""Of files that are shown as images."""
+
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"RIFF": "image/webp",
+}
+_ANYTHING = "application/octet-stream"
+_BYTES_AT_ONCE = 1 << 18
 _AN_HOUR = {"cache-control": "private, max-age=3600"}
 _served: "weakref.WeakValueDictionary[str, MonitoredRun]" = weakref.WeakValueDictionary()
 
@@ -33,6 +47,10 @@ def add_routes(app: "FastAPI") -> None:
     def image(key: str, name: str, step: int, place: int = 0) -> Response:
         return _image(key, name, step, place)
 
+    @app.get(f"{_PATH}/{{key}}/file")
+    def file(key: str, path: str) -> Response:
+        return _file(key, path)
+
 
 def _image(key: str, name: str, step: int, place: int) -> "Response":
     from fastapi import Response
@@ -43,3 +61,38 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
     return Response(as_png(found.pixels[place]), media_type="image/png", headers=_AN_HOUR)
+
+
+def _file(key: str, path: str) -> "Response":
+    from fastapi import Response
+    from fastapi.responses import StreamingResponse
+
+    run = _served.get(key)
+    try:
+        if run is None or run.run_dir is None:
+            return Response(status_code=404)
+        opened = os.fdopen(open_in(run.run_dir, path), "rb")
+    except (OSError, ValueError):
+        return Response(status_code=404)
+    size = os.fstat(opened.fileno()).st_size
+    headers = {
+        # Never as a page: whatever a run has written stays a download.
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}",
+        "content-length": str(size),
+        "cache-control": "no-store",
+    }
+    kind = _image_kind(opened) if path.lower().endswith(IMAGE_ENDINGS) else _ANYTHING
+    return StreamingResponse(_parts(opened, size), media_type=kind, headers=headers)
+
+
+def _image_kind(file: BinaryIO) -> str:
+    begin = os.pread(file.fileno(), 16, 0)
+    return next((kind for magic, kind in _IMAGES.items() if begin.startswith(magic)), _ANYTHING)
+
+
+def _parts(file: BinaryIO, left: int) -> Iterator[bytes]:
+    """A file as it was when it was opened: a recording grows meanwhile."""
+    with file:
+        while left and (part := file.read(min(left, _BYTES_AT_ONCE))):
+            left -= len(part)
+            yield part

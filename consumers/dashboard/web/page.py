@@ -120,7 +120,7 @@ class Page:
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
         # Who compares runs asks first what was different about them.
-        self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
+        self._panels = Panels(self._role, compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self._refresh_in_time)
 
     async def _refresh_in_time(self) -> None:
@@ -155,7 +155,7 @@ class Page:
         )
         lines = self._lines.news(charts, runs, self._look)
         latest = self._latest(charts, runs)
-        self._cards.update(runs, labels)
+        self._cards.update(runs, labels, self._panels.folders)
         self._panels.update(runs, labels)
         if not (frame or lines or latest):
             self._seen = seen

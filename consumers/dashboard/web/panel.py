@@ -1,6 +1,10 @@
 """What the panels below the charts have in common."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from consumers.dashboard.view.tap import MonitoredRun
 
 
 class Panel:
@@ -35,3 +39,12 @@ def table(name: str, row_key: str, more: str = "") -> Any:
     from nicegui import ui
 
     return ui.table(rows=[], columns=[], row_key=row_key).props(f'dense flat {more} aria-label="{name}"')
+
+
+def runs_by_folder(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> dict[Path, tuple[MonitoredRun, str]]:
+    """The directories of runs that are on this machine: of each its newest attempt, and what the run is called."""
+    found: dict[Path, tuple[MonitoredRun, str]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        if run.run_dir is not None:
+            found[run.run_dir] = run, label.removesuffix(f" #{run.view.attempt}")
+    return found

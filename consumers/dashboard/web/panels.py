@@ -1,13 +1,21 @@
-"""What is below the charts, in panels: events, images, ranks, hyperparameters, latest values."""
+"""What is below the charts, in panels: all of them, and those of events, ranks, hyperparameters and latest values."""
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bus.types.hyperparameters import value_text
 from consumers.dashboard.view.log import LogEntry
 from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.panel import Panel, table
+from consumers.dashboard.web.run_about import AboutPanel
+from consumers.dashboard.web.run_alerts import AlertsPanel, note_alerts
+from consumers.dashboard.web.run_checkpoints import CheckpointsPanel
+from consumers.dashboard.web.run_files import FilesPanel
+from consumers.dashboard.web.run_folder import RunFolder, look_into
 from consumers.dashboard.web.run_images import ImagesPanel
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
@@ -16,6 +24,10 @@ LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""
 
 _LONGEST_CELL = 300
+_LOOK_SECONDS = 0.5
+_REST_SECONDS = 3.0
+_RESTS = 10
+"""Looking into directories takes no more than one part in so many of a processor."""
 
 _RANK_COLUMNS = (
     ("rank", "rank"),
@@ -28,26 +40,65 @@ _RANK_COLUMNS = (
 
 
 class Panels:
-    """The panels of one browser."""
+    """The panels of one browser. Those that are closed are not kept up to date."""
 
-    def __init__(self, compares: bool = False) -> None:
-        self._panels = (
-            LogPanel(),
-            ImagesPanel(),
-            RanksPanel(),
-            HyperparametersPanel(is_open=compares),
-            ValuesPanel(),
-        )
+    def __init__(self, role: Role, compares: bool = False) -> None:
+        from nicegui import ui
+
+        alerts, about = AlertsPanel(), AboutPanel(role, self._look_again)
+        log, checkpoints, images = LogPanel(), CheckpointsPanel(), ImagesPanel()
+        self._of_streams = (log, images, RanksPanel(), HyperparametersPanel(is_open=compares), ValuesPanel())
+        self._of_folders = (alerts, about, checkpoints, FilesPanel())
+        self._runs: Sequence[MonitoredRun] = ()
+        self._labels: Sequence[str] = ()
+        self.folders: dict[Path, RunFolder] = {}
+        """What was found in the directories of runs when they were looked into."""
+        self._looks_at = 0.0
+        self._looking = False
+        ui.timer(_LOOK_SECONDS, self._look)
 
     @property
     def opened(self) -> tuple[bool, ...]:
         """Which of them are open."""
-        return tuple(panel.is_open for panel in self._panels)
+        return tuple(panel.is_open for panel in (*self._of_streams, *self._of_folders))
 
     def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
         """Brings those that are open up to date."""
-        for panel in self._panels:
+        is_first = not self._runs
+        self._runs, self._labels = runs, labels
+        for panel in self._of_streams:
             panel.update(runs, labels)
+        self._update_folders()
+        if is_first:
+            self._look_again()
+
+    def _update_folders(self) -> None:
+        for panel in self._of_folders:
+            panel.update_folders(self._runs, self._labels, self.folders)
+
+    def _look_again(self) -> None:
+        self._looks_at = 0.0
+
+    async def _look(self) -> None:
+        """Looks at what lies in the directories of runs, as long as somebody looks at the page."""
+        if self._looking or not self._runs or time.monotonic() < self._looks_at:
+            return
+        self._looking = True
+        try:
+            began = time.monotonic()
+            folders = await asyncio.to_thread(
+                _look_into, {run.run_dir for run in self._runs if run.run_dir is not None}
+            )
+            note_alerts(self._runs, folders)
+            self.folders = folders
+            self._looks_at = time.monotonic() + max(_REST_SECONDS, _RESTS * (time.monotonic() - began))
+            self._update_folders()
+        finally:
+            self._looking = False
+
+
+def _look_into(paths: Iterable[Path]) -> dict[Path, RunFolder]:
+    return {path: look_into(path) for path in paths}
 
 
 class LogPanel(Panel):

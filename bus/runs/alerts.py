@@ -1,0 +1,95 @@
+"""What consumers alert about, in a file in the run's directory, so that whatever shows the run can show it."""
+
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.files import check_owner, open_directory, open_file
+from bus.strict_json import plain
+
+_log = logging.getLogger("offloop")
+
+ALERTS_FILE = "alerts.jsonl"
+MOST = 1000
+"""So many alerts of a run are shown, the newest."""
+_LONGEST = 1000
+_MAX_BYTES = 1 << 20
+
+FIRING, RESOLVED = "firing", "resolved"
+
+
+class RunAlert(NamedTuple):
+    """That something is not as it should be, or is again."""
+
+    id: str
+    """The same whenever the same events are handled."""
+    status: str
+    """``firing`` or ``resolved``."""
+    about: str
+    """What it is about, such as a rule and a metric: the same when it is resolved."""
+    text: str
+    """For people."""
+    time: float
+    """In seconds since 1970."""
+    attempt: int
+    batch: int
+
+
+def note_alert(run: Path, alert: RunAlert) -> None:
+    """Adds an alert to those of a run; what cannot be written is named in the log, and so is what is too much."""
+    line = json.dumps(plain(alert._replace(text=alert.text[:_LONGEST], about=alert.about[:_LONGEST])._asdict()))
+    try:
+        directory = open_directory(run)
+        try:
+            check_owner(directory)
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            descriptor = open_file(ALERTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, dir_fd=directory)
+            with open(descriptor, "ab") as file:
+                if file.tell() + len(line) < _MAX_BYTES:
+                    file.write(f"{line}\n".encode())
+                else:
+                    _log.info("%s is full: an alert is left out", run / ALERTS_FILE)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        _log.info("%s cannot be written: %s", run / ALERTS_FILE, error.strerror or error)
+
+
+def read_alerts(run: Path) -> list[RunAlert]:
+    """The alerts of a run, the oldest first, each once; lines that are something else are left out."""
+    try:
+        with open(open_file(run / ALERTS_FILE), "rb") as file:
+            lines = file.read(_MAX_BYTES).splitlines()
+    except OSError:
+        return []
+    found: dict[str, RunAlert] = {}
+    for line in lines:
+        alert = _read(line)
+        if alert is not None:
+            found.setdefault(alert.id, alert)
+    return sorted(found.values(), key=lambda one: one.time)[-MOST:]
+
+
+def firing(alerts: list[RunAlert]) -> list[RunAlert]:
+    """Those that have not been resolved, by the order in which they were given."""
+    open_ones: dict[tuple[int, str], RunAlert] = {}
+    for alert in alerts:
+        open_ones.pop((alert.attempt, alert.about), None)
+        if alert.status == FIRING:
+            open_ones[alert.attempt, alert.about] = alert
+    return list(open_ones.values())
+
+
+def _read(line: bytes) -> RunAlert | None:
+    try:
+        read = json.loads(line)
+        alert = RunAlert(*(read[name] for name in RunAlert._fields))
+        texts = alert.id, alert.status, alert.about, alert.text
+        if not all(isinstance(one, str) for one in texts) or alert.status not in (FIRING, RESOLVED):
+            return None
+        return alert._replace(time=float(alert.time), attempt=int(alert.attempt), batch=int(alert.batch))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None

@@ -1,0 +1,117 @@
+"""What lies in a run's directory beside its recording: looked at when somebody has the page open."""
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.errors import OffloopError
+from bus.files import NotAFileError, open_directory, open_file
+from bus.index.annotations import Annotations, read_annotations
+from bus.index.checkpoints import Checkpoint, find_checkpoints
+from bus.runs.alerts import RunAlert, read_alerts
+from bus.runs.directory import RunInfo, read_run
+
+MOST_FILES = 1000
+"""So many files of a run are listed."""
+
+_FRESH_SECONDS = 1.5
+_MOST_KNOWN = 200
+
+
+class RunFile(NamedTuple):
+    """A file in a run's directory."""
+
+    path: str
+    """Relative to it."""
+    size: int
+    time: float
+    """When it was written, in seconds since 1970."""
+
+
+class RunFolder(NamedTuple):
+    """A run's directory at one moment."""
+
+    path: Path
+    run: RunInfo | None
+    """``None`` where it cannot be read."""
+    annotations: Annotations
+    checkpoints: tuple[Checkpoint, ...]
+    alerts: list[RunAlert]
+    files: list[RunFile]
+    is_cut: bool
+    """Whether there are more files than are listed."""
+
+
+_known: dict[Path, tuple[float, RunFolder]] = {}
+_lock = threading.Lock()
+
+
+def look_into(path: Path) -> RunFolder:
+    """Looks at what is there. Those who ask within a second or two share the answer."""
+    with _lock:
+        looked, found = _known.get(path, (0.0, None))
+        if found is not None and time.monotonic() < looked + _FRESH_SECONDS:
+            return found
+    new = _look(path)
+    with _lock:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[path] = time.monotonic(), new
+    return new
+
+
+def forget(path: Path) -> None:
+    """Has the next one look again, because something was changed."""
+    with _lock:
+        _known.pop(path, None)
+
+
+def _look(path: Path) -> RunFolder:
+    try:
+        run = read_run(path)
+    except OffloopError:
+        return RunFolder(path, None, Annotations(), (), [], [], False)
+    files, is_cut = _files(path)
+    return RunFolder(path, run, read_annotations(path), find_checkpoints(run), read_alerts(path), files, is_cut)
+
+
+def _files(root: Path) -> tuple[list[RunFile], bool]:
+    """The regular files in a directory, without those that links lead to."""
+    found: list[RunFile] = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            try:
+                name.encode()
+                about = os.lstat(path)
+            except (OSError, UnicodeEncodeError):
+                continue
+            if stat.S_ISREG(about.st_mode):
+                if len(found) >= MOST_FILES:
+                    return found, True
+                found.append(RunFile(os.path.relpath(path, root), about.st_size, about.st_mtime))
+    return found, False
+
+
+def open_in(root: Path, path: str) -> int:
+    """Opens a regular file in a run's directory. No link is followed on the way, and none leads out of it.
+
+    Raises:
+        OSError: there is no such file there.
+    """
+    *folders, name = path.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in (*folders, name)):
+        raise NotAFileError("it is not the path of a file in the run's directory")
+    directory = open_directory(root)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        return open_file(name, dir_fd=directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,125 @@
+"""What the page shows of a run's directory: its files and no others, its checkpoints, and how to resume from them."""
+
+import os
+
+import pytest
+from run_folders import WrittenRun, write_run
+
+from bus.index.checkpoints import Checkpoint
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import MonitoredRun, labels_of
+from consumers.dashboard.web.run_about import facts_of
+from consumers.dashboard.web.run_checkpoints import resume_from
+from consumers.dashboard.web.run_files import SHOWN_BYTES, read_text
+from consumers.dashboard.web.run_folder import look_into, open_in
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a run with files, and links out of it, beside something that is secret."""
+    path = write_run(tmp_path / "runs", "r")
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "runs" / "secret.txt").write_text("secret")
+    (path / "logs").mkdir()
+    (path / "logs" / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    (path / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (path / "out").symlink_to(tmp_path)
+    (path / "logs" / "back.txt").symlink_to("../run.json")
+    os.mkfifo(path / "fifo.txt")
+    os.link(path / "run.json", path / "hard.txt")
+    return path
+
+
+def read(root, path):
+    with open(open_in(root, path)) as file:
+        return file.read()
+
+
+def test_files_of_a_run_are_listed_without_what_links_lead_to(run):
+    found = {file.path: file.size for file in look_into(run).files}
+    assert {"run.json", "recording-1.mcap", "logs/metrics.csv", "hard.txt"} <= found.keys()
+    assert not [path for path in found if path.startswith(("out", "link", "fifo")) or path.endswith("back.txt")]
+    assert found["logs/metrics.csv"] == 16
+
+
+def test_a_file_of_the_run_is_read(run):
+    assert read(run, "logs/metrics.csv") == "step,loss\n1,0.5\n"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../secret.txt", "logs/../../secret.txt", "./run.json", "logs//metrics.csv", "/etc/passwd", "", ".", ".."),
+        *("link.txt", "out/secret.txt", "logs/back.txt", "fifo.txt", "logs", "logs/", "nothing", "a\0b", "run.json/x"),
+        *("..%2fsecret.txt", "out", "logs\\..\\..\\secret.txt", "x" * 300),
+    ],
+)
+def test_nothing_else_is_read(run, path):
+    with pytest.raises(OSError):  # noqa: PT011  whatever the system says
+        open_in(run, path)
+    assert "secret" not in read_text(run, path)
+    assert read_text(run, path).startswith("It cannot be read")
+
+
+def test_a_directory_that_is_a_link_is_not_a_runs(run, tmp_path):
+    (tmp_path / "alias").symlink_to(run)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_in(tmp_path / "alias", "run.json")
+
+
+def test_text_is_shown_without_what_would_be_obeyed_and_up_to_a_limit(run):
+    (run / "odd.txt").write_bytes(b"\tone\x1b[2J\n<b>\xff\xe2\x80\xae\n")
+    assert read_text(run, "odd.txt") == "    one\\x1b[2J\n<b>\\xff\\u202e"
+    (run / "long.txt").write_text("x" * (SHOWN_BYTES + 5))
+    shown = read_text(run, "long.txt")
+    assert shown.startswith("x" * SHOWN_BYTES + "\n...")
+
+
+def started(tmp_path, **info):
+    run = WrittenRun(tmp_path, "r")
+    run.directory._record["attempts"][-1]["info"] = info
+    return run.end()
+
+
+def test_the_command_of_a_training_resumes_from_a_checkpoint(tmp_path):
+    command = [
+        "/bin/trainer",
+        "digits",
+        "--autoresume",
+        "--seed",
+        "3",
+        "--load-path=x",
+        "--load-path",
+        "y",
+        "--run-name",
+        "r",
+    ]
+    folder = look_into(started(tmp_path, command=command, cwd="/home/me/my work", seed=17))
+    found, how = resume_from(folder, Checkpoint("saved/ep1.safetensors", 1, 2, 1.0, 5, is_latest=True))
+    at = folder.path / "saved" / "ep1.safetensors"
+    assert found == f"cd '/home/me/my work' && trainer digits --run-name r --load-path {at} --seed 17"
+    assert "longer --max-duration" in how
+
+
+def test_a_script_resumes_by_an_argument(tmp_path):
+    folder = look_into(started(tmp_path, command=["train.py", "--load-path", "z"]))
+    found, _ = resume_from(folder, Checkpoint("/saved/ep1.safetensors", 1, 2, 1.0, 5))
+    assert found == "Trainer(..., load_path='/saved/ep1.safetensors')"
+
+
+def test_what_a_run_was_started_with_is_said_without_what_is_not_known(tmp_path):
+    folder = look_into(started(tmp_path, command=["a b", "c"], git_commit="abc", git_dirty=True, host="\x1b[2J"))
+    assert folder.run is not None
+    facts = dict(facts_of(folder.run))
+    assert facts["command"] == "'a b' c"
+    assert facts["git commit"] == "abc, with uncommitted changes"
+    assert facts["machine"] == "\\x1b[2J"
+    assert "folder" not in facts
+
+
+def test_a_renamed_run_is_called_by_its_new_name(tmp_path):
+    run = MonitoredRun(RunView("old"))
+    assert labels_of([run]) == ["old"]
+    run.run_dir = tmp_path / "new"
+    assert labels_of([run]) == ["new"]
