@@ -56,7 +56,7 @@ def _board_class() -> "type[Element]":
         component=str(_HERE / "page_board.js"),
         dependencies=[
             str(_HERE / f"page_{part}.js")
-            for part in ("colors", "crowd", "scales", "settings", "text", "theme", "zoom")
+            for part in ("colors", "crowd", "explore_settings", "scales", "settings", "text", "theme", "zoom")
         ],
     ):
         """All charts of a page, and what says how they are drawn: the browser alone knows that."""

@@ -25,7 +25,7 @@ def _galleries_class() -> "type[Element]":
     class Galleries(
         Element,
         component=str(_HERE / "page_images.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("settings", "text")],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("explore_settings", "settings", "text")],
     ):
         """Shows images, which the browser loads from their addresses."""
 
