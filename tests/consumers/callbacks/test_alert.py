@@ -15,12 +15,15 @@ import msgpack
 import pytest
 from callback_calls import calls_of
 from consumers_stream import batch_end
+from run_folders import write_run
 
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
+from bus.recording.recording import Recording
+from bus.runs.alerts import read_alerts
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
-from consumers import Logger
+from consumers import Logger, NaNMonitor, Runner
 from consumers.callbacks.alert import actions as alert_actions
 from consumers.callbacks.alert.actions import Notice
 from consumers.callbacks.alert.alert import Alert
@@ -51,6 +54,21 @@ def test_a_rule_fires_once_and_is_resolved_once() -> None:
     assert (first.rule, first.metric, first.value) == ("loss/train/total > 10", "loss/train/total", 11)
     assert first.time == 1_700_000_000.5
     assert len({notice.id for notice in told.notices}) == 3
+
+
+def test_alerts_are_kept_with_the_run_once_however_often_it_is_replayed(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "r", [1.0, 11.0, 2.0, math.nan, 1.0])
+    for _ in range(2):
+        callbacks = [Alert(["loss/train/total > 10"], console=False), NaNMonitor()]
+        Runner(Recording(run), callbacks, [one for callback in callbacks for one in callback.destinations()]).run()
+    found = [(alert.status, alert.batch, alert.text) for alert in read_alerts(run)]
+    assert found[:2] == [
+        ("firing", 2, "loss/train/total > 10 (loss/train/total is 11)"),
+        ("resolved", 3, "loss/train/total > 10 (loss/train/total is 2)"),
+    ]
+    [(status, batch, text)] = found[2:]
+    assert (status, batch) == ("firing", 4)
+    assert text.startswith("the loss is nan; learning rates SGD 0.1")
 
 
 def test_a_rule_with_a_duration_fires_after_that_many_batches_without_a_break() -> None:

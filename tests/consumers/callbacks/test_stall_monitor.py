@@ -16,6 +16,7 @@ from consumers_stream import Collector
 from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import PlainStream, RunStream
+from bus.runs.alerts import FIRING, RESOLVED, read_alerts
 from bus.runs.directory import Origin
 from bus.types.commands import Command, Outcome
 from bus.types.event import Event
@@ -179,6 +180,22 @@ def test_it_says_once_what_the_training_hangs_in(
     assert "the training goes on, after" in capsys.readouterr().err
     # By the times of the events there was a stall before the last of the first ones, and none where nothing came.
     assert [row.step for row in collector.rows] == [17]
+
+
+def test_what_it_says_is_kept_with_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Live(Hanging):
+        run_dir = tmp_path
+
+        @property
+        def commander(self) -> Callable[..., Outcome]:
+            return lambda name, *arguments: Outcome(Command(name))
+
+    stream = Live(steps(0.01, 0.01), capsys, [at(Event.BATCH_END, 2.01, 3), at(Event.FIT_END, 2.02, 3)])
+    monitor = StallMonitor(factor=1, min_seconds=0.05)
+    Runner(stream, [monitor], monitor.destinations()).run()
+    hangs, goes_on = read_alerts(tmp_path)
+    assert (hangs.status, goes_on.status, hangs.about, hangs.batch) == (FIRING, RESOLVED, goes_on.about, 2)
+    assert "the training hangs after batch 2" in hangs.text
 
 
 class Commanded(PlainStream):

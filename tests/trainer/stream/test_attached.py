@@ -13,10 +13,11 @@ from gold import gold_loader
 from training import gold_trainer
 
 from bus.errors import ConfigurationError
+from bus.index.index import read_entry
 from bus.recording.recording import Recording
-from bus.runs.directory import list_runs
+from bus.runs.directory import find_run, list_runs
 from bus.types.event import Event
-from consumers import Callback, JsonlLogger, LRMonitor
+from consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
 from trainer.stream.attached import AttachedConsumers, demand_of
 
 READ_ORDER = """
@@ -44,16 +45,25 @@ def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
         def batch_start(self, state: Any, logger: Any) -> None:
             logger.log_metrics({"starting": state.timestamp.batch.value})
 
+    saver = CheckpointSaver(str(tmp_path / "best"), monitor="CrossEntropy")
     trainer = gold_trainer(
         publish=True,
         run_name="attached",
         max_duration="1ep",
+        save_folder=tmp_path / "saved",
         eval_dataloader=gold_loader("eval_a", 12, 5),
-        callbacks=[Mine(), LRMonitor()],
+        callbacks=[Mine(), LRMonitor(), saver],
         loggers=[JsonlLogger(tmp_path / "log.jsonl")],
     )
     with trainer:
         trainer.fit()
+    # The index finds the checkpoints of both, wherever they are.
+    checkpoints = {Path(one.path).parent: one for one in read_entry(find_run("attached")).checkpoints}
+    assert checkpoints.keys() == {tmp_path / "saved", tmp_path / "best"}
+    value = trainer.state.eval_metric_values["eval"]["CrossEntropy"]
+    best, saved = checkpoints[tmp_path / "best"], checkpoints[tmp_path / "saved"]
+    assert (best.batch, best.metric, best.is_best) == (4, "metrics/eval/CrossEntropy", True)
+    assert best.value == saved.metrics["metrics/eval/CrossEntropy"] == pytest.approx(value)
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     [mine] = [row for row in rows if "mine" in row]
     assert mine["mine"] == trainer.state.eval_metric_values["eval"]["CrossEntropy"]
