@@ -40,7 +40,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): some minutes the first time (progress: $(LOG))"
 	@$(PYTHON) -m venv $(VENV)
-	@{ $(PIP) pip setuptools && $(PIP) --no-compile --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,parquet,prometheus,system,tensorboard,wandb]' --group dev; } >$(LOG) 2>&1 \
+	@{ $(PIP) pip setuptools && $(PIP) --no-compile --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,nats,parquet,prometheus,system,tensorboard,wandb]' --group dev; } >$(LOG) 2>&1 \
 		|| { tail -n 20 $(LOG); echo "the setup failed: its whole output is in $(LOG)"; exit 1; } >&2
 	@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

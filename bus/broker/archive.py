@@ -11,6 +11,7 @@ from bus.errors import InvalidRunNameError, RecordingError
 from bus.files import open_directory, open_file
 from bus.protocol.frames import check_run_name
 from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
+from bus.runs.listing import describe_run
 from bus.types.timeouts import Timeouts
 
 MAX_RANGE = 256 * 1024
@@ -36,7 +37,7 @@ class Archive:
         else:
             path = self._root / check_run_name(name)
             runs = [read_run(path)] if (path / RUN_FILE).is_file() else []
-        return [_describe(run, live.get(run.name, {})) for run in runs]
+        return [describe_run(run, live.get(run.name, {})) for run in runs]
 
     def _all(self, live: frozenset[str]) -> list[RunInfo]:
         # Frequent requests must not keep the broker busy with reading; but a run that began since is listed at once.
@@ -83,25 +84,3 @@ def _can_be_requested(run: RunInfo) -> bool:
     except InvalidRunNameError:
         return False
     return True
-
-
-def _describe(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
-    last = run.last
-    live = served.get("attempt") == last.number
-    return {
-        "run": run.name,
-        "recorded_as": run.recorded_as,
-        "id": run.id,
-        "attempt": last.number,
-        "attempts": [attempt.number for attempt in run.attempts],
-        # Also while its trainer, on this machine, is about to find the broker again.
-        "status": run.status if not live or run.paused else "live",
-        "paused": run.paused._asdict() if run.paused else None,
-        "live": live,
-        "stream": served.get("stream"),
-        "started": last.started,
-        "ended": last.ended,
-        "error": last.error,
-        "reason": last.reason,
-        "reached": None if last.reached is None else last.reached._asdict(),
-    }

@@ -1,4 +1,5 @@
 """The command ``bus``, and what the three commands have in common.
 
-May import: broker, index, net, plugins, protocol, recording, replay, runs, subscriber, tools. Begin with ``main``.
+May import: broker, index, jetstream, net, plugins, protocol, recording, replay, runs, subscriber, tools. Begin with
+``main``.
 """

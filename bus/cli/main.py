@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from bus.cli.bridge import bridge
 from bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
 from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.cli.recordings import (
@@ -326,6 +327,7 @@ for _command in (
     export_recording,
     import_log,
     list_runs,
+    bridge,
     merge_recordings,
     note_run,
     pin_runs,

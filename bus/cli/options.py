@@ -1,8 +1,10 @@
 """Options that several commands have: where runs are, and which part of a recording is replayed how fast."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +15,44 @@ if TYPE_CHECKING:
     from bus.recording.window import Bound
 
 
+_NATS = ("nats://", "tls://")
+_FILE = click.Path(path_type=Path)
+
 runs_dir_option = click.option(
     "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
 )
+
+
+def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--stream``, ``--nkey`` and ``--ca`` to a command with ``--broker``, which gets the servers' address
+    for the broker's: what is asked there is answered from JetStream as long as the command runs."""
+
+    @functools.wraps(command)
+    def with_gateway(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
+        broker = options["broker"]
+        if stream and broker:
+            raise click.UsageError("--stream and --broker name two places to read from: give one of them")
+        if broker and broker.startswith(_NATS):
+            stream = broker
+        if not stream:
+            if nkey or ca:
+                raise click.UsageError("--nkey and --ca are for NATS servers: name them with --stream")
+            return command(*args, **options)
+        from bus.jetstream.connection import NatsServers
+        from bus.jetstream.gateway import Gateway
+
+        if options.get("key") or options.get("broker_key"):
+            raise click.UsageError("--key and --broker-key are for brokers: NATS takes --nkey and --ca")
+        with Gateway.shared(NatsServers.parse(stream, nkey, ca)) as gateway:
+            return command(*args, **{**options, "broker": gateway.stands_for})
+
+    for option in (
+        click.option("--ca", type=_FILE, metavar="FILE", help="With --stream: who signed their certificates."),
+        click.option("--nkey", type=_FILE, metavar="FILE", help="With --stream: the seed of your nkey."),
+        click.option("--stream", metavar="ADDRESS", help="Reads runs from NATS JetStream there: nats://HOST:4222."),
+    ):
+        with_gateway = option(with_gateway)
+    return with_gateway
 
 
 def broker_options(broker_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -28,7 +65,7 @@ def broker_options(broker_help: str) -> Callable[[Callable[..., Any]], Callable[
             click.option("--broker", metavar="ADDRESS", help=broker_help),
         ):
             command = option(command)
-        return command
+        return stream_options(command)
 
     return add
 

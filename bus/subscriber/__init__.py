@@ -1,6 +1,6 @@
 """Reads a run's events in order, live and recorded, here or at a broker elsewhere; sends commands.
 
-May import: net, protocol, recording, runs, tensors. Begin with ``subscriber``.
+May import: jetstream, net, protocol, recording, runs, tensors. Begin with ``subscriber``.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
 from bus.net.curve import ClientSecurity, client_security_for
@@ -28,6 +28,9 @@ from bus.types.commands import Argument, Command, Outcome, check_command, new_co
 from bus.types.demand import Demand
 from bus.types.event import Event
 from bus.types.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from bus.jetstream.gateway import Gateway
 
 BURST = 1000
 
@@ -75,14 +78,15 @@ class Subscriber(RunStream):
     of the last snapshot that need not come again.
 
     With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
-    too; ``security`` holds the keys for it. The constructor then waits for the broker's answer, up to 5 s.
+    too; ``security`` holds the keys for it. The constructor then waits for the broker's answer, up to 5 s. With
+    ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream.
 
     Raises:
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
-        BrokerError: no broker answers at that address.
-        ConfigurationError: ``barrier_events`` has an event that is not among ``events``, or ``max_delay`` is not from
-            0 to 1.
+        BrokerError: no broker, or no NATS server, answers at that address.
+        ConfigurationError: both ``broker`` and ``stream`` are given, or ``stream`` is malformed; ``barrier_events``
+            has an event that is not among ``events``; or ``max_delay`` is not from 0 to 1.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Subscriber(RunStream):
         after: Mapping[int, tuple[int, int]] | None = None,
         broker: str | None = None,
         security: ClientSecurity | None = None,
+        stream: str | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
@@ -112,10 +117,21 @@ class Subscriber(RunStream):
                     "requested: a training that waits there would wait in vain"
                 )
         self._source: RunSource
+        self._gateway: Gateway | None = None
+        if stream is not None:
+            if broker is not None:
+                raise ConfigurationError("broker and stream name two places to read from: give one of them")
+            self._gateway = _gateway_to(stream)
+            broker = self._gateway.stands_for
         if security is None and broker is not None:
             security = client_security_for(broker)
         if broker is not None:
-            self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts)
+            try:
+                self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts)
+            except BaseException:
+                if self._gateway is not None:
+                    self._gateway.close()
+                raise
         else:
             self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
         self.run_name = self._source.run_name
@@ -457,6 +473,9 @@ class Subscriber(RunStream):
         self._closed = True
         self._source.close()
         self._disconnect()
+        if self._gateway is not None:
+            self._gateway.close()
+            self._gateway = None
 
     def __del__(self) -> None:
         # One whose constructor failed has nothing to close.
@@ -479,6 +498,13 @@ class Subscriber(RunStream):
     ) -> None:
         # Without waiting, so that a cancelled task leaves nothing open either.
         self.close()
+
+
+def _gateway_to(stream: str) -> "Gateway":
+    from bus.jetstream.connection import NatsServers
+    from bus.jetstream.gateway import Gateway
+
+    return Gateway.shared(NatsServers.parse(stream))
 
 
 class AsyncSubscriber(Subscriber):

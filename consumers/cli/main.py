@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import click
 
-from bus.cli.options import parse_bound_option, rate_given
+from bus.cli.options import parse_bound_option, rate_given, stream_options
 from bus.terminal import run_command
 from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS
@@ -42,6 +42,7 @@ settings_option = click.option(
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@stream_options
 @callbacks_option
 @loggers_option
 @settings_option

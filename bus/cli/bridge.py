@@ -1,0 +1,73 @@
+"""The command ``bus bridge``."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import click
+
+from bus.cli.options import runs_dir_option
+from bus.printing import say
+from bus.terminal import HELP
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    found = _SIZE.fullmatch(value)
+    size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
+    if size < 1:
+        raise click.BadParameter(f"{value!r} is not a size: write a number of bytes, or 500MB, 10GB, 1.5TB")
+    return size
+
+
+@click.command(short_help="Copy a run into NATS JetStream.", context_settings=HELP)
+@click.argument("run")
+@runs_dir_option
+@click.option(
+    "--stream",
+    metavar="ADDRESS",
+    envvar="OFFLOOP_STREAM",
+    required=True,
+    show_envvar=True,
+    help="Where NATS is: nats://HOST:4222.",
+)
+@click.option("--nkey", type=click.Path(path_type=Path), metavar="FILE", help="The seed of this host's nkey.")
+@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="Who signed the servers' certificates.")
+@click.option("--replicas", type=click.IntRange(1, 5), default=1, show_default=True, help="How many servers keep it.")
+@click.option(
+    "--max-bytes",
+    callback=_size,
+    metavar="SIZE",
+    help="How large it may grow: 10GB. Default: as the servers allow.",
+)
+def bridge(
+    run: str,
+    runs_dir: str | None,
+    stream: str,
+    nkey: Path | None,
+    ca: Path | None,
+    replicas: int,
+    max_bytes: int | None,
+) -> None:
+    """Copy a run into NATS JetStream as it continues, until it has ended and all of it is there.
+
+    RUN is a name or a run's folder. The run's folder is the record: what the servers have forgotten is sent again as
+    long as this runs. Servers that are away are waited for.
+    """
+    import asyncio
+
+    from bus.jetstream.bridge import Bridge
+    from bus.jetstream.connection import NatsServers
+    from bus.runs.directory import find_run
+
+    servers = NatsServers.parse(stream, nkey, ca)
+    found = find_run(run, runs_dir)
+    copying = Bridge(found.path, servers, replicas, max_bytes, say=partial(say, err=True))
+    say(f"copying run {found.name} to {servers} (Ctrl-C ends)", err=True)
+    asyncio.run(copying.copy())
+    status = copying.status
+    say(f"all of run {found.name} is there: {status.copied:,} bytes of attempt {status.attempt}", err=True)

@@ -1,0 +1,121 @@
+"""A recording as its bridge reads it: the bytes that stay as they are."""
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.errors import RecordingError
+from bus.files import open_file
+from bus.recording import records
+from bus.recording.records import DamageError, Mark
+
+_FRONT_BYTES = len(records.MAGIC)
+
+
+class Part(NamedTuple):
+    """What ends with a check record."""
+
+    end: int
+    """Offset behind the check record."""
+    total: int
+    """Events in the file up to there."""
+    seen: float
+    """When it was found, by ``time.monotonic``."""
+
+
+class GrowingRecording:
+    """A recording that a broker writes. What lies before its last whole check record is never written
+    anew; what follows may be cut off.
+
+    Raises:
+        RecordingError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = open_file(path)
+        except OSError as error:
+            raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
+        self._at = _FRONT_BYTES
+        """Where the next record begins."""
+        self.end = 0
+        """Offset behind the last whole check record."""
+        self.total = 0
+        """Events up to there."""
+        self.parts: deque[Part] = deque()
+        """Those that have been found and not been dropped."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def look(self) -> int:
+        """Looks for further check records; returns :attr:`end`."""
+        size = self.size
+        while (found := self._next_mark(size)) is not None:
+            mark, self._at = found
+            self.end, self.total = self._at, mark.total
+            self.parts.append(Part(self.end, mark.total, time.monotonic()))
+        return self.end
+
+    def copied(self, offset: int) -> int:
+        """Forgets the parts before an offset; returns how many events are not before it."""
+        while self.parts and self.parts[0].end <= offset:
+            self._before = self.parts.popleft().total
+        return self.total - (self._before if offset else 0)
+
+    _before = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, fewer where it ends.
+
+        Raises:
+            RecordingError: they cannot be read.
+        """
+        try:
+            return os.pread(self._descriptor, size, offset)
+        except OSError as error:
+            message = f"the recording {self.path} cannot be read: {error.strerror}"
+            raise RecordingError(message, path=self.path) from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._descriptor)
+
+    def _next_mark(self, size: int) -> tuple[Mark, int] | None:
+        """The next check record that is whole, and where it ends. Goes from record to record, and where one is damaged
+        looks for the next check record by its sign."""
+        at = self._at
+        while at + records.HEAD.size <= size:
+            front = self.read(at, records.MARK_FRONT)
+            opcode, length = records.HEAD.unpack_from(front)
+            if not records.OP_HEADER <= opcode <= records.OP_PADDING or length > records.MAX_RECORD:
+                return self._search(at, size)
+            end = at + records.HEAD.size + length
+            if end > size:
+                # It is being written; but a damaged length may point anywhere.
+                return self._search(at + 1, size)
+            if opcode == records.OP_MARK:
+                try:
+                    return records.read_mark(self.read(at, end - at)), end
+                except DamageError:
+                    return self._search(at + 1, size)
+            if opcode == records.OP_DATA_END:
+                return None
+            at = end
+        return None
+
+    def _search(self, begin: int, size: int) -> tuple[Mark, int] | None:
+        for sign, at in records.find_signs(self.read, begin, size):
+            if sign != records.MARK_SIGN:
+                continue
+            try:
+                length = records.MARK_FRONT + Mark.payload_size(self.read(at, records.MARK_FRONT))
+                return Mark.decode(self.read(at, length)), at + length
+            except DamageError:
+                continue
+        return None

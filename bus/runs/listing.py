@@ -1,0 +1,30 @@
+"""Runs as brokers list them: ``runs`` in ``docs/protocol.md``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bus.runs.directory import RunInfo
+
+
+def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
+    """What a list of runs says of one; ``served`` holds its ``attempt`` and the address of its ``stream`` where it is
+    served."""
+    last = run.last
+    live = served.get("attempt") == last.number
+    return {
+        "run": run.name,
+        "recorded_as": run.recorded_as,
+        "id": run.id,
+        "attempt": last.number,
+        "attempts": [attempt.number for attempt in run.attempts],
+        # Also while its trainer, on this machine, is about to find the broker again.
+        "status": run.status if not live or run.paused else "live",
+        "paused": run.paused._asdict() if run.paused else None,
+        "live": live,
+        "stream": served.get("stream"),
+        "started": last.started,
+        "ended": last.ended,
+        "error": last.error,
+        "reason": last.reason,
+        "reached": None if last.reached is None else last.reached._asdict(),
+    }
