@@ -12,7 +12,6 @@ from consumers.dashboard.view.phases import PublishingView
 from consumers.dashboard.view.progress import ProgressView, duration
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.colors import dash, swatch
 from consumers.dashboard.web.run_alerts import alerts_text
 from consumers.dashboard.web.run_folder import RunFolder
 
@@ -87,9 +86,14 @@ class RunCards:
         self._is_list = False
 
     def update(
-        self, runs: list[MonitoredRun], labels: list[str], folders: Mapping[Path, RunFolder] = MappingProxyType({})
+        self,
+        runs: list[MonitoredRun],
+        labels: list[str],
+        looks: Sequence[tuple[str, int]],
+        folders: Mapping[Path, RunFolder] = MappingProxyType({}),
     ) -> None:
-        """Brings every card up to date, and makes those that are new. ``folders`` is what was found in directories."""
+        """Brings every card up to date, and makes those that are new. ``looks`` are the colour and the kind of line of
+        each run, ``folders`` is what was found in directories."""
         from nicegui import ui
 
         with self._box:
@@ -98,8 +102,8 @@ class RunCards:
         if len(runs) > _MOST_LARGE and not self._is_list:
             self._is_list = True
             self._box.classes("many")
-        for card, label in zip(self._cards, labels, strict=True):
-            card.update(label, len(runs), folders)
+        for card, label, look in zip(self._cards, labels, looks, strict=True):
+            card.update(label, look, len(runs) > 1, folders)
         # What happens to a run is told to whoever cannot see the card.
         title = f"{runs[0].view.status}: {labels[0]}" if len(runs) == 1 else f"{len(runs)} runs"
         if title != self._title:
@@ -169,8 +173,8 @@ class _Card:
             self._answer: Label = ui.label().classes("run-answer")
             self._answer.set_visibility(False)
 
-    def update(self, label: str, count: int, folders: Mapping[Path, RunFolder]) -> None:
-        """Shows how the run stands, one of so many."""
+    def update(self, label: str, look: tuple[str, int], many: bool, folders: Mapping[Path, RunFolder]) -> None:
+        """Shows how the run stands, and the colour and kind of its line."""
         view = self._run.view
         alerts, is_firing = alerts_text(self._run, folders)
         self._alerts.set_text(alerts)
@@ -183,8 +187,7 @@ class _Card:
             self._card.props["aria-label"] = f"Run {label}"
             self._dot.props["aria-label"] = f"Lines of {label}"
             self._dot.props["aria-pressed"] = "true"
-        self._dot.set_visibility(count > 1)
-        look = (swatch(self._number, count), dash(self._number, count))
+        self._dot.set_visibility(many)
         if look != self._look:
             self._look = look
             self._dot.style(f"--swatch: {look[0]}").classes(replace=f"run-dot dash-{look[1]}")

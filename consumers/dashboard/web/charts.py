@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from consumers.dashboard.view.groups import common_places, group_points
 from consumers.dashboard.view.phases import PhaseView
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.series import Axis, Points, Series
+from consumers.dashboard.view.series import Axis, Parts, Points, Series
 from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.comparison import Compared
 from consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:
@@ -109,9 +111,11 @@ class LineCache:
     """Points that were computed lately: browsers that show the same share them. For one thread."""
 
     SIZE = 256
+    PARTS = 2048
 
     def __init__(self) -> None:
         self._points: OrderedDict[tuple[object, ...], Points] = OrderedDict()
+        self._parts: OrderedDict[tuple[object, ...], Parts] = OrderedDict()
 
     def points(self, series: Series, look: Look, buckets: int) -> Points:
         """A series as it is to be drawn."""
@@ -122,6 +126,16 @@ class LineCache:
             found = self._points[key] = series.points(look.x, first, last, buckets)
             if len(self._points) > self.SIZE:
                 self._points.popitem(last=False)
+        return found
+
+    def parts(self, series: Series, places: "np.ndarray[Any, Any]", x: Axis) -> Parts:
+        """What a series has at some places, for the group that it is in."""
+        key = (id(series), series.version, x, places.tobytes())
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = series.parts(places, x)
+            if len(self._parts) > self.PARTS:
+                self._parts.popitem(last=False)
         return found
 
 
@@ -144,15 +158,21 @@ class Lines:
 
     def __init__(self, cache: LineCache) -> None:
         self._cache = cache
-        self._sent: dict[tuple[str, int, Axis], _Sent] = {}
+        self._sent: dict[tuple[str, int | str, Axis], _Sent] = {}
 
     def forget(self) -> None:
         """Says that the browser has nothing, or that nobody knows what it has."""
         self._sent.clear()
 
-    def news(self, charts: Mapping[str, Chart], runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
+    def news(
+        self,
+        charts: Mapping[str, Chart],
+        runs: Sequence[MonitoredRun],
+        look: Look,
+        compared: Compared | None = None,
+    ) -> list[dict[str, Any]]:
         """What is new in the charts that can be seen, and counts as sent by that."""
-        lines = []
+        lines: list[dict[str, Any]] = []
         for name in look.visible:
             chart = charts.get(name)
             if chart is None:
@@ -160,7 +180,11 @@ class Lines:
             if chart.kind == "phases":
                 lines += self._phases(chart, runs, look)
                 continue
+            if compared is not None and compared.groups:
+                lines += self._groups(name, runs, look, compared)
             for number, run in enumerate(runs):
+                if compared is not None and not compared.draws(number):
+                    continue
                 try:
                     series = run.view.series(name)
                 except KeyError:
@@ -191,6 +215,41 @@ class Lines:
             return None
         self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
         return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
+
+    def _groups(self, chart: str, runs: Sequence[MonitoredRun], look: Look, compared: Compared) -> list[dict[str, Any]]:
+        """The mean and range of each group of which something has changed."""
+        members: dict[str, list[Series]] = {}
+        for group in compared.groups:
+            for number in compared.shown_members(group):
+                try:
+                    members.setdefault(group.id, []).append(runs[number].view.series(chart))
+                except KeyError:
+                    continue
+        buckets = look.buckets(chart, 3 * len(members))
+        # Groups share their places, by which they can be compared.
+        shown = (look.range, buckets, tuple((key, tuple(map(id, own))) for key, own in members.items()))
+        version = sum(one.version for own in members.values() for one in own)
+        changed = [
+            key
+            for key in members
+            if (sent := self._sent.get((chart, key, look.x))) is None or sent.shown != shown or sent.version != version
+        ]
+        if not changed:
+            return []
+        every = [one for own in members.values() for one in own]
+        first, last = look.range or (None, None)
+        places = common_places(every, look.x, first, last, buckets)
+        lines = []
+        for key in changed if len(places) else ():
+            points = group_points(members[key], places, look.x, self._cache.parts)
+            self._sent[chart, key, look.x] = _Sent(shown, version, float(places[-1]), len(places))
+            told = {"y": points.mean, "low": points.low, "high": points.high}
+            values = {name: _short(numbers) for name, numbers in told.items()}
+            counts = _short_x(points.runs)
+            lines.append(
+                {"c": chart, "r": key, "o": look.x, "a": 0, "x": _short_x(places), "n": [], **values, "count": counts}
+            )
+        return lines
 
     def _tail(self, series: Series, sent: _Sent, look: Look) -> Points | None:
         """What has come since, with the last point that the browser has; ``None`` when it is to be sent the whole line

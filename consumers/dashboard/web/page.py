@@ -1,8 +1,9 @@
 """The page of the web dashboard, for one browser: what is on it, and what is sent to it."""
 
+import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,10 @@ from consumers.dashboard.view.tap import MonitoredRun, labels_of
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from consumers.dashboard.web.frames import Frames
 from consumers.dashboard.web.panels import Panels
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
-from consumers.dashboard.web.units import value_text
 
 if TYPE_CHECKING:
     from nicegui.element import Element
@@ -29,6 +30,7 @@ or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
+_PARTS = ("colors", "compare", "crowd", "explore_settings", "scales", "settings", "text", "theme", "zoom")
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -54,10 +56,7 @@ def _board_class() -> "type[Element]":
     class Board(
         Element,
         component=str(_HERE / "page_board.js"),
-        dependencies=[
-            str(_HERE / f"page_{part}.js")
-            for part in ("colors", "crowd", "explore_settings", "scales", "settings", "text", "theme", "zoom")
-        ],
+        dependencies=[str(_HERE / f"page_{part}.js") for part in _PARTS],
     ):
         """All charts of a page, and what says how they are drawn: the browser alone knows that."""
 
@@ -88,6 +87,8 @@ class Page:
         guarded: bool,
         home: str = "",
         problems: Sequence[str] = (),
+        comparison: Comparison | None = None,
+        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
     ) -> None:
         self._runs = runs
         self._home = home
@@ -96,6 +97,8 @@ class Page:
         self._role = role
         self._view_link = view_link
         self._guarded = guarded
+        self._comparison = comparison or Comparison()
+        self._tags_of = tags_of
         self._lines = Lines(cache)
         self._look = Look()
         self._shown: dict[str, Any] = {}
@@ -112,13 +115,14 @@ class Page:
             ui.add_css(style)
         ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
-        top = PageTop(self._role, self._view_link, self._guarded, _KEYS, self._home)
+        self._top = top = PageTop(self._role, self._view_link, self._guarded, _KEYS, self._home)
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
         self._cards = RunCards(self._runs, self._role, self.refresh)
         self._board = _board_class()().props('empty="Waiting for the first values"')
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
+        self._board.on("compare", self._on_compare)
         # Who compares runs asks first what was different about them.
         self._panels = Panels(self._role, compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self._refresh_in_time)
@@ -137,26 +141,28 @@ class Page:
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
             *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
-            *(self._look.hidden, self._cards.hidden_version),
+            *(self._look.hidden, self._cards.hidden_version, self._comparison),
         )
         if seen == self._seen:
             return
         labels = labels_of(runs)
         groups = charts_of(runs, labels)
         charts = {chart.id: chart for _, members in groups for chart in members}
+        compared = Compared(self._comparison, runs, labels, self._cards.hidden, self._tags_of)
         frame = self._changes(
             {
-                "runs": [{"id": number, "label": label, "color": number} for number, label in enumerate(labels)],
+                "runs": compared.lines(),
+                "compare": self._compare(compared, runs, labels),
                 "groups": [
                     {"title": title, "charts": [chart._asdict() for chart in members]} for title, members in groups
                 ],
                 "hidden": {str(number): True for number in self._cards.hidden},
             }
         )
-        lines = self._lines.news(charts, runs, self._look)
-        latest = self._latest(charts, runs)
-        self._cards.update(runs, labels, self._panels.folders)
-        self._panels.update(runs, labels)
+        lines = self._lines.news(charts, runs, self._look, compared)
+        latest = self._latest(charts, runs, compared)
+        self._cards.update(runs, labels, compared.looks(), self._panels.folders)
+        self._panels.update(runs, labels, compared.baseline)
         if not (frame or lines or latest):
             self._seen = seen
             return
@@ -178,23 +184,42 @@ class Page:
         self._shown.update(changed)
         return changed
 
-    def _latest(self, charts: dict[str, Chart], runs: list[MonitoredRun]) -> dict[str, dict[int, str]]:
-        """The newest value of each run in the charts that can be seen, where it has changed."""
-        latest: dict[str, dict[int, str]] = {}
+    def _compare(self, compared: Compared, runs: list[MonitoredRun], labels: list[str]) -> dict[str, Any]:
+        """What runs can be compared by, and what is chosen of it."""
+        newest = {run.view.run_name: label for run, label in zip(runs, labels, strict=True)}
+        baseline = None if compared.baseline is None else runs[compared.baseline].view.run_name
+        return {
+            "columns": [[name, short_name(name)] for name in compared.columns()],
+            "baselines": list(newest.items()),
+            "group": compared.column,
+            "singles": compared.singles,
+            "baseline": baseline,
+        }
+
+    def _latest(
+        self, charts: dict[str, Chart], runs: list[MonitoredRun], compared: Compared
+    ) -> dict[str, dict[str, Any]]:
+        """The newest value of each line in the charts that can be seen, where one of them has changed."""
+        latest: dict[str, dict[str, Any]] = {}
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":
                 continue
             values = {}
             for number, run in enumerate(runs):
-                try:
-                    values[number] = value_text(run.view.series(name).last, charts[name].scale)
-                except KeyError:
-                    continue
-            latest[name] = values
+                with contextlib.suppress(KeyError):
+                    last = run.view.series(name).last
+                    if last is not None:
+                        values[number] = last
+            latest[name] = compared.latest(name, values, charts[name].scale)
         shown = self._shown.setdefault("latest", {})
         changed = {name: values for name, values in latest.items() if shown.get(name) != values}
         shown.update(changed)
         return changed
+
+    async def _on_compare(self, event: "GenericEventArguments") -> None:
+        self._comparison = Comparison.from_browser(event.args)
+        self._top.view_link = self._comparison.link(self._top.view_link)
+        await self.refresh()
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = Look.from_browser(event.args)

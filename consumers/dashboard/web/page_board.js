@@ -2,6 +2,7 @@
 // be seen (which charts, how wide, which part of the axis) is told to the server by the event "look".
 import { echarts } from "nicegui-echart";
 import { toRaw } from "vue";
+import { Compare } from "page_compare";
 import { CrowdPointer, crowdSeries, endsOf, isCrowd } from "page_crowd";
 import { colorOf, dashOf, swatchOf } from "page_colors";
 import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
@@ -52,6 +53,7 @@ export default {
                  aria-label="Find charts by name" @clear="settings.find = ''"></q-input>
         <q-btn flat dense no-caps class="link" label="Reset zoom" @click="zoom(null)"></q-btn>
       </div>
+      <Compare :told="compare" :runs="runs" @compare="$emit('compare', $event)"></Compare>
       <span id="charts" tabindex="-1"></span>
       <div class="groups">
       <p v-if="!groups.length" class="empty">{{ empty }}</p>
@@ -78,6 +80,8 @@ export default {
                 <span v-if="runsIn(chart) > mostValues">{{ runsIn(chart) }} runs</span>
                 <span v-for="one in latestOf(chart)" :key="one.run" class="value">
                   <span v-if="runs.length > 1" class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}
+                  <span v-if="one.apart" class="apart" :class="one.sense" :title="one.sense && one.sense + ' than the baseline'">{{ one.apart }}<span
+                        v-if="one.sense" class="sr-only"> {{ one.sense }}</span><span v-if="one.sense" aria-hidden="true"> {{ one.sense === "better" ? "✓" : "✗" }}</span></span>
                 </span>
               </span>
               <button type="button" class="enlarge" :aria-pressed="String(isWide(chart))"
@@ -92,6 +96,7 @@ export default {
       </div>
     </div>`,
   mixins: [themed],
+  components: { Compare },
   props: { empty: String },
   directives: {
     plot: {
@@ -102,6 +107,7 @@ export default {
   data: () => ({
     groups: [],
     runs: [],
+    compare: null, // what runs can be compared by, and what is chosen of it
     hidden: {},
     latest: {},
     odd: {},
@@ -179,6 +185,7 @@ export default {
       if (update.runs) this.runs = update.runs;
       if (update.groups) this.groups = update.groups;
       if (update.hidden) this.hidden = update.hidden;
+      if (update.compare) this.compare = update.compare;
       const touched = new Set();
       for (const line of update.lines || []) {
         this.takeLine(line);
@@ -214,7 +221,8 @@ export default {
         line.y = old.y.slice(0, keep).concat(line.y);
         line.n = old.n.filter((one) => one[0] < first).concat(line.n);
       }
-      runs.set(line.r, { x: line.x, y: line.y, n: line.n || [], p: line.p });
+      const { low, high, count } = line;
+      runs.set(line.r, { x: line.x, y: line.y, n: line.n || [], p: line.p, ...(low ? { low, high, count } : {}) });
       if (line.p) this.spoken[line.c] = latestPhases(line.p);
       this.odd[line.c] = [...runs.values()].reduce((sum, one) => sum + one.n.length, 0);
     },
@@ -333,7 +341,7 @@ export default {
     // Whoever is at a run in a list of them sees its line.
     onList(event) {
       const run = event.target.closest?.("[data-run]")?.dataset.run;
-      if (run !== undefined) this.focusRun(Number(run));
+      if (run !== undefined) this.focusRun(/^\d+$/.test(run) ? Number(run) : run);
       else if (!event.target.closest?.(".plot")) this.focusRun(null);
     },
     // The line of a run, or of none, stands out in every chart of many.
@@ -504,7 +512,7 @@ export default {
       const runs = toRaw(this.runs);
       return runs
         .filter((run) => lines.has(run.id) && !this.hidden[run.id])
-        .map((run) => ({ run, line: lines.get(run.id), odd: lines.get(run.id).n, color: colorOf(run, runs.length), dash: dashOf(run, runs.length) }));
+        .map((run) => ({ run, line: lines.get(run.id), odd: lines.get(run.id).n, color: colorOf(run), dash: dashOf(run) }));
     },
     // The least and the greatest value that an axis is made for; without outliers, but on a log scale, which has room.
     valueEnds(id, lines) {
@@ -542,7 +550,7 @@ export default {
         series.push({
           ...common, id: run.id, name: run.label, data: alone(points), showAllSymbol: true, z: 2,
           ...(isFaint ? { showSymbol: false } : {}),
-          lineStyle: { width: isFaint ? 1 : 1.8, opacity: isFaint ? 0.28 : 1 }, emphasis: { disabled: true },
+          lineStyle: { width: isFaint ? 1 : 1.8, opacity: isFaint ? 0.28 : 1, type: run.baseline ? "dashed" : "solid" }, emphasis: { disabled: true },
         });
         if (isFaint) {
           series.push({
@@ -640,14 +648,14 @@ export default {
     },
     latestOf(chart) {
       const values = this.latest[chart.id] || {};
-      const shown = this.runs.filter((run) => run.id in values && !this.hidden[run.id]);
+      const shown = this.runs.filter((run) => run.id in values && !this.hidden[run.id] && !run.faint);
       // Of many, the pointer names those next to it.
       return (shown.length > MOST_VALUES ? [] : shown)
-        .map((run) => ({ run: run.id, text: values[run.id], color: swatchOf(run, this.runs.length) }));
+        .map((run) => ({ run: run.id, text: values[run.id][0], apart: values[run.id][1], sense: values[run.id][2], color: swatchOf(run) }));
     },
     runsIn(chart) {
       const values = this.latest[chart.id] || {};
-      return this.runs.filter((run) => run.id in values && !this.hidden[run.id]).length;
+      return this.runs.filter((run) => run.id in values && !this.hidden[run.id] && !run.faint).length;
     },
     oddText(chart) {
       const odd = this.odd[chart.id];

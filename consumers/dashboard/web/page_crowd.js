@@ -205,22 +205,22 @@ export class CrowdPointer {
     const near = nearestAt(chart, lines, x, this.at.y);
     const nearest = near[0] && near[0].apart <= NEAR_PIXELS ? near[0].run.id : null;
     this.focus(nearest);
-    this.show(x, near, nearest);
+    this.show(near, nearest);
   }
 
-  show(x, near, nearest) {
+  show(near, nearest) {
     if (!near.length) return this.hide();
     const shown = near.slice(0, TIP_ROWS).sort((one, other) => other.y - one.y);
     const rows = shown.map((one) => {
       const values = [one.y, one.low, one.high].map((value) => valueText(value, this.plot.scale, 6));
-      const range = one.low === undefined ? "" : `${values[1]} to ${values[2]}, ${grouped(one.count)} ${one.count === 1 ? "run" : "runs"}`;
+      const range = one.low === undefined ? "" : `${values[1]} to ${values[2]}${one.count < one.run.size ? `, ${grouped(one.count)} of ${grouped(one.run.size)} runs` : ""}`;
       const name = echarts.format.encodeHTML(one.run.label);
       return `<tr${one.run.id === nearest ? ' class="nearest"' : ""}><td><span class="dot" style="background:${one.color}"></span>${name}</td>` +
         `<td class="number">${echarts.format.encodeHTML(values[0])}</td><td class="at">${echarts.format.encodeHTML(range)}</td></tr>`;
     });
     const more = near.length > shown.length ? `<div class="at">and ${near.length - shown.length} more</div>` : "";
     this.tip ||= document.body.appendChild(Object.assign(document.createElement("div"), { className: "tip crowd-tip" }));
-    this.tip.innerHTML = `<div>${echarts.format.encodeHTML(this.placeText(x))}</div><table>${rows.join("")}</table>${more}`;
+    this.tip.innerHTML = `<div>${echarts.format.encodeHTML(this.placeText((near.find((one) => one.run.id === nearest) || near[0]).x))}</div><table>${rows.join("")}</table>${more}`;
     const box = this.plot.element.getBoundingClientRect();
     const [left, top] = [box.left + this.at.x, box.top + this.at.y];
     const { offsetWidth: width, offsetHeight: height } = this.tip;

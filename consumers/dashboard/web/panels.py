@@ -47,7 +47,8 @@ class Panels:
 
         alerts, about = AlertsPanel(), AboutPanel(role, self._look_again)
         log, checkpoints, images = LogPanel(), CheckpointsPanel(), ImagesPanel()
-        self._of_streams = (log, images, RanksPanel(), HyperparametersPanel(is_open=compares), ValuesPanel())
+        self._hyperparameters = HyperparametersPanel(is_open=compares)
+        self._of_streams = (log, images, RanksPanel(), self._hyperparameters, ValuesPanel())
         self._of_folders = (alerts, about, checkpoints, FilesPanel())
         self._runs: Sequence[MonitoredRun] = ()
         self._labels: Sequence[str] = ()
@@ -62,10 +63,11 @@ class Panels:
         """Which of them are open."""
         return tuple(panel.is_open for panel in (*self._of_streams, *self._of_folders))
 
-    def update(self, runs: list[MonitoredRun], labels: list[str]) -> None:
+    def update(self, runs: list[MonitoredRun], labels: list[str], baseline: int | None = None) -> None:
         """Brings those that are open up to date."""
         is_first = not self._runs
         self._runs, self._labels = runs, labels
+        self._hyperparameters.baseline = baseline
         for panel in self._of_streams:
             panel.update(runs, labels)
         self._update_folders()
@@ -165,6 +167,8 @@ class HyperparametersPanel(Panel):
         from nicegui import ui
 
         super().__init__("Hyperparameters", "tune", is_open)
+        self.baseline: int | None = None
+        """The number of the run from which the others' differences are marked."""
         self._rows: list[dict[str, str]] = []
         self._columns: list[tuple[str, str]] = []
         with self.box:
@@ -177,7 +181,7 @@ class HyperparametersPanel(Panel):
         told = [run.view.hyperparameters for run in runs]
         self.show(any(told))
         if self.is_open:
-            self._rows = hyperparameter_rows(told)
+            self._rows = hyperparameter_rows(told, self.baseline)
             self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(labels))]
             if len(told) > 1:
                 self._columns.insert(1, ("differs", "differs"))
@@ -221,9 +225,9 @@ def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def hyperparameter_rows(told: Sequence[Mapping[str, Any]], baseline: int | None = None) -> list[dict[str, str]]:
     """A row for each name that one of the runs has, with the value of each; of several runs those that differ first,
-    with a mark."""
+    with a mark. Each value that is another one than the baseline's has a mark of its own."""
     rows = []
     for name in {name: None for values in told for name in values}:
         texts = [value_text(values[name]) if name in values else "" for values in told]
@@ -231,7 +235,13 @@ def hyperparameter_rows(told: Sequence[Mapping[str, Any]]) -> list[dict[str, str
             {
                 "name": name,
                 "differs": "≠" if len(set(texts)) > 1 else "",
-                **{str(number): text[:_LONGEST_CELL] for number, text in enumerate(texts)},
+                **{str(number): _compared(text, texts, baseline) for number, text in enumerate(texts)},
             }
         )
     return sorted(rows, key=lambda row: not row["differs"])
+
+
+def _compared(text: str, texts: Sequence[str], baseline: int | None) -> str:
+    if baseline is None or text == texts[baseline]:
+        return text[:_LONGEST_CELL]
+    return f"≠ {text[:_LONGEST_CELL] or 'nothing'}"

@@ -1,12 +1,18 @@
 """The pages of one server, whichever command it is that serves them."""
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 
+from bus.errors import OffloopError
+from bus.index.annotations import read_annotations
 from bus.printing import one_line
+from bus.runs.directory import RunInfo
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.access import Listening
 from consumers.dashboard.web.all_runs import AllRuns
 from consumers.dashboard.web.charts import LineCache
+from consumers.dashboard.web.comparison import Comparison
 from consumers.dashboard.web.follow import ChosenRuns
 from consumers.dashboard.web.home import MOST_COMPARED, HomePage
 from consumers.dashboard.web.page import Page
@@ -61,15 +67,36 @@ class Site(DashboardServer):
         from nicegui import ui
 
         asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
+        comparison = Comparison.from_query(opening.asked)
         names = asked[:MOST_COMPARED]
+        if comparison.baseline is not None and comparison.baseline not in names:
+            names = [*names[: MOST_COMPARED - 1], comparison.baseline]
         known = [name for name in names if places.has(name)]
         runs, leave = chosen.open(known)
         ui.context.client.on_delete(leave)
         problems = [f"There is no run {one_line(name[:_LONGEST])!r} any more." for name in names if name not in known]
         if len(asked) > MOST_COMPARED:
             problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
-        self._build_runs(runs, opening, problems)
+        tags = {places.split(key)[1]: key for key in known}
 
-    def _build_runs(self, runs: Sequence[MonitoredRun], opening: Opening, problems: Sequence[str] = ()) -> None:
+        @functools.cache
+        def tags_of(run: str) -> Sequence[str]:
+            with contextlib.suppress(OffloopError, KeyError):
+                _, found = places.find(tags[run])
+                return read_annotations(found.path).tags if isinstance(found, RunInfo) else ()
+            return ()
+
+        self._build_runs(runs, opening, problems, comparison, tags_of)
+
+    def _build_runs(
+        self,
+        runs: Sequence[MonitoredRun],
+        opening: Opening,
+        problems: Sequence[str] = (),
+        comparison: Comparison | None = None,
+        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
+    ) -> None:
         home = self._home and opening.prefix + self._home
-        Page(runs, self._cache, opening.role, opening.view_link, opening.guarded, home, problems).build()
+        comparison = comparison or Comparison.from_query(opening.asked)
+        link, guarded = opening.view_link, opening.guarded
+        Page(runs, self._cache, opening.role, link, guarded, home, problems, comparison, tags_of).build()

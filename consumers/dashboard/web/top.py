@@ -24,7 +24,8 @@ class PageTop:
     def __init__(self, role: Role, view_link: str, guarded: bool, keys: Sequence[tuple[str, str]], home: str) -> None:
         from nicegui import ui
 
-        self._view_link = view_link
+        self.view_link = view_link
+        """The address of the same page for viewers."""
         self._guarded = guarded
         with ui.element("header").classes("top"):
             ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
@@ -53,7 +54,7 @@ class PageTop:
         from nicegui import ui
 
         settings = await ui.run_javascript("location.hash")
-        link = self._view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
+        link = self.view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
         with ui.dialog() as dialog, ui.card():
             ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
             ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(

@@ -1,0 +1,244 @@
+"""How the runs of a page are compared: in groups that have the same value of a column, and with a baseline run."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from bus.printing import one_line
+from bus.types.hyperparameters import value_text as hyperparameter_text
+from bus.types.metrics import mode_of
+from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.colors import dash, swatch
+from consumers.dashboard.web.units import Scale, value_text
+
+OF_RUNS = ("status", "tags")
+"""Columns that need no hyperparameter."""
+
+MOST_COLUMNS = 200
+_LONGEST = 200
+_LONGEST_VALUE = 60
+_KEYS = ("group", "singles", "baseline")
+_STARTED_WITH = "config/"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What somebody wants to compare."""
+
+    group: str | None = None
+    """Runs with the same value of this column are drawn as one."""
+    singles: bool = False
+    """Whether the lines of single runs are drawn, too."""
+    baseline: str | None = None
+    """The name of the run that the others are compared with."""
+
+    @classmethod
+    def from_query(cls, asked: Sequence[tuple[str, str]]) -> "Comparison":
+        """Reads it from the names and values of an address."""
+        return cls.from_browser(dict(asked) | {"singles": dict(asked).get("singles") == "1"})
+
+    @classmethod
+    def from_browser(cls, told: Any) -> "Comparison":
+        """Reads what the browser told; what is not in its form is left out."""
+        if not isinstance(told, dict):
+            return cls()
+        group, baseline = (
+            name[:_LONGEST] if isinstance(name := told.get(key), str) and name else None
+            for key in ("group", "baseline")
+        )
+        return cls(group, told.get("singles") is True, baseline)
+
+    def link(self, link: str) -> str:
+        """An address with this comparison in place of another one."""
+        parts = urlsplit(link)
+        kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in _KEYS]
+        own = [("group", self.group), ("singles", "1" if self.singles else None), ("baseline", self.baseline)]
+        return parts._replace(query=urlencode([*kept, *((name, value) for name, value in own if value)])).geturl()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same value of a column."""
+
+    label: str
+    """For people: ``lr = 0.01``."""
+    members: tuple[int, ...]
+    """The numbers of its runs."""
+    color: int
+
+    @property
+    def id(self) -> str:
+        """By which the browser knows it."""
+        return f"group {self.label}"
+
+
+class Compared:
+    """The runs of a page as they are compared at one moment.
+
+    Args:
+        tags_of: the tags of a run, by its name.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        runs: Sequence[MonitoredRun],
+        labels: Sequence[str],
+        hidden: Collection[int] = (),
+        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
+    ) -> None:
+        self._runs, self._labels, self._hidden = runs, labels, hidden
+        self._told = [run.view.hyperparameters for run in runs]
+        self._tags_of = tags_of
+        self.singles = comparison.singles
+        self.column = self._find(comparison.group)
+        """The whole name of the column that runs are grouped by."""
+        # Of several attempts the newest.
+        wanted = comparison.baseline or ""
+        named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.view.run_name]
+        self.baseline = named[-1] if named else None
+        """The number of the run that others are compared with."""
+        self.groups = self._groups() if self.column is not None else ()
+
+    def _find(self, name: str | None) -> str | None:
+        if name is None or name in OF_RUNS:
+            return name
+        known = {known for told in self._told for known in told}
+        endings = sorted(known_name for known_name in known if known_name.endswith(f"/{name}"))
+        found = [one for one in (name, _STARTED_WITH + name) if one in known] or endings[:1]
+        return found[0] if found else None
+
+    def columns(self) -> list[str]:
+        """What runs can be grouped by: hyperparameters in which they differ, and what every run has."""
+        texts: dict[str, dict[str, int]] = {}
+        for told in self._told:
+            for name, value in told.items():
+                texts.setdefault(name, {})[_text(value)] = 1
+        known = {name for name, values in texts.items() if len(values) > 1}
+        known |= {name for name in texts if any(name not in told for told in self._told)}
+        if self.column is not None and self.column not in OF_RUNS:
+            known.add(self.column)
+        ordered = sorted(known, key=lambda name: (not name.startswith(_STARTED_WITH), name))
+        return [*ordered[:MOST_COLUMNS], *OF_RUNS]
+
+    def _value(self, number: int) -> Any:
+        if self.column == "status":
+            return self._runs[number].view.status
+        if self.column == "tags":
+            return ", ".join(sorted(self._tags_of(self._runs[number].view.run_name))) or None
+        return self._told[number].get(self.column or "")
+
+    def _groups(self) -> tuple[Group, ...]:
+        members: dict[str, list[int]] = {}
+        values: dict[str, Any] = {}
+        for number in range(len(self._runs)):
+            value = self._value(number)
+            text = "" if value is None else _text(value)
+            values.setdefault(text, value)
+            members.setdefault(text, []).append(number)
+        title = short_name(self.column or "")
+        ordered = sorted(members, key=lambda text: _order(values[text]))
+        return tuple(
+            Group(f"{title} = {text}" if text else f"no {title}", tuple(members[text]), color)
+            for color, text in enumerate(ordered)
+        )
+
+    def shown_members(self, group: Group) -> list[int]:
+        """The runs of a group that are not hidden."""
+        return [number for number in group.members if number not in self._hidden]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the browser draws a line of, in order."""
+        count = len(self._runs)
+        if self.column is None:
+            return [self._run(number, number, count) for number in range(count)]
+        lines: list[dict[str, Any]] = []
+        for group in self.groups:
+            names = {self._runs[number].view.run_name for number in self.shown_members(group)}
+            if not names:
+                continue
+            runs = f"{len(names)} run{'s' if len(names) > 1 else ''}"
+            label = f"{group.label} · {runs}"
+            lines.append(
+                {
+                    "id": group.id,
+                    "label": label,
+                    "color": group.color,
+                    "of": len(self.groups),
+                    "isGroup": True,
+                    "size": len(names),
+                }
+            )
+        for group in self.groups if self.singles else ():
+            lines += [
+                self._run(number, group.color, len(self.groups)) | {"faint": True}
+                for number in group.members
+                if number != self.baseline
+            ]
+        if self.baseline is not None:
+            lines.append(self._run(self.baseline, 0, 1))
+        return lines
+
+    def _run(self, number: int, color: int, count: int) -> dict[str, Any]:
+        line = {"id": number, "label": self._labels[number], "color": color, "of": count}
+        return line | {"baseline": True} if number == self.baseline else line
+
+    def draws(self, number: int) -> bool:
+        """Whether a run has a line of its own."""
+        return self.column is None or self.singles or number == self.baseline
+
+    def looks(self) -> list[tuple[str, int]]:
+        """The colour and the kind of line of each run, for the list of them."""
+        count = len(self._runs)
+        found = [(swatch(number, count), dash(number, count)) for number in range(count)]
+        for group in self.groups:
+            for number in group.members:
+                found[number] = swatch(group.color, len(self.groups)), dash(group.color, len(self.groups))
+        if self.baseline is not None:
+            found[self.baseline] = "var(--ink)", 0
+        return found
+
+    def latest(self, metric: str, values: Mapping[int, float], scale: Scale) -> dict[str, Any]:
+        """The newest values of a metric for the browser, by what it draws: the text, and where there is a baseline, the
+        difference to it and whether that is ``better`` or ``worse``."""
+        shown: dict[int | str, float] = {number: value for number, value in values.items() if self.draws(number)}
+        for group in self.groups:
+            own = [values[number] for number in self.shown_members(group) if number in values]
+            if own:
+                shown[group.id] = sum(value / len(own) for value in own)
+        base = None if self.baseline is None else values.get(self.baseline)
+        told: dict[str, Any] = {}
+        for line, value in shown.items():
+            told[str(line)] = [value_text(value, scale), *difference(metric, value, base, scale)]
+            if line == self.baseline:
+                told[str(line)] = [value_text(value, scale), "", ""]
+        return told
+
+
+def difference(metric: str, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
+    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``."""
+    if base is None or not abs(value - base) < float("inf"):
+        return "", ""
+    apart = value - base
+    # The digits that the two have in common are no difference.
+    if abs(apart) <= 1e-12 * max(abs(value), abs(base)):
+        return "±0", ""
+    text = value_text(float(f"{abs(apart):.3g}"), scale)
+    is_better = (apart < 0) == (mode_of(metric) == "min")
+    return ("-" if apart < 0 else "+") + text, "better" if is_better else "worse"
+
+
+def short_name(column: str) -> str:
+    """The name of a column for people: what the training was started with needs no more than its own name."""
+    return one_line(column.removeprefix(_STARTED_WITH))
+
+
+def _text(value: Any) -> str:
+    return one_line(hyperparameter_text(value))[:_LONGEST_VALUE]
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, bool | int | float) and value == value:
+        return 0, float(max(min(value, 1e308), -1e308)), ""
+    return (2, 0.0, "") if value is None else (1, 0.0, _text(value))
