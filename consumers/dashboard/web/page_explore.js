@@ -78,7 +78,7 @@ export const Explore = {
                 </button>
               </div>
               <div ref="plot" class="explore-plot" role="img" tabindex="0" :aria-label="plotText" aria-describedby="explore-summary"
-                   aria-keyshortcuts="ArrowLeft ArrowRight Space Enter" @keydown="onKey($event)" @blur="leave()"></div>
+                   aria-keyshortcuts="ArrowLeft ArrowRight Space Enter" @keydown="onKey($event)" @blur="leave()" @pointerdown="isHeld = true"></div>
             </div>
           </div>
           <p id="explore-summary" class="explore-summary">{{ summary }}</p>
@@ -194,6 +194,7 @@ export const Explore = {
     settings: { deep: true, handler() { this.redraw(); } },
     "settings.view"() {
       this.leave();
+      this.wasDrawn = false;
       this.tellLook();
     },
     "settings.x"() { this.tellLook(); },
@@ -203,6 +204,13 @@ export const Explore = {
   },
   async mounted() {
     this.current = null;
+    // What is new waits while somebody draws over an axis.
+    this.isHeld = false;
+    this.onRelease = () => {
+      this.isHeld = false;
+      if (this.isLate) this.redraw();
+    };
+    for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, this.onRelease);
     this.sizes = new ResizeObserver(() => {
       this.width = this.$refs.plot.clientWidth;
       this.chart?.resize();
@@ -230,6 +238,7 @@ export const Explore = {
   beforeUnmount() {
     this.sizes.disconnect();
     this.theme.disconnect();
+    for (const name of ["pointerup", "pointercancel"]) window.removeEventListener(name, this.onRelease);
     this.chart?.dispose();
   },
   methods: {
@@ -378,14 +387,14 @@ export const Explore = {
       this.isStale = true;
       requestAnimationFrame(() => {
         this.isStale = false;
-        if (!this.chart.isDisposed()) this.draw();
+        this.isLate = this.isHeld;
+        if (!this.isHeld && !this.chart.isDisposed()) this.draw();
       });
     },
     draw() {
       if (!this.isReady) return;
       // A link may have ranges, and not name the runs that are within them now.
       if (!this.wasDrawn && this.within.length && !this.settings.runs.length) this.selectWithin();
-      this.wasDrawn = true;
       const common = {
         runs: this.drawn, selected: this.chosen, isDark: isDark(), labelOf: this.labelOf, best: this.best,
         isLog: (column) => this.isLog(column.name), tooltip: (event) => this.tooltip(this.runAt(event)),
@@ -408,6 +417,7 @@ export const Explore = {
         }
       }
       this.setting = false;
+      this.wasDrawn = true;
     },
     // The number of the run that a point or a line stands for.
     runAt({ seriesId, dataIndex, value }) {
@@ -454,7 +464,7 @@ export const Explore = {
     },
     // Shows what the keys have reached.
     point() {
-      if (!this.chart) return;
+      if (!this.wasDrawn) return;
       const series = this.chart.getOption().series;
       for (let seriesIndex = 0; seriesIndex < series.length; seriesIndex++) {
         if (["selected", "best"].includes(series[seriesIndex].id)) continue;
@@ -470,7 +480,7 @@ export const Explore = {
     },
     // What a test can ask: where a run is on the scatter plot, in pixels.
     placeOf(name) {
-      if (!this.chart || !this.isReady) return null;
+      if (!this.wasDrawn) return null;
       const run = this.explored.runs.indexOf(name);
       const point = this.chart.getOption().series?.flatMap((one) => one.data).find((one) => one[2] === run);
       return point ? this.chart.convertToPixel({ seriesIndex: 0 }, point.slice(0, 2)) : null;
@@ -478,13 +488,10 @@ export const Explore = {
     // Where a value of a column is on its axis of parallel coordinates, in pixels.
     placeOn(name, value) {
       const place = this.axisColumns.findIndex((column) => column.name === name);
-      const axis = this.chart?.getModel().getComponent("parallelAxis", place)?.axis;
+      const axis = this.wasDrawn && this.chart.getModel().getComponent("parallelAxis", place)?.axis;
       if (place < 0 || !axis) return null;
-      const { left } = this.headStyle(place);
-      const [from] = axis.getExtent();
       const rect = axis.model.coordinateSystem.getRect();
-      const last = axis.getExtent()[1];
-      return [parseFloat(left), rect.y + rect.height - (axis.dataToCoord(value) - Math.min(from, last))];
+      return [parseFloat(this.headStyle(place).left), rect.y + rect.height - axis.dataToCoord(value)];
     },
   },
 };
