@@ -60,6 +60,8 @@ class Look:
     """Chart to its width in pixels."""
     hidden: bool = False
     """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
+    marks: bool = False
+    """Whether it marks commands, checkpoints and the like in charts."""
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
@@ -72,7 +74,7 @@ class Look:
             for name, width in (visible.items() if isinstance(visible, dict) else ())
             if isinstance(width, int)
         }
-        return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True)
+        return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True, told.get("marks") is True)
 
     def buckets(self, chart: str, lines: int = 1) -> int:
         """In how many parts the axis is divided for it, each with its least and greatest value; in fewer where there

@@ -12,7 +12,10 @@ from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.cards import RunCards
 from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from consumers.dashboard.web.comparison import Compared, Comparison, short_name
+from consumers.dashboard.web.export import PATH, Exported, Exports
+from consumers.dashboard.web.extremes import extremes_of
 from consumers.dashboard.web.frames import Frames
+from consumers.dashboard.web.marks import MarkNews
 from consumers.dashboard.web.panels import Panels
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 
@@ -30,7 +33,10 @@ or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
-_PARTS = ("colors", "compare", "crowd", "explore_settings", "scales", "settings", "text", "theme", "zoom")
+_PARTS = (
+    *("colors", "compare", "crowd", "explore_settings", "export", "extremes", "marks", "pins"),
+    *("scales", "settings", "text", "theme", "zoom"),
+)
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -85,6 +91,7 @@ class Page:
         role: Role,
         view_link: str,
         guarded: bool,
+        exports: Exports,
         home: str = "",
         problems: Sequence[str] = (),
         comparison: Comparison | None = None,
@@ -99,7 +106,9 @@ class Page:
         self._guarded = guarded
         self._comparison = comparison or Comparison()
         self._tags_of = tags_of
+        self._exports = exports
         self._lines = Lines(cache)
+        self._marks = MarkNews()
         self._look = Look()
         self._shown: dict[str, Any] = {}
         """What the browser has of everything but the lines."""
@@ -120,6 +129,9 @@ class Page:
             ui.label(problem).classes("notice").props('role="alert"')
         self._cards = RunCards(self._runs, self._role, self.refresh)
         self._board = _board_class()().props('empty="Waiting for the first values"')
+        key = self._exports.add(self._exported)
+        ui.context.client.on_delete(lambda: self._exports.remove(key))
+        self._board.props["exports"] = f"{PATH}/{key}"
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
         self._board.on("compare", self._on_compare)
@@ -141,7 +153,7 @@ class Page:
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
             *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
-            *(self._look.hidden, self._cards.hidden_version, self._comparison),
+            *(self._look.hidden, self._look.marks, self._cards.hidden_version, self._comparison),
         )
         if seen == self._seen:
             return
@@ -160,13 +172,15 @@ class Page:
             }
         )
         lines = self._lines.news(charts, runs, self._look, compared)
-        latest = self._latest(charts, runs, compared)
+        marks = self._marks.news(runs) if self._look.marks and not self._look.hidden else []
+        latest = self._changed("latest", self._latest(charts, runs, compared))
+        extremes = self._changed("extremes", extremes_of(charts, runs, self._look))
         self._cards.update(runs, labels, compared.looks(), self._panels.folders)
         self._panels.update(runs, labels, compared.baseline)
-        if not (frame or lines or latest):
+        if not (frame or lines or latest or extremes or marks):
             self._seen = seen
             return
-        frame |= {"lines": lines, "latest": latest}
+        frame |= {"lines": lines, "latest": latest, "extremes": extremes, "marks": marks}
         began = time.monotonic()
         is_drawn, seconds = await self._frames.draw(self._board, frame)
         # A little less, because the timer's ticks are not exact.
@@ -176,6 +190,7 @@ class Page:
         else:
             # Nobody knows what it has: it gets everything once more.
             self._lines.forget()
+            self._marks.forget()
             self._shown.clear()
             self._seen = None
 
@@ -199,7 +214,7 @@ class Page:
     def _latest(
         self, charts: dict[str, Chart], runs: list[MonitoredRun], compared: Compared
     ) -> dict[str, dict[str, Any]]:
-        """The newest value of each line in the charts that can be seen, where one of them has changed."""
+        """The newest value of each line in the charts that can be seen."""
         latest: dict[str, dict[str, Any]] = {}
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":
@@ -211,10 +226,22 @@ class Page:
                     if last is not None:
                         values[number] = last
             latest[name] = compared.latest(name, values, charts[name].scale)
-        shown = self._shown.setdefault("latest", {})
-        changed = {name: values for name, values in latest.items() if shown.get(name) != values}
+        return latest
+
+    def _changed(self, what: str, of_charts: dict[str, Any]) -> dict[str, Any]:
+        """What the browser does not have of what is said of each chart."""
+        shown = self._shown.setdefault(what, {})
+        changed = {name: values for name, values in of_charts.items() if shown.get(name) != values}
         shown.update(changed)
         return changed
+
+    def _exported(self) -> list[Exported]:
+        runs = list(self._runs)
+        return [
+            Exported(number, label, run.view)
+            for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
+            if number not in self._cards.hidden
+        ]
 
     async def _on_compare(self, event: "GenericEventArguments") -> None:
         self._comparison = Comparison.from_browser(event.args)

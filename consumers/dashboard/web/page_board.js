@@ -5,6 +5,10 @@ import { toRaw } from "vue";
 import { Compare } from "page_compare";
 import { CrowdPointer, crowdSeries, endsOf, isCrowd } from "page_crowd";
 import { colorOf, dashOf, swatchOf } from "page_colors";
+import { exporting } from "page_export";
+import { EXTREMES, EXTREMES_TABLE, withExtremes } from "page_extremes";
+import { marked, MARKS_SWITCH, MARKS_TIP } from "page_marks";
+import { MENU, pinnable, withPinned } from "page_pins";
 import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
 import { AXES, hashOf, MOST_SMOOTHING, settingsOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
@@ -49,6 +53,7 @@ export default {
           <q-slider v-model="settings.smoothing" :min="0" :max="mostSmoothing" :step="0.01" label aria-label="Smoothing"></q-slider>
         </div>
         <q-toggle v-model="settings.log" label="log scale"></q-toggle>
+        ${MARKS_SWITCH}
         <q-input v-model="settings.find" ref="find" placeholder="find charts" dense outlined clearable
                  aria-label="Find charts by name" @clear="settings.find = ''"></q-input>
         <q-btn flat dense no-caps class="link" label="Reset zoom" @click="zoom(null)"></q-btn>
@@ -58,7 +63,7 @@ export default {
       <div class="groups">
       <p v-if="!groups.length" class="empty">{{ empty }}</p>
       <p v-else-if="!shownGroups.length" class="empty">no chart is called '{{ settings.find }}'</p>
-      <section v-for="group in shownGroups" :key="group.charts[0].kind + group.title" class="group" :class="{closed: isClosed(group), whole: group.charts.some((one) => isWide(one)) && !isClosed(group)}" :aria-label="group.title"
+      <section v-for="group in shownGroups" :key="group.isPinned ? '' : group.charts[0].kind + group.title" class="group" :class="{closed: isClosed(group), whole: group.charts.some((one) => isWide(one)) && !isClosed(group)}" :aria-label="group.title"
                :style="{'--charts': Math.min(group.charts.length, 3)}">
         <h2>
           <button type="button" class="group-title" :aria-expanded="String(!isClosed(group))"
@@ -68,9 +73,9 @@ export default {
           </button>
         </h2>
         <div class="grid" v-if="!isClosed(group)">
-          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="{wide: isWide(chart), many: runs.length > 1}"
-                  :data-chart="chart.id">
-            <figcaption>
+          <figure v-for="chart in group.charts" :key="chart.id" class="chart" :class="[{wide: isWide(chart), many: runs.length > 1}, dropClass(chart)]"
+                  :data-chart="chart.id" v-on="dragOf(group, chart)">
+            <figcaption :draggable="group.isPinned ? 'true' : null">
               <span class="title" :title="chart.id">{{ chart.title }}</span>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
               <button v-if="cut[chart.id] || all[chart.id]" type="button" class="cut" @click="showAll(chart.id)"
@@ -87,15 +92,24 @@ export default {
               <button type="button" class="enlarge" :aria-pressed="String(isWide(chart))"
                       :aria-label="(isWide(chart) ? 'Make smaller: ' : 'Make larger: ') + chart.title"
                       @click="toggle(settings.wide, chart.id)">{{ isWide(chart) ? "−" : "+" }}</button>
+              <button type="button" class="enlarge menu-button" aria-haspopup="menu" :aria-label="'Menu of ' + chart.title"
+                      @click="openMenu(chart, $event)">⋮</button>
+              ${EXTREMES}
             </figcaption>
+            <div class="plot-box">
             <div class="plot" role="img" tabindex="0" :aria-label="summary(chart)" :data-plot="chart.id"
                  aria-keyshortcuts="+ - ArrowLeft ArrowRight 0" @keydown="onKey($event)" v-plot="chart"></div>
+            <div class="marks" role="group" :aria-label="'Marks in ' + chart.title" @keydown="onMarkKey($event)"></div>
+            </div>
+            ${EXTREMES_TABLE}
           </figure>
         </div>
       </section>
       </div>
+      ${MARKS_TIP}
+      ${MENU}
     </div>`,
-  mixins: [themed],
+  mixins: [themed, marked, pinnable, exporting, withExtremes],
   components: { Compare },
   props: { empty: String },
   directives: {
@@ -122,7 +136,7 @@ export default {
   computed: {
     shownGroups() {
       const wanted = this.settings.find.toLowerCase();
-      return this.groups
+      return withPinned(this.groups, this.settings.pinned)
         .map((group) => ({ ...group, charts: group.charts.filter((one) => one.id.toLowerCase().includes(wanted)) }))
         .filter((group) => group.charts.length);
     },
@@ -192,6 +206,8 @@ export default {
         touched.add(line.c);
       }
       Object.assign(this.latest, update.latest || {});
+      Object.assign(this.extremes, update.extremes || {});
+      this.takeMarks(update.marks);
       if (isZooming(this)) {
         // It is drawn when the wheel rests.
       } else if (update.runs || update.hidden || this.isStale) this.drawAll(false);
@@ -199,6 +215,7 @@ export default {
         touched.forEach((id) => this.draw(id));
         // The others keep to the same axis.
         this.visible.forEach((_, id) => this.hasOldAxis(id) && this.draw(id));
+        if (update.marks?.length) this.layAllMarks();
       }
       await painted();
       return [update.number, (performance.now() - began) / 1000];
@@ -232,6 +249,8 @@ export default {
       return (plot && this.lines.get(this.axisOf(plot))?.get(id)) || new Map();
     },
     watchPlot(element, chart) {
+      // One that is pinned is made anew elsewhere.
+      this.release(this.plots.get(chart.id));
       this.plots.set(chart.id, { element, kind: chart.kind, scale: chart.scale, chart: null });
       this.observer.observe(element);
       this.sizes.observe(element);
@@ -241,13 +260,16 @@ export default {
       this.sizes.unobserve(element);
       const plot = this.plots.get(chart.id);
       if (plot?.element === element) {
-        plot.unwheel?.();
-        plot.pointer?.leave();
-        plot.chart?.dispose();
+        this.release(plot);
         this.plots.delete(chart.id);
         this.visible.delete(chart.id);
         this.tell();
       }
+    },
+    release(plot) {
+      plot?.unwheel?.();
+      plot?.pointer?.leave();
+      plot?.chart?.dispose();
     },
     onSeen(entries) {
       for (const entry of entries) {
@@ -276,7 +298,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
@@ -440,9 +462,10 @@ export default {
       if (!plot || !this.visible.has(id)) return;
       if (!plot.chart) this.start(id, plot);
       this.setting = true;
-      const option = plot.kind === "phases" ? this.phasesOption(id, plot) : this.metricOption(id, plot);
+      const option = this.optionOf(id, plot);
       plot.chart.setOption(option, { replaceMerge: ["series"], lazyUpdate: !anew });
       this.setting = false;
+      this.layMarks(plot, option);
       if (!plot.selects && window.matchMedia("(pointer: fine)").matches) {
         // Drawing with the pointer selects what to zoom to.
         plot.selects = true;
@@ -451,6 +474,9 @@ export default {
           plot.chart.dispatchAction({ type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true });
         });
       }
+    },
+    optionOf(id, plot) {
+      return plot.kind === "phases" ? this.phasesOption(id, plot) : this.metricOption(id, plot);
     },
     baseOption(id, plot) {
       const style = getComputedStyle(document.body);
@@ -670,12 +696,13 @@ export default {
       }
       const values = this.latestOf(chart).map((one) => {
         const run = this.runs.find((known) => known.id === one.run);
-        return this.runs.length > 1 ? `${run.label}: ${one.text}` : one.text;
+        const text = one.text + this.spokenExtremes(chart, run);
+        return this.runs.length > 1 ? `${run.label}: ${text}` : text;
       });
       if (this.runsIn(chart) > MOST_VALUES) values.push(`${this.runsIn(chart)} runs`);
       const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
       const cut = this.cut[chart.id] && !this.all[chart.id] ? `, ${this.cut[chart.id]}` : "";
-      return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join(", ") || "nothing yet"}.`;
+      return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join(this.runs.length > 1 ? "; " : ", ") || "nothing yet"}.`;
     },
     // What a test or a reader of the page can ask: the points that a chart holds.
     pointsOf(id) {

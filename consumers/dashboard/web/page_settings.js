@@ -18,6 +18,9 @@ export function settingsOf(hash) {
     find: given.get("find") || "",
     closed: [...new Set(given.getAll("closed"))],
     wide: [...new Set(given.getAll("wide"))],
+    pinned: [...new Set(given.getAll("pin"))],
+    tables: [...new Set(given.getAll("values"))],
+    marks: { 0: false, 1: true }[given.get("marks")] ?? null,
     theme: one("theme", THEMES),
   };
 }
@@ -30,6 +33,9 @@ export function hashOf(settings) {
   if (settings.find) told.set("find", settings.find);
   settings.closed.forEach((title) => told.append("closed", title));
   settings.wide.forEach((id) => told.append("wide", id));
+  settings.pinned.forEach((id) => told.append("pin", id));
+  settings.tables.forEach((id) => told.append("values", id));
+  if (settings.marks !== null) told.set("marks", settings.marks ? "1" : "0");
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
   return asHash(told);

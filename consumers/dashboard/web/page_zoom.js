@@ -65,6 +65,7 @@ function drawLightly(board, plot) {
     { lazyUpdate: true },
   );
   board.setting = false;
+  board.moveMarks(plot, range);
 }
 
 // Draws everything as it is to be, one chart with each picture, and asks for finer points.

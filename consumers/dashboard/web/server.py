@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from bus.errors import ConfigurationError, require
 from bus.printing import say
 from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
+from consumers.dashboard.web.export import Exports
 
 if TYPE_CHECKING:
     import uvicorn
@@ -48,6 +49,8 @@ class Opening(NamedTuple):
     """What the paths of other pages begin with that this one leads to."""
     asked: Sequence[tuple[str, str]]
     """Names and values in the address."""
+    exports: Exports
+    """Where a page offers the values of its charts as files."""
 
 
 PageBuilder: TypeAlias = Callable[[Opening], None]
@@ -63,6 +66,7 @@ class DashboardServer:
         listening.check()
         self._pages = pages
         self._listening = listening
+        self._exports = Exports()
         self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -176,6 +180,7 @@ class DashboardServer:
         core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
+        self._exports.serve(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
@@ -196,7 +201,7 @@ class DashboardServer:
         else:
             where, query = f"{base}{path}", [*asked, ("token", self._tokens.view)]
         link = f"{where}?{urlencode(query)}" if query else where
-        return Opening(role, link, self._tokens is not None, prefix, asked)
+        return Opening(role, link, self._tokens is not None, prefix, asked, self._exports)
 
 
 def _listen(listening: Listening) -> socket.socket:

@@ -98,5 +98,5 @@ class Site(DashboardServer):
     ) -> None:
         home = self._home and opening.prefix + self._home
         comparison = comparison or Comparison.from_query(opening.asked)
-        link, guarded = opening.view_link, opening.guarded
-        Page(runs, self._cache, opening.role, link, guarded, home, problems, comparison, tags_of).build()
+        link, guarded, exports = opening.view_link, opening.guarded, opening.exports
+        Page(runs, self._cache, opening.role, link, guarded, exports, home, problems, comparison, tags_of).build()
