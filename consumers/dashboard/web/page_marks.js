@@ -162,10 +162,10 @@ export const marked = {
         run: this.runs.length > 1 ? `${run.label}: ` : "",
         color: swatchOf(run, this.runs.length),
         text: mark[TEXT],
-        when: `${this.placeText(mark)} · ${timeText(mark[TIME])}`,
+        when: `${this.markPlace(mark)} · ${timeText(mark[TIME])}`,
       }));
     },
-    placeText(mark) {
+    markPlace(mark) {
       const axis = this.settings.x;
       if (axis === "time") return `batch ${grouped(mark[BATCH])} · ${clockText(mark[SECONDS], 0.1)}`;
       const own = axis === "batch" ? "" : ` · ${axis} ${grouped(Number(mark[COLUMNS[axis]].toPrecision(6)))}`;
