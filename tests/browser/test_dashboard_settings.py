@@ -194,7 +194,8 @@ def test_labels_have_units_and_none_is_there_twice(served, browser):
 
 def test_a_value_is_not_cut_however_long_the_name_before_it_is(served, browser):
     with visit(browser, served.url, viewport={"width": 390, "height": 844}) as there:
-        there.waits_for(lambda: there.page.locator(".value").count() > 2, "values")
+        there.page.locator(f'[data-chart="{NOISE}"]').scroll_into_view_if_needed()
+        there.waits_for(lambda: there.page.locator(f'[data-chart="{NOISE}"] .value').count() == 1, "values")
         fits = """() => [...document.querySelectorAll(".latest")].every((one) => {
             const card = one.closest(".chart").getBoundingClientRect(), own = one.getBoundingClientRect();
             return one.scrollWidth <= one.clientWidth + 1 && own.right <= card.right && own.left >= card.left;
