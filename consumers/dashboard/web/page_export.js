@@ -88,7 +88,7 @@ export const exporting = {
       const data = found.map(({ run, mark: [kind], at, pixel }) => {
         const hasLabel = !UNLABELLED.includes(kind) && pixel - labelled >= LABEL_ROOM;
         if (hasLabel) labelled = pixel;
-        const color = colorOf(run, this.runs.length);
+        const color = colorOf(run);
         const opacity = FAINT.includes(kind) ? 0.35 : 0.8;
         return { xAxis: at, label: { show: hasLabel, formatter: kind, color: ink, opacity: 1 }, lineStyle: { color, opacity } };
       });

@@ -61,8 +61,8 @@ export const withExtremes = {
       return this.runs
         .filter((run) => !this.hidden[run.id] && this.extremes[chart.id]?.runs[run.id])
         .map((run) => ({
-          run: run.id, label: run.label, color: swatchOf(run, this.runs.length),
-          last: this.latest[chart.id]?.[run.id] ?? "", ends: this.endsOfRun(chart, run),
+          run: run.id, label: run.label, color: swatchOf(run),
+          last: this.latest[chart.id]?.[run.id]?.[0] ?? "", ends: this.endsOfRun(chart, run),
         }));
     },
     // For the text that screen readers are given of a chart.

@@ -40,7 +40,8 @@ export const marked = {
   computed: {
     marksOn: {
       get() {
-        return this.settings.marks ?? this.runs.filter((run) => !this.hidden[run.id]).length <= MOST_RUNS;
+        const shown = this.runs.filter((run) => !this.hidden[run.id]);
+        return this.settings.marks ?? (shown.length <= MOST_RUNS && !shown.some((run) => run.isGroup));
       },
       set(isOn) {
         this.settings.marks = isOn;
@@ -135,7 +136,7 @@ export const marked = {
     // What is of several runs has no run's colour.
     markColor(marks) {
       const [{ run }] = marks;
-      return marks.every((one) => one.run === run) ? swatchOf(run, this.runs.length) : "var(--ink-soft)";
+      return marks.every((one) => one.run === run) ? swatchOf(run) : "var(--ink-soft)";
     },
     markButton(key) {
       const button = document.createElement("button");
@@ -160,7 +161,7 @@ export const marked = {
     rowsOf(group) {
       return group.slice(0, MOST_ROWS).map(({ run, mark }) => ({
         run: this.runs.length > 1 ? `${run.label}: ` : "",
-        color: swatchOf(run, this.runs.length),
+        color: swatchOf(run),
         text: mark[TEXT],
         when: `${this.markPlace(mark)} · ${timeText(mark[TIME])}`,
       }));
