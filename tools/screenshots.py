@@ -1,112 +1,178 @@
-"""Makes the pictures of the web pages in ``docs/images``: ``python tools/screenshots.py``.
+"""Makes the pictures of the web pages in ``docs/images``: ``python tools/screenshots.py [NAME ...]``.
 
-Trains small networks for some minutes, with a headless Chromium looking on."""
+Trains small networks for some minutes, then takes a picture of each view, light and dark, on a desk and on a phone, or
+of the views that are named. ``--runs DIR`` keeps the runs there, and takes those of before."""
 
+import argparse
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from playwright.sync_api import Browser, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-DESK = {"viewport": {"width": 1280, "height": 900}}
-WIDE = {"viewport": {"width": 1440, "height": 760}}
-TALL = {"viewport": {"width": 1280, "height": 1250}}
 PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True, "device_scale_factor": 1.5}
+LARGEST = 200_000
+RATES, SEEDS = ("0.003", "0.001", "0.0003"), ("1", "2", "3", "4")
+LIVE = "digits-long"
+ACCURACY = "metrics/eval/MulticlassAccuracy"
+BY_IT = f"sort=-{ACCURACY}.best"
+FEW = "".join(f"&column={name}" for name in (f"{ACCURACY}.best", "config/lr", "status"))
+PLOTS = "document.querySelectorAll('[data-plot]').length > 1"
+"""Those below what is to be seen have nothing drawn."""
+ROWS = "document.querySelectorAll('tbody .name a').length > 5"
 
 
-def command(module: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Starts one of the project's commands."""
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True)
+def runs_at(*names: str) -> str:
+    """What the address of the page of these runs ends with."""
+    return "runs?" + "&".join(f"run={name}" for name in names)
 
 
-def address(process: "subprocess.Popen[str]") -> str:
-    """Where a dashboard is."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"dashboard: (\S+)", line):
-            return found.group(1)
-    raise SystemExit("the dashboard ended")
+class View(NamedTuple):
+    """What there are pictures of."""
+
+    name: str
+    address: str
+    """Behind the address of the table of all runs."""
+    wait: str
+    """What holds on the page when everything is drawn."""
+    height: int = 860
+    phone: str | None = None
+    """Another address for a phone."""
+    top: str = ""
+    """What of the page is to be at the top."""
 
 
-def picture(browser: Browser, url: str, name: str, scheme: str, keys: str, view: dict, wait: str) -> None:
-    """Opens a page, waits, presses some keys, and keeps what is to be seen."""
-    with browser.new_context(color_scheme=scheme, **view) as context:
-        page = context.new_page()
-        page.goto(url)
-        page.wait_for_function(wait, timeout=120_000)
-        for key in keys:
-            page.keyboard.press(key)
-        page.wait_for_timeout(2500)
-        page.screenshot(path=str(IMAGES / name))
+COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]
+GROUPED = [f"digits-{rate}-seed-{seed}" for rate in RATES for seed in SEEDS]
+VIEWS = (
+    View(
+        "runs",
+        f"#{BY_IT}&run=digits-0.003-seed-1&run=digits-0.003-seed-2",
+        ROWS,
+        760,
+        phone=f"#{BY_IT}{FEW}",
+    ),
+    View("scatter", "#view=scatter", "!!document.querySelector('.home canvas')", 760),
+    View("parallel", "#view=parallel", "!!document.querySelector('.home canvas, .home svg')", 760),
+    View("run", f"{runs_at(LIVE)}#smoothing=0.3", PLOTS, 1250),
+    View("compare", f"{runs_at(*COMPARED)}#smoothing=0.3", PLOTS),
+    View("groups", f"{runs_at(*GROUPED)}&group=config/lr", PLOTS),
+    View("diff", runs_at(*COMPARED), PLOTS, top="[aria-label=Hyperparameters]"),
+)
 
 
-def served(name: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Starts a command that serves a page, at any free port."""
-    code = f"from bus.terminal import run_command; from consumers.dashboard.web.command import {name} as served; "
-    command = [sys.executable, "-c", code + "run_command(served)", "--port", "0", *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def trainer(*arguments: str) -> "subprocess.Popen[str]":
+    """Starts a training, by a command that says nothing of this machine where it is shown."""
+    code = "import sys; from offloop.commands import trainer; sys.argv[0] = 'trainer'; trainer()"
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
 
 
-def pictures_of_all_runs(browser: Browser) -> None:
-    """The table of a dozen runs, one of them live, in three sizes."""
+def train(runs: Path) -> None:
+    """A dozen runs that have ended, with what people say of some of them."""
     from bus.index.annotations import annotate
 
-    with tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp") as runs:
-        os.environ["OFFLOOP_RUNS_DIR"] = runs
-        for rate in ("0.003", "0.001", "0.0003"):
-            for seed in ("1", "2", "3", "4"):
-                name = ("--run-name", f"digits-{rate}-seed-{seed}", "--lr", rate, "--seed", seed, "--no-progress")
-                command("trainer", "digits", "--max-duration", "3ep", *name).communicate()
-        annotate(Path(runs, "digits-0.001-seed-1"), add=["baseline"], note="what we had before", pinned=True)
-        annotate(Path(runs, "digits-0.003-seed-2"), add=["baseline", "paper"])
-        live = command("trainer", "digits", "--max-duration", "200ep", "--run-name", "digits-long", "--no-progress")
-        page = served("ui", runs)
-        url = address(page)
-        shown = "document.querySelectorAll('tbody .name a').length == 13 && !!document.querySelector('.part')"
-        sorted_by_it = "#sort=-metrics/eval/MulticlassAccuracy.best"
-        chosen = "".join(f"&run=digits-0.003-seed-{seed}" for seed in (1, 2))
-        picture(browser, url + sorted_by_it + chosen, "runs-light.png", "light", "", WIDE, shown)
-        picture(browser, url + sorted_by_it, "runs-dark.png", "dark", "", WIDE, shown)
-        columns = "".join(f"&column={name}" for name in ("status", "metrics/eval/MulticlassAccuracy.best", "config/lr"))
-        picture(browser, url + sorted_by_it + columns, "runs-phone.png", "light", "", PHONE, shown.partition(" &&")[0])
-        for process in (live, page):
-            process.terminate()
-            process.communicate()
+    for rate in RATES:
+        for seed in SEEDS:
+            name = f"digits-{rate}-seed-{seed}"
+            if not (runs / name).exists():
+                options = ("--run-name", name, "--lr", rate, "--seed", seed, "--no-progress")
+                trainer("digits", "--max-duration", "3ep", *options).communicate()
+    annotate(runs / "digits-0.001-seed-1", add=["baseline"], note="what we had before", pinned=True)
+    annotate(runs / "digits-0.003-seed-2", add=["baseline", "paper"])
+
+
+@contextmanager
+def training(runs: Path) -> Iterator[None]:
+    """One that goes on meanwhile."""
+    shutil.rmtree(runs / LIVE, ignore_errors=True)
+    options = ("--run-name", LIVE, "--seed", "1", "--no-progress")
+    process = trainer("digits", "--max-duration", "400ep", *options)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[str]:
+    """``bus ui`` at any free port; gives its address."""
+    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
+    arguments = [sys.executable, "-c", code, "--port", "0", "--every", "2", str(runs)]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"dashboard: (\S+)", line):
+                yield found.group(1)
+                break
+        else:
+            raise SystemExit("the page ended")
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def save(page: Page, path: Path) -> None:
+    """Keeps what is to be seen, in as many colours as fit."""
+    whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    for colors in (256, 128, 64):
+        whole.quantize(colors, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size < LARGEST:
+            return
+    raise SystemExit(f"{path} has {path.stat().st_size:,} bytes")
+
+
+def picture(browser: Browser, url: str, view: View, scheme: str, is_phone: bool) -> None:
+    """Opens a page, waits, and keeps what is to be seen."""
+    desk: dict[str, Any] = {"viewport": {"width": 1440, "height": view.height}}
+    address = view.phone if is_phone and view.phone is not None else view.address
+    with browser.new_context(color_scheme=scheme, **(PHONE if is_phone else desk)) as context:
+        page = context.new_page()
+        page.goto(url + address)
+        page.wait_for_function(view.wait, timeout=120_000)
+        if view.top:
+            page.wait_for_timeout(1000)
+            page.locator(view.top).first.evaluate("(one) => one.scrollIntoView({ block: 'start' })")
+        page.wait_for_timeout(2500)
+        save(page, IMAGES / f"{view.name}-{'phone-' if is_phone else ''}{scheme}.png")
 
 
 def main() -> None:
     """Makes them all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path)
+    parser.add_argument("names", nargs="*", choices=[[], *(view.name for view in VIEWS)], metavar="NAME")
+    given = parser.parse_args()
     IMAGES.mkdir(exist_ok=True)
-    drawn = "document.querySelectorAll('.plot canvas').length > 3"
-    with tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp") as runs, sync_playwright() as playwright:
-        os.environ["OFFLOOP_RUNS_DIR"] = runs
+    with ExitStack() as opened:
+        runs = given.runs or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp")))
+        os.environ["OFFLOOP_RUNS_DIR"] = str(runs)
+        train(runs)
+        opened.enter_context(training(runs))
+        url = opened.enter_context(served(runs))
+        playwright = opened.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless=new", "--no-sandbox"])
-        long = command("trainer", "digits", "--max-duration", "200ep", "--run-name", "digits", "--no-progress")
-        options = ("-o", "dashboard.port=0", "-o", "dashboard.every=2", "--wait", "--run", "digits")
-        consumer = command("consumers", "--callbacks", "dashboard,memory", *options)
-        url = address(consumer)
-        far = "/epoch ([5-9]|[1-9]\\d)/.test(document.body.innerText)"
-        picture(browser, url, "dashboard-light.png", "light", "sss", TALL, f"{drawn} && {far}")
-        picture(browser, url, "dashboard-phone.png", "light", "sss", PHONE, far)
-        for process in (long, consumer):
-            process.terminate()
-            process.communicate()
-        for seed in (1, 2, 3):
-            other = ("--run-name", f"digits-seed-{seed}", "--seed", str(seed), "--no-progress")
-            command("trainer", "digits", "--max-duration", "6ep", *other).communicate()
-        names = [f"digits-seed-{seed}" for seed in (1, 2, 3)]
-        page = served("dashboard", *names)
-        finished = "document.querySelectorAll('.status-finished').length == 3"
-        picture(browser, address(page), "dashboard-dark.png", "dark", "sssl", DESK, f"{drawn} && {finished}")
-        page.terminate()
-        page.communicate()
-        pictures_of_all_runs(browser)
+        with browser.new_context() as context:
+            page = context.new_page()
+            page.goto(f"{url}#find=status+%3D%3D+live")
+            page.wait_for_function("/epoch ([5-9]|[1-9]\\d)/.test(document.body.innerText)", timeout=180_000)
+        for view in VIEWS:
+            if not given.names or view.name in given.names:
+                for scheme in ("light", "dark"):
+                    for is_phone in (False, True):
+                        picture(browser, url, view, scheme, is_phone)
         browser.close()
 
 
