@@ -135,6 +135,19 @@ def test_a_step_that_is_far_longer_than_others_leaves_them_visible_and_is_named(
         there.sees("1 step is cut off: 30 s")
 
 
+def test_a_value_at_the_end_of_the_axis_is_not_beyond_it(runs_dir, browser):
+    """12 * 0.0002, where the axis ends, is a little more than 0.0024."""
+    with Publisher("rates", runs_dir=runs_dir) as publisher:
+        for batch in range(90):
+            rate = 0.003 if batch < 45 else 0.0024
+            publisher.publish(Event.BATCH_END, batch=batch + 1, loss=1.0, lr={"SGD": [rate]})
+        publisher.close("finished")
+    with dashboard_of("rates", "--runs-dir", str(runs_dir)) as started, visit(browser, started.url) as there:
+        there.waits_for(lambda: len(there.points(RATE)) > 80, "the rates")
+        assert there.board("shownScale", RATE)["min"] == 0.0024
+        assert there.page.locator(f'[data-chart="{RATE}"] .cut').count() == 0
+
+
 def test_a_frame_sets_each_chart_once(runs_dir, browser):
     with running("often") as run, dashboard_of("often", "--wait") as served:
         with visit(browser, served.url, viewport=LARGE) as there:

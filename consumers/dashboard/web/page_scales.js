@@ -72,7 +72,8 @@ export function verticalAxis(low, high, isLog, scale) {
   const ticks = [];
   for (let place = first; place <= last; place++) ticks.push(place * step * factor);
   const decimals = decimalsOf(step);
-  return { min: ticks[0], max: ticks[ticks.length - 1], ticks, text: (value) => grouped(zero(value / factor, step), decimals) + suffix };
+  // A tick is not exact: 12 * 0.0002 is more than 0.0024, which is not beyond it.
+  return { min: Math.min(ticks[0], low), max: Math.max(ticks[ticks.length - 1], high), ticks, text: (value) => grouped(zero(value / factor, step), decimals) + suffix };
 }
 
 // The ends of a log axis, a little beyond the values, and round places in between.
