@@ -4,15 +4,18 @@ charts is zoomed, and the memory of the server and of the page, at first and aft
 The browser is a headless Chromium on the same machine, which draws without a GPU. Each frame has one more step of the
 wheel."""
 
+import contextlib
+import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
 import psutil
-from common import Report, argument_parser, run
+from common import Report, argument_parser, run, wait_until
 from dashboard import CHROMIUM, LOSS, pages
 from home import home
 
@@ -53,12 +56,28 @@ WHEEL = """async ([id, frames]) => {
 }"""
 
 
-def record(where: Path, batches: int) -> None:
+# So many live runs, published until this process is ended.
+LIVE = """
+import sys, time
+from bus import Event, Publisher
+publishers = [Publisher(f"live-{number}") for number in range(int(sys.argv[1]))]
+for number, publisher in enumerate(publishers):
+    publisher.publish(Event.FIT_START, hyperparameters={"config": {"lr": 10.0 ** -number, "seed": number}})
+batch = 0
+while True:
+    batch += 1
+    for publisher in publishers:
+        publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=1 / batch, lr={"SGD": [0.1]})
+    time.sleep(0.02)
+"""
+
+
+def record(where: Path, batches: int, runs: int = RUNS) -> None:
     """Runs that are over, with five learning rates and ten seeds each."""
     sys.path.insert(0, str(SUPPORT))
     from run_folders import WrittenRun
 
-    for number in range(RUNS):
+    for number in range(runs):
         chance = random.Random(number)
         rate, seed = 10.0 ** -(number % 5), number // 5
         written = WrittenRun(where, f"rate-{rate:g}-seed-{seed}", {"config": {"lr": rate, "seed": seed}})
@@ -70,9 +89,9 @@ def record(where: Path, batches: int) -> None:
         written.end()
 
 
-def record_in_a_process(where: Path, batches: int) -> list[str]:
+def record_in_a_process(where: Path, batches: int, runs: int = RUNS) -> list[str]:
     """The same in a process that ends; returns the names of the runs."""
-    code = f"import overlay, pathlib; overlay.record(pathlib.Path({str(where)!r}), {batches})"
+    code = f"import overlay, pathlib; overlay.record(pathlib.Path({str(where)!r}), {batches}, {runs})"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
     return sorted(path.parent.name for path in where.glob("*/run.json"))
 
@@ -86,6 +105,12 @@ def address(url: str, names: list[str], find: str = "", **more: str) -> str:
 def quantile(values: list[float], share: float) -> float:
     """The value below which that share of them is."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def browser_seconds() -> float:
+    """Processor time of all processes of the browser so far."""
+    times = [one.cpu_times() for one in psutil.Process().children(recursive=True) if "chrom" in one.name()]
+    return sum(one.user + one.system for one in times)
 
 
 def measure_zoom(report: Report, where: Path, quick: bool) -> None:
@@ -104,15 +129,63 @@ def measure_zoom(report: Report, where: Path, quick: bool) -> None:
             page.locator(f'[data-plot="{LOSS}"]').scroll_into_view_if_needed()
             page.wait_for_timeout(3000)
             report.progress(f"zooming {what}")
+            began = browser_seconds()
             between = page.evaluate(WHEEL, [LOSS, frames])
+            took = 1000 * (browser_seconds() - began) / frames
             in_time = sum(one < FRAME_MILLISECONDS * LATE for one in between) / len(between)
             report.add(f"{what}: from frame to frame, median", quantile(between, 0.5), "ms")
             report.add(f"{what}: from frame to frame, 95 % below", quantile(between, 0.95), "ms")
+            report.add(f"{what}: processor time of the browser for a frame", took, "ms")
             report.add(f"{what}: frames in time", 100 * in_time, "%", 95, at_least=True)
         report.add("memory of the server", psutil.Process(process.pid).memory_info().rss / 2**20, "MiB")
 
 
-PARTS = {"zoom": measure_zoom}
+@contextlib.contextmanager
+def live_runs(where: Path, count: int) -> Iterator[None]:
+    """So many trainings that go on."""
+    settings = {**os.environ, "OFFLOOP_RUNS_DIR": str(where)}
+    process = subprocess.Popen([sys.executable, "-c", LIVE, str(count)], env=settings)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def measure_memory(report: Report, where: Path, quick: bool) -> None:
+    """Memory of the server and of the page, at first and after some minutes of frames, in groups and beside a
+    baseline."""
+    batches, live, minutes = (300, 2, 0.1) if quick else (20_000, 6, 5.0)
+    report.progress(f"recording {RUNS - live} runs")
+    names = record_in_a_process(where, batches, RUNS - live)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(live_runs(where, live))
+        url, process = opened.enter_context(home(where))
+        (page,) = opened.enter_context(pages(1))
+        names += [f"live-{number}" for number in range(live)]
+        wait_until(lambda: all((where / name / "run.json").exists() for name in names), "the live runs")
+        page.set_viewport_size(VIEW)
+        page.goto(address(url, names, "t", group="lr", singles="1", baseline=names[0]))
+        page.wait_for_function(ARE_DRAWN, arg=[LOSS, len(names) + 5, 1], timeout=240_000, polling=100)
+        page.wait_for_timeout(5000 if quick else 30_000)
+        tools = page.context.new_cdp_session(page)
+        tools.send("Performance.enable")
+
+        def memory() -> tuple[float, float]:
+            tools.send("HeapProfiler.collectGarbage")
+            told = {one["name"]: one["value"] for one in tools.send("Performance.getMetrics")["metrics"]}
+            return psutil.Process(process.pid).memory_info().rss / 2**20, told["JSHeapUsedSize"] / 2**20
+
+        before = memory()
+        report.progress(f"{minutes:g} minutes of frames")
+        page.wait_for_timeout(60_000 * minutes)
+        after = memory()
+    for place, what in enumerate(("the server", "the page's objects")):
+        report.add(f"memory of {what} with {RUNS} runs, {live} of them live", before[place], "MiB")
+        report.add(f"memory of {what} after {minutes:g} minutes of frames", after[place], "MiB")
+
+
+PARTS = {"zoom": measure_zoom, "memory": measure_memory}
 
 if __name__ == "__main__":
     chosen = argument_parser(__doc__, PARTS).parse_args()
