@@ -96,6 +96,11 @@ class RunEntry(msgspec.Struct):
         return self.status in GOING_ON
 
     @property
+    def folder(self) -> str:
+        """What stands before its name where runs of several folders are looked at together; else empty."""
+        return self.run.rpartition("/")[0]
+
+    @property
     def duration(self) -> float | None:
         """Seconds that the newest attempt took, or has taken so far."""
         end = time.time() if self.is_going_on else self.ended

@@ -14,7 +14,7 @@ ValueOf: TypeAlias = Callable[[RunEntry], Any]
 
 OF_RUN = (
     *("run", "id", "status", "error", "reason", "started", "ended", "duration", "attempts", "epoch", "batch", "sample"),
-    *("planned", "size", "tags", "note", "pinned", "archived", "checkpoints"),
+    *("planned", "size", "tags", "note", "pinned", "archived", "checkpoints", "folder"),
 )
 """What every run has, beside hyperparameters and metrics."""
 

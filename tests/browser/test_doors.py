@@ -1,16 +1,23 @@
 """The ways to the pages: a consumer with its dashboard, ``bus dashboard`` and ``bus ui`` lead to the same ones."""
 
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Visit, commanded, dashboard_of, visit
+from browser import Visit, commanded, dashboard_of, home_of, visit
+from helpers import wait_for
+from proxy import StandingBroker
 
 from bus import Event, Publisher
+from bus.index.annotations import read_annotations
 from bus.index.index import INDEX_FILE
+from consumers.dashboard.web.all_runs import AllRuns
+from consumers.dashboard.web.places import Places, RunsHere
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -69,7 +76,7 @@ def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_ea
             there.waits_for(lambda: len(names(there)) == 3, "all of them again")
         with visit(browser, f"{served.url}view/all") as viewer:
             viewer.waits_for(lambda: len(names(viewer)) == 3, "all of them")
-            assert viewer.page.locator(".tag-add, .more, button.note").count() == 0
+            assert viewer.page.locator(".tag-add, .tag-form, button.note").count() == 0
         assert served.leave() in (0, 130)
 
 
@@ -82,3 +89,78 @@ def test_a_recording_that_lies_elsewhere_leads_to_no_folder(runs, tmp_path, brow
     ):
         there.waits_for(lambda: len(there.points(LOSS)) == 3, "its page")
         assert there.page.get_by_role("link", name="all runs").count() == 0
+
+
+def test_several_folders_and_a_broker_are_one_table(runs, tmp_path, browser):
+    text, far = tmp_path / "text", tmp_path / "far"
+    record(text, "one", 9.0)
+    far.mkdir()
+    with StandingBroker(far) as broker:
+        with Publisher("far", broker=broker.address) as publisher:
+            publisher.publish(Event.BATCH_END, batch=1, loss=7.0)
+            publisher.close("stopped")
+        place = broker.address.removeprefix("tcp://")
+        with (
+            home_of(str(runs), str(text), "--broker", broker.address) as served,
+            visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there,
+        ):
+
+            def row(name: str):
+                return there.page.locator("tbody tr", has=there.page.get_by_label(f"Select {name}", exact=True))
+
+            there.waits_for(lambda: names(there) == ["far", "one", "one", "three", "two"], "all of them")
+            # A run of a broker is shown, and cannot be changed from here.
+            assert "stopped" in row(f"{place}/far").inner_text()
+            assert row(f"{place}/far").locator(".tag-add, button.note").count() == 0
+            row(f"{place}/far").get_by_role("button", name="Actions for").click()
+            there.sees("on the broker's machine")
+            there.page.keyboard.press("Escape")
+            row("text/one").get_by_role("button", name="Add a tag").click()
+            there.page.keyboard.type("mine")
+            there.page.keyboard.press("Enter")
+            there.waits_for(lambda: read_annotations(text / "one").tags == ("mine",), "the tag")
+            assert not read_annotations(runs / "one").tags
+            there.page.get_by_label("Search or filter runs").fill("folder == text or folder ~ 127")
+            there.waits_for(lambda: names(there) == ["far", "one"], "those")
+            there.page.get_by_label("Select all runs that are found").check()
+            there.page.get_by_role("link", name="Compare").click()
+            there.waits_for(lambda: there.page.get_by_role("article").count() == 2, "both on one page")
+            lasts = {9.0 / 3, 7.0}
+            there.waits_for(
+                lambda: {there.points(LOSS, run)[-1][1] for run in (0, 1) if there.points(LOSS, run)} == lasts, "both"
+            )
+            there.page.goto(f"{served.url}all")
+            there.waits_for(lambda: len(names(there)) == 5, "all of them")
+            broker.end(signal.SIGTERM)
+            there.sees(f"the broker at {broker.address} does not answer")
+            assert len(names(there)) == 5, "what was known stays"
+            broker.start()
+            there.waits_for(lambda: there.page.locator(".notice").count() == 0, "it again", timeout=60)
+
+
+def test_what_the_doors_are_told_is_checked(runs):
+    for wrong, said in (
+        (("--key", "x"), "name it with --broker"),
+        (("--broker", "tcp://a:1", "--broker-key", "x", "--broker-key", "y"), "one for all or for each"),
+    ):
+        with home_of(*wrong) as refused:
+            assert refused.close() != 0
+        assert any(said in line for line in refused.said), refused.said
+
+
+def test_a_table_that_nobody_looks_at_any_more_is_left(runs, monkeypatch):
+    monkeypatch.setattr("consumers.dashboard.web.all_runs.KEEP_SECONDS", 0.05)
+    every = AllRuns(Places([RunsHere(runs)]))
+
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name == "offloop-library"]
+
+    for _ in range(2):
+        every.open()
+        every.open()
+        wait_for(lambda: len(every.table.entries) == 3, "the runs")
+        every.close()
+        assert threads(), "one still looks"
+        every.close()
+        wait_for(lambda: not threads() and not every.table.entries, "nothing to be left")
+    every.stop()

@@ -74,6 +74,10 @@ def row(there: Visit, name: str):
     return there.page.locator("tbody tr", has=there.page.get_by_role("link", name=name, exact=True))
 
 
+def words(locator) -> str:
+    return " ".join(locator.inner_text().split())
+
+
 def test_the_best_run_and_what_was_different_about_it_are_found_without_a_word_of_explanation(served, browser):
     with visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there:
         shows(there, 12)
@@ -135,7 +139,11 @@ def test_a_link_keeps_what_is_found_sorted_shown_and_selected(served, browser):
         link = there.page.get_by_role("textbox", name="Link for viewers").input_value()
     with visit(browser, link, viewport={"width": 1600, "height": 900}) as viewer:
         is_as_it_was(viewer)
-        assert viewer.page.locator(".tag-add, .more, button.note").count() == 0
+        assert viewer.page.locator(".tag-add, .tag-form, button.note").count() == 0
+        row(viewer, BEST).get_by_role("button", name="Actions for").click()
+        items = viewer.page.get_by_role("menuitem")
+        viewer.waits_for(lambda: items.all_inner_texts() == ["Open", "Use as the baseline"], "what changes nothing")
+        viewer.page.keyboard.press("Escape")
         viewer.page.get_by_role("link", name=BEST).click()
         viewer.page.get_by_text("view only").wait_for()
         assert viewer.page.url.startswith(f"{served.url}view/runs?run=")
@@ -213,6 +221,62 @@ def test_selected_runs_are_drawn_over_one_another_beside_what_differs_in_them(se
         shows(there, 12)
         row(there, BEST).get_by_role("link").click()
         there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
+
+
+def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, browser):
+    wide = {"width": 1600, "height": 900}
+    with visit(browser, served.url, viewport=wide) as there:
+        shows(there, 12)
+        there.page.get_by_role("button", name="accuracy").click()
+        there.page.get_by_role("button", name="Group", exact=True).click()
+        there.page.get_by_label("config/lr").check()
+        head = there.page.get_by_role("button", name="lr: 0.1, 4 runs")
+        head.wait_for()
+
+        def groups() -> list[str]:
+            return there.page.locator(".group-toggle").evaluate_all("all => all.map((one) => one.ariaLabel)")
+
+        assert groups() == [f"lr: {rate}, 4 runs" for rate in RATES], "by their means"
+        first = words(there.page.locator(".group-head").first)
+        assert "mean 0.353 0.203 to 0.503" in first
+        assert "4 finished" in first
+        there.page.get_by_role("button", name="accuracy").click()
+        there.waits_for(lambda: groups() == [f"lr: {rate}, 4 runs" for rate in reversed(RATES)], "the lowest first")
+        head.click()
+        shows(there, 8)
+        assert head.get_attribute("aria-expanded") == "false"
+        link = there.page.url
+    with visit(browser, link, viewport=wide) as other:
+        shows(other, 8)
+        other.page.get_by_role("button", name="Select, or leave out, the 4 runs of lr: 0.1", exact=True).click()
+        other.sees("4 selected")
+        compare = other.page.get_by_role("link", name="Compare")
+        assert compare.get_attribute("href").endswith("&group=config/lr")
+        compare.click()
+        other.waits_for(lambda: other.page.get_by_role("article").count() == 4, "the four runs")
+
+
+def test_others_are_compared_with_a_baseline_in_words(served, browser):
+    with visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there:
+        shows(there, 12)
+        row(there, "rate-0.01-seed-2").get_by_role("button", name="Actions for").click()
+        there.page.get_by_role("menuitem", name="Use as the baseline").click()
+        there.sees("baseline: rate-0.01-seed-2")
+        better, worse = row(there, "rate-0.01-seed-3"), row(there, "rate-0.01-seed-1")
+        there.waits_for(lambda: "+0.1 better" in better.inner_text(), "a better accuracy")
+        assert "+1 worse" in better.inner_text(), "a worse loss"
+        assert "\N{MINUS SIGN}0.1 worse" in worse.inner_text()
+        assert "\N{MINUS SIGN}1 better" in worse.inner_text()
+        assert words(better.locator(".differs")) == "≠ not as the baseline: 3", "its seed alone"
+        assert row(there, "rate-0.01-seed-2").locator(".differs, .below").count() == 0
+        there.page.reload()
+        there.waits_for(lambda: "+0.1 better" in better.inner_text(), "the same after a reload")
+        for name in ("rate-0.01-seed-3", "rate-0.01-seed-1"):
+            there.page.get_by_label(f"Select {name}", exact=True).check()
+        href = there.page.get_by_role("link", name="Compare").get_attribute("href")
+        assert href.endswith("&baseline=rate-0.01-seed-2")
+        there.page.get_by_role("button", name="Compare with no baseline").click()
+        there.waits_for(lambda: there.page.locator(".differs, .below").count() == 0, "nothing compared")
 
 
 def test_live_runs_move_and_others_appear(runs_dir, browser):
@@ -342,8 +406,14 @@ def test_every_control_has_a_name(served, browser):
         there.page.get_by_label(f"Select {BEST}").check()
         there.sees("1 selected")
         assert there.page.evaluate(nameless) == []
-        there.page.get_by_role("button", name="Columns").click()
-        there.page.get_by_role("dialog", name="Columns").wait_for()
+        for name, dialog in (("Group", "Group runs by a column"), ("Columns", "Columns")):
+            there.page.get_by_role("button", name=name, exact=True).click()
+            there.page.get_by_role("dialog", name=dialog).wait_for()
+            assert there.page.evaluate(nameless) == []
+            there.page.keyboard.press("Escape")
+            there.page.get_by_role("dialog", name=dialog).wait_for(state="hidden")
+        there.page.evaluate("location.hash = 'group=config/lr'")
+        there.page.locator(".group-head").first.wait_for()
         assert there.page.evaluate(nameless) == []
 
 

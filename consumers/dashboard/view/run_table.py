@@ -71,6 +71,8 @@ class RunTable:
         self._best: dict[tuple[str, bool], dict[str, str | None]] = {}
         """The best of the runs that are found, in whichever order."""
         self._usual: tuple[str, ...] | None = None
+        self.has_folders = any("/" in run for run in self.entries)
+        """Whether they are of several folders or brokers."""
         self._newest_first = sorted(self.entries.values(), key=lambda entry: entry.started, reverse=True)
 
     def _names(self, before: "RunTable | None") -> Columns:
@@ -90,7 +92,8 @@ class RunTable:
         differ, and what they are measured by."""
         if self._usual is None:
             newest = self._newest_first[:_LOOKED_AT]
-            self._usual = (*_EVERYWHERE, *differing(newest, _DIFFERING), *_metrics_of(newest), *_ANNOTATED)
+            folder = ("folder",) if self.has_folders else ()
+            self._usual = (*folder, *_EVERYWHERE, *differing(newest, _DIFFERING), *_metrics_of(newest), *_ANNOTATED)
         return self._usual
 
     def columns(self, names: Sequence[str] | None) -> list[Column]:
@@ -211,6 +214,8 @@ class Chosen:
         """So many others are not shown because they are archived."""
         self.error = error
         """What is wrong with the filter, in words."""
+        self.kept: dict[object, Any] = {}
+        """What was made of these runs, by what it is."""
         self._best = {} if best is None else best
 
     def best(self, column: Column) -> str | None:

@@ -13,17 +13,13 @@ from bus.printing import one_line
 from consumers.dashboard.view.run_table import (
     NEWEST_FIRST,
     OF_EVERY_RUN,
-    Chosen,
-    Column,
     RunTable,
-    plain_text,
-    progress_of,
-    reached_text,
 )
 from consumers.dashboard.web.access import Role
 from consumers.dashboard.web.all_runs import AllRuns
 from consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
 from consumers.dashboard.web.frames import Frames
+from consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
 from consumers.dashboard.web.saved_views import SavedViews
 from consumers.dashboard.web.server import Opening
 from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
@@ -48,7 +44,7 @@ _LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
 _PARTS = (
-    *("settings", "theme", "text", "scales", "saved_views"),
+    *("groups", "settings", "theme", "text", "scales", "saved_views"),
     *("explore", "explore_axes", "explore_options", "explore_settings"),
 )
 _KEYS = (
@@ -94,6 +90,7 @@ class TableLook:
     count: int = 50
     hidden: bool = False
     explore: ExploreLook = TABLE
+    compare: CompareLook = NOTHING_COMPARED
 
     @classmethod
     def from_browser(cls, told: Any) -> "TableLook":
@@ -110,6 +107,7 @@ class TableLook:
             _count(told.get("count"), _MOST_ROWS),
             told.get("hidden") is True,
             ExploreLook.from_browser(told.get("explore")),
+            CompareLook.from_browser(told.get("compare")),
         )
 
 
@@ -125,11 +123,13 @@ def _count(told: Any, most: int) -> int:
     return min(max(told, 0), most) if isinstance(told, int) else 0
 
 
-def window(table: RunTable, look: TableLook) -> dict[str, Any]:
-    """What a browser is sent of a table: the rows that can be seen of those that are asked for, and their columns."""
+def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
+    """What a browser is sent of a table: the rows that can be seen of those that are asked for, and their columns.
+    ``is_elsewhere`` says of which runs nothing can be changed."""
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(look.columns)
-    first = min(look.first, max(len(chosen.entries) - look.count, 0))
+    rows = Rows(table, chosen, look.compare, look.sort, is_elsewhere)
+    first = min(look.first, max(rows.count - look.count, 0))
     return {
         "total": len(table.entries),
         "found": len(chosen.entries),
@@ -147,51 +147,11 @@ def window(table: RunTable, look: TableLook) -> dict[str, Any]:
             }
             for column in columns
         ],
-        "rows": [_row(entry, columns, chosen) for entry in chosen.entries[first : first + look.count]],
-        **explored(table, chosen.entries, look.explore, _key),
+        "lines": rows.count,
+        "rows": rows.sent(first, look.count, columns),
+        "baseline": rows.baseline,
+        **explored(table, chosen.entries, look.explore, key_of),
     }
-
-
-def _row(entry: RunEntry, columns: Sequence[Column], chosen: Chosen) -> dict[str, Any]:
-    return {
-        "run": _key(entry.run),
-        "label": one_line(entry.run),
-        "status": one_line(entry.status),
-        "why": one_line(entry.error or entry.reason or entry.problem or ""),
-        "pinned": entry.pinned,
-        "archived": entry.archived,
-        "tags": list(entry.tags),
-        "note": entry.note,
-        "cells": [_cell(entry, column, chosen) for column in columns],
-    }
-
-
-def _cell(entry: RunEntry, column: Column, chosen: Chosen) -> Any:
-    if column.kind in ("status", "tags", "note"):
-        return None
-    value = column.value(entry)
-    if column.kind == "time":
-        return value
-    if column.kind == "progress":
-        return {"text": reached_text(entry), "part": progress_of(entry)}
-    if column.metric is not None:
-        text = value_text(value, scale_of(column.metric, entry.hyperparameters))
-        return {"text": text, "best": chosen.best(column) == entry.run} if text else None
-    if column.name == "size":
-        return value_text(value, scale_of("size_bytes", {}))
-    text = plain_text(column.name, value)
-    if isinstance(value, float) and column.name not in OF_EVERY_RUN:
-        return {"text": value_text(value), "whole": text}
-    return text
-
-
-def _key(run: str) -> str:
-    """By what a browser calls a run. A name that is not UTF-8 cannot be sent there as it is."""
-    try:
-        run.encode()
-    except UnicodeEncodeError:
-        return one_line(run)
-    return run
 
 
 class HomePage:
@@ -250,17 +210,17 @@ class HomePage:
         seen = (look, table, runs.waiting, runs.problems)
         if seen == self._seen:
             return
-        whole = window(table, look)
+        whole = window(table, look, runs.is_elsewhere)
         if whole["error"]:
             # What was found before stays while somebody writes.
-            whole = {**window(table, replace(look, find=self._found)), "error": whole["error"]}
+            whole = {**window(table, replace(look, find=self._found), runs.is_elsewhere), "error": whole["error"]}
         else:
             self._found = look.find
         whole["waiting"] = runs.waiting
         whole["problems"] = list(map(one_line, runs.problems))
         whole["names"] = {
             "usual": list(table.usual_columns),
-            "every": list(OF_EVERY_RUN),
+            "every": [name for name in OF_EVERY_RUN if table.has_folders or name != "folder"],
             "hyperparameters": sorted(filter(_is_sendable, table.names.hyperparameters))[:_MOST_NAMES],
             "metrics": sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES],
         }
@@ -280,10 +240,14 @@ class HomePage:
         self._look = TableLook.from_browser(event.args)
         await self.refresh()
 
-    async def _on_all(self) -> None:
-        look = self._look or TableLook()
-        found = self._runs.table.choose(look.find, look.sort, look.archived)
-        self._table.run_method("selectAll", [_key(entry.run) for entry in found.entries[:_MOST_SELECTED]])
+    async def _on_all(self, event: "GenericEventArguments") -> None:
+        look, table = self._look or TableLook(), self._runs.table
+        found = table.choose(look.find, look.sort, look.archived)
+        if isinstance(event.args, str):
+            members = Rows(table, found, look.compare, look.sort).members(event.args)
+            self._table.run_method("selectGroup", [key_of(entry.run) for entry in members[:_MOST_SELECTED]])
+        else:
+            self._table.run_method("selectAll", [key_of(entry.run) for entry in found.entries[:_MOST_SELECTED]])
 
     async def _on_annotate(self, event: "GenericEventArguments") -> None:
         told = event.args
@@ -297,8 +261,14 @@ class HomePage:
             changes["note"] = told["note"]
 
         def annotate() -> None:
+            refusal = None
             for run in _texts(told.get("runs"))[:_MOST_SELECTED]:
-                self._runs.annotate(run, **changes)
+                try:
+                    self._runs.annotate(run, **changes)
+                except OffloopError as error:
+                    refusal = refusal or error
+            if refusal is not None:
+                raise refusal
 
         await self._do(annotate)
 
@@ -307,13 +277,17 @@ class HomePage:
             return
         known = self._runs.table.entries
         asked = [known[run] for run in dict.fromkeys(_texts(event.args)) if run in known]
-        ended = [entry for entry in asked if not entry.is_going_on]
-        if len(ended) < len(asked):
-            live = [one_line(entry.run) for entry in asked if entry.is_going_on]
+        here = [entry for entry in asked if not self._runs.is_elsewhere(entry.run)]
+        if len(here) < len(asked):
+            others = [one_line(entry.run) for entry in asked if entry not in here]
+            self._say(f"{_listed(others)}: runs of a broker are deleted on its machine")
+        ended = [entry for entry in here if not entry.is_going_on]
+        if len(ended) < len(here):
+            live = [one_line(entry.run) for entry in here if entry.is_going_on]
             self._say(f"{_listed(live)}: not deleted before the training has ended")
         if ended and await self._is_sure(ended):
             removed = [entry.run for entry in ended if await self._do(functools.partial(self._runs.remove, entry.run))]
-            self._table.run_method("deselect", [_key(run) for run in removed])
+            self._table.run_method("deselect", [key_of(run) for run in removed])
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
         from nicegui import ui

@@ -2,6 +2,7 @@
 // columns and order, and what is looked for) is told to the server by the event "look".
 import { Explore, takeExplored } from "page_explore";
 import { exploreLookOf, VIEWS } from "page_explore_settings";
+import { GroupHead, GroupMenu, toggledOf } from "page_groups";
 import { homeHashOf, homeSettingsOf } from "page_settings";
 import { SavedViews } from "page_saved_views";
 import { THEME_BUTTON, themed } from "page_theme";
@@ -30,11 +31,14 @@ export default {
           <template #prepend><q-icon name="search" size="20px" aria-hidden="true"></q-icon></template>
         </q-input>
         <span class="home-count" role="status">{{ countText }}</span>
+        <span v-if="baseline" class="chip"><span>baseline: {{ baseline.label }}{{ baseline.isThere ? "" : ", which is gone" }}</span
+          ><button type="button" aria-label="Compare with no baseline" @click="settings.baseline = ''">×</button></span>
         <div class="spread"></div>
         <q-btn-toggle v-model="settings.view" :options="views" class="view-switch" dense no-caps unelevated toggle-color="primary" role="group" aria-label="View"></q-btn-toggle>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
         <saved-views v-if="savesViews" :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
                      @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
+        <group-menu :group="settings.group" :names="names" :clean="clean" @choose="groupBy($event)" @fold="fold($event)"></group-menu>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
           <q-menu class="home-menu" role="dialog" aria-label="Columns" @show="$refs.findColumn?.focus()">
             <div class="column-menu">
@@ -80,11 +84,11 @@ export default {
       </div>
       <explore v-if="settings.view !== 'table'" ref="explore" :explored="explored" :settings="settings" :names="names" :link-to="linkTo" :empty-text="emptyText" @look="tell()"></explore>
       <div v-show="settings.view === 'table'" class="table-box" ref="box" id="table" tabindex="0" role="region" aria-label="All runs" @scroll.passive="onScroll()">
-        <table v-if="columns.length || rows.length" :aria-rowcount="found + 1" :style="{width: tableWidth + 'px'}">
+        <table v-if="columns.length || rows.length" :aria-rowcount="lines + 1" :style="{width: tableWidth + 'px'}">
           <colgroup>
             <col :style="{width: checkWidth + 'px'}"><col :style="{width: nameWidth + 'px'}">
             <col v-for="column in columns" :key="column.name" :style="{width: widthOf(column) + 'px'}">
-            <col v-if="mayChange" style="width: 44px">
+            <col style="width: 44px">
           </colgroup>
           <thead>
             <tr aria-rowindex="1">
@@ -95,17 +99,20 @@ export default {
                 <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
                   ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button>
               </th>
-              <th v-if="mayChange" class="more"><span class="sr-only">actions</span></th>
+              <th class="more"><span class="sr-only">actions</span></th>
             </tr>
           </thead>
           <tbody>
             <tr class="pad" aria-hidden="true" :style="{height: first * rowPixels + 'px'}"></tr>
-            <tr v-for="(row, place) in rows" :key="first + place" :aria-rowindex="first + place + 2" :data-run="row.run"
-                :class="{selected: isSelected(row), archived: row.archived}">
+            <template v-for="(row, place) in rows" :key="first + place">
+            <group-head v-if="row.group !== undefined" :row="row" :columns="columns" :column="settings.group" :clean="clean" :aria-rowindex="first + place + 2"
+                @select="$emit('all', row.group)" @toggle="settings.toggled = toggledOf(settings, row.group)"></group-head>
+            <tr v-else :aria-rowindex="first + place + 2" :data-run="row.run"
+                :class="{selected: isSelected(row), archived: row.archived, baseline: row.isBaseline}">
               <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
               <th scope="row" class="name">
                 <span class="text"><span v-if="row.pinned" class="pin" title="pinned"><q-icon name="push_pin" size="15px" aria-hidden="true"></q-icon><span class="sr-only">pinned </span></span
-                ><a :href="linkTo([row.run])" :title="row.label">{{ row.label }}</a><span v-if="row.archived" class="pill">archived</span></span>
+                ><a :href="linkTo([row.run])" :title="row.label">{{ row.name }}</a><span v-if="row.isBaseline" class="pill">baseline</span><span v-if="row.archived" class="pill">archived</span></span>
               </th>
               <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
                 <span v-if="column.kind === 'status'" class="status" :class="'status-' + row.status" :title="row.why">{{ row.status }}</span>
@@ -117,10 +124,10 @@ export default {
                 <div v-else-if="column.kind === 'tags'" class="tags">
                   <span v-for="tag in row.tags" :key="tag" class="tag" :style="{'--hue': hueOf(tag)}">
                     <button type="button" class="tag-find" :title="'find runs with this tag: ' + clean(tag)" @click="findTag(tag)">{{ clean(tag) }}</button
-                    ><button v-if="mayChange" type="button" class="tag-remove" :aria-label="'Remove the tag ' + clean(tag) + ' from ' + row.label"
+                    ><button v-if="mayChange && !row.isElsewhere" type="button" class="tag-remove" :aria-label="'Remove the tag ' + clean(tag) + ' from ' + row.label"
                             @click="annotate([row.run], { remove: [tag] })">×</button>
                   </span>
-                  <template v-if="mayChange">
+                  <template v-if="mayChange && !row.isElsewhere">
                     <input v-if="isEdited(row, 'tag')" v-model="edited.text" v-focus class="tag-input" placeholder="tag"
                            :aria-label="'New tag of ' + row.label" @keydown.enter.prevent="save()" @keydown.esc.stop="leave()" @blur="save()">
                     <button v-else type="button" class="tag-add" :aria-label="'Add a tag to ' + row.label" @click="edit(row, 'tag', '')">+</button>
@@ -129,17 +136,22 @@ export default {
                 <template v-else-if="column.kind === 'note'">
                   <textarea v-if="isEdited(row, 'note')" v-model="edited.text" v-focus class="note-input" rows="4" maxlength="10000"
                             :aria-label="'Note of ' + row.label" @keydown.enter.exact.prevent="save()" @keydown.esc.stop="leave()" @blur="save()"></textarea>
-                  <button v-else-if="mayChange" type="button" class="note text" :class="{soft: !row.note}" :title="clean(row.note) || 'write a note'"
+                  <button v-else-if="mayChange && !row.isElsewhere" type="button" class="note text" :class="{soft: !row.note}" :title="clean(row.note) || 'write a note'"
                           :aria-label="'Note of ' + row.label + ': ' + (clean(row.note) || 'none')" @click="edit(row, 'note', row.note)">{{ clean(row.note) || "–" }}</button>
                   <span v-else class="text" :title="clean(row.note)">{{ clean(row.note) }}</span>
                 </template>
-                <span v-else-if="row.cells[number]?.best !== undefined" class="text" :class="{best: row.cells[number].best}"
-                      :title="row.cells[number].best ? 'the best of these runs' : null">{{ row.cells[number].text }}<span v-if="row.cells[number].best" class="sr-only"> (best)</span></span>
-                <span v-else class="text" :title="row.cells[number]?.whole ?? row.cells[number]">{{ row.cells[number]?.text ?? row.cells[number] }}</span>
+                <template v-else-if="row.cells[number]?.best !== undefined">
+                  <span class="text" :class="{best: row.cells[number].best}"
+                        :title="row.cells[number].best ? 'the best of these runs' : null">{{ row.cells[number].text }}<span v-if="row.cells[number].best" class="sr-only"> (best)</span></span>
+                  <small v-if="row.cells[number].difference" class="below" :class="row.cells[number].judged" title="than the baseline">{{ row.cells[number].difference }} {{ row.cells[number].judged }}</small>
+                </template>
+                <span v-else class="text" :class="{differs: row.cells[number]?.differs}" :title="row.cells[number]?.whole ?? row.cells[number]"
+                  ><template v-if="row.cells[number]?.differs"><span aria-hidden="true">≠ </span><span class="sr-only">not as the baseline: </span></template>{{ row.cells[number]?.text ?? row.cells[number] }}</span>
               </td>
-              <td v-if="mayChange" class="more"><button type="button" :aria-label="'Actions for ' + row.label" aria-haspopup="menu" @click="openMenu(row, $event)">⋮</button></td>
+              <td class="more"><button type="button" :aria-label="'Actions for ' + row.label" aria-haspopup="menu" @click="openMenu(row, $event)">⋮</button></td>
             </tr>
-            <tr class="pad" aria-hidden="true" :style="{height: Math.max(found - first - rows.length, 0) * rowPixels + 'px'}"></tr>
+            </template>
+            <tr class="pad" aria-hidden="true" :style="{height: Math.max(lines - first - rows.length, 0) * rowPixels + 'px'}"></tr>
           </tbody>
         </table>
         <div v-if="emptyText" class="empty"><p>{{ emptyText }}</p>
@@ -150,17 +162,21 @@ export default {
               :aria-label="'Actions for ' + menu.row?.label">
         <q-list v-if="menu.row" role="none" dense>
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
+          <q-item clickable v-close-popup role="menuitem" @click="settings.baseline = menu.row.isBaseline ? '' : menu.row.run"><q-item-section>{{ menu.row.isBaseline ? "Compare with no baseline" : "Use as the baseline" }}</q-item-section></q-item>
+          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, names, deleting: on the broker's machine</q-item-section></q-item>
+          <template v-else-if="mayChange">
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>
           <template v-if="!isGoingOn(menu.row)">
             <q-item clickable v-close-popup role="menuitem" @click="$emit('rename', menu.row.run)"><q-item-section>Rename…</q-item-section></q-item>
             <q-item clickable v-close-popup role="menuitem" class="negative" @click="$emit('remove', [menu.row.run])"><q-item-section>Delete…</q-item-section></q-item>
           </template>
+          </template>
         </q-list>
       </q-menu>
     </div>`,
   mixins: [themed],
-  components: { Explore, SavedViews },
+  components: { Explore, GroupHead, GroupMenu, SavedViews },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number, savesViews: Boolean },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -169,6 +185,8 @@ export default {
     columns: [],
     first: 0,
     found: 0,
+    lines: 0,
+    baseline: null,
     total: 0,
     archived: 0,
     waiting: null,
@@ -195,7 +213,7 @@ export default {
       return this.settings.runs;
     },
     allSelected() {
-      return this.found > 0 && this.rows.length > 0 && this.selected.length >= this.found && this.rows.every((row) => this.isSelected(row));
+      return this.found > 0 && this.rows.length > 0 && this.selected.length >= this.found && this.rows.every((row) => row.group !== undefined || this.isSelected(row));
     },
     countText() {
       if (this.waiting === null) return "looking …";
@@ -217,7 +235,11 @@ export default {
       return this.isNarrow ? 150 : NAME_WIDTH;
     },
     tableWidth() {
-      return this.columns.reduce((sum, column) => sum + this.widthOf(column), this.checkWidth + this.nameWidth + (this.mayChange ? 44 : 0));
+      return this.columns.reduce((sum, column) => sum + this.widthOf(column), this.checkWidth + this.nameWidth + 44);
+    },
+    compareLook() {
+      const { group, folded, toggled, baseline } = this.settings;
+      return { group, folded, toggled, baseline };
     },
     shownColumns() {
       return this.settings.columns || this.names.usual;
@@ -255,6 +277,9 @@ export default {
     },
     "settings.columns": { deep: true, handler() { this.tell(); } },
     "settings.archived"() {
+      this.tell();
+    },
+    compareLook() {
       this.tell();
     },
   },
@@ -301,6 +326,20 @@ export default {
     selectAll(runs) {
       this.settings.runs = runs;
     },
+    // What the server calls: the names of all runs of a group, which are selected, or left out if they are.
+    selectGroup(runs) {
+      const others = this.selected.filter((run) => !runs.includes(run));
+      this.settings.runs = runs.every((run) => this.selected.includes(run)) ? others : [...others, ...runs];
+    },
+    groupBy(name) {
+      Object.assign(this.settings, { group: name, toggled: [] });
+      this.toTop();
+    },
+    fold(folded) {
+      Object.assign(this.settings, { folded, toggled: [] });
+      this.toTop();
+    },
+    toggledOf,
     // What the server calls: these are gone.
     deselect(runs) {
       this.settings.runs = this.settings.runs.filter((run) => !runs.includes(run));
@@ -308,7 +347,7 @@ export default {
     select(row, place, event) {
       const isOn = !this.isSelected(row);
       const last = this.rows.findIndex((one) => one.run === this.lastSelected);
-      const range = event.shiftKey && last >= 0 ? this.rows.slice(Math.min(last, place), Math.max(last, place) + 1) : [row];
+      const range = event.shiftKey && last >= 0 ? this.rows.slice(Math.min(last, place), Math.max(last, place) + 1).filter((one) => one.run) : [row];
       const names = new Set(range.map((one) => one.run));
       const others = this.settings.runs.filter((run) => !names.has(run));
       this.settings.runs = isOn ? [...others, ...names] : others;
@@ -329,7 +368,7 @@ export default {
         const { find, sort, columns, archived } = this.settings;
         const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
         const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, explore: exploreLookOf(this.settings) };
+        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, compare: this.compareLook, explore: exploreLookOf(this.settings) };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
@@ -380,6 +419,9 @@ export default {
     linkTo(runs) {
       const asked = new URLSearchParams();
       runs.forEach((run) => asked.append("run", run));
+      if (runs.length > 1) {
+        for (const name of ["group", "baseline"]) if (this.settings[name]) asked.set(name, this.settings[name]);
+      }
       const theme = this.settings.theme === "auto" ? "" : `#theme=${this.settings.theme}`;
       return `${this.runsPage}?${asked.toString().replaceAll("%2F", "/")}${theme}`;
     },

@@ -69,6 +69,10 @@ export function homeSettingsOf(hash) {
     columns: given.has("column") ? [...new Set(given.getAll("column"))] : null,
     archived: given.get("archived") === "1",
     runs: [...new Set(given.getAll("run"))],
+    group: given.get("group") || "",
+    folded: given.get("folded") === "1",
+    toggled: [...new Set(given.getAll("toggled"))],
+    baseline: given.get("baseline") || "",
     ...exploreSettingsOf(given),
     theme: THEMES.includes(given.get("theme")) ? given.get("theme") : THEMES[0],
   };
@@ -81,6 +85,12 @@ export function homeHashOf(settings) {
   settings.columns?.forEach((name) => told.append("column", name));
   if (settings.archived) told.set("archived", "1");
   settings.runs.forEach((run) => told.append("run", run));
+  if (settings.group) {
+    told.set("group", settings.group);
+    if (settings.folded) told.set("folded", "1");
+    settings.toggled.forEach((text) => told.append("toggled", text));
+  }
+  if (settings.baseline) told.set("baseline", settings.baseline);
   tellExploreSettings(told, settings);
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   const text = told.toString().replaceAll("%2F", "/");

@@ -9,6 +9,8 @@ import pytest
 from bus.index.entry import MetricValues, RunEntry
 from consumers.dashboard.view.run_table import RunTable, progress_of, reached_text
 from consumers.dashboard.web.home import TableLook, window
+from consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+from consumers.dashboard.web.rows import CompareLook
 
 ACCURACY = "metrics/eval/accuracy"
 
@@ -172,3 +174,95 @@ def test_a_browser_cannot_ask_for_more_than_a_window():
     asked = TableLook.from_browser({"first": -5, "count": 10**9, "columns": ["a", 1] * 1000})
     assert (asked.first, asked.count) == (0, 400)
     assert len(asked.columns or ()) == 40
+
+
+def rated(name: str, lr: float | None, accuracy: float, **values: Any) -> RunEntry:
+    """A run with a rate, if it has one."""
+    return entry(name, accuracy, hyperparameters={} if lr is None else {"config/lr": lr}, **values)
+
+
+RATED = (
+    rated("a", 0.1, 0.5, started=1.0),
+    rated("b", 0.1, 0.7, started=2.0),
+    rated("c", 0.01, 0.9, started=3.0, status="failed"),
+    rated("d", None, 0.99, started=4.0),
+    rated("e", 0.1, math.nan, started=5.0),
+)
+
+
+def lines(first: int = 0, count: int = 50, sort: str = "-started", **compare: Any) -> list[str]:
+    """The names of groups and of runs, as a browser is sent them."""
+    look = TableLook(sort=sort, first=first, count=count, compare=CompareLook(group="lr", **compare))
+    return [row["run"] if "run" in row else f"[{row['group']}]" for row in window(table(*RATED), look)["rows"]]
+
+
+def test_runs_are_grouped_in_the_order_of_the_table_and_those_without_a_value_are_the_last_group():
+    assert lines() == ["[0.1]", "e", "b", "a", "[0.01]", "c", "[]", "d"]
+    assert lines(sort="started") == ["[0.1]", "a", "b", "e", "[0.01]", "c", "[]", "d"]
+    # By the means of 0.6 and 0.9, and not by single runs.
+    assert lines(sort="-accuracy.best")[0] == "[0.01]"
+    assert lines(sort="accuracy.best")[0] == "[0.1]"
+
+
+def test_groups_are_closed_and_scrolled_through():
+    assert lines(toggled=frozenset({"0.1"})) == ["[0.1]", "[0.01]", "c", "[]", "d"]
+    assert lines(folded=True) == ["[0.1]", "[0.01]", "[]"]
+    assert lines(folded=True, toggled=frozenset({""})) == ["[0.1]", "[0.01]", "[]", "d"]
+    whole = lines()
+    for first in range(len(whole)):
+        for count in range(1, len(whole) - first + 1):
+            assert lines(first, count) == whole[first : first + count]
+    sent = window(table(*RATED), TableLook(first=1000, count=3, compare=CompareLook(group="lr")))
+    assert (sent["lines"], sent["found"], sent["first"]) == (8, 5, 5)
+
+
+def test_the_head_of_a_group_has_mean_and_range_of_numbers_and_what_is_the_same_in_all():
+    columns = ("accuracy.best", "status", "lr", "tags", "started", "note")
+    head = window(table(*RATED), TableLook(columns=columns, compare=CompareLook(group="lr")))["rows"][0]
+    assert head["count"] == 3
+    accuracy, status, lr, *others = head["cells"]
+    assert accuracy == {"text": "0.6", "range": "0.5 to 0.7"}, "without the one that is no number"
+    assert status == {"text": "3 finished"}
+    assert lr == {"text": "0.1", "range": None}
+    assert others == [None, None, None]
+
+
+def test_runs_are_compared_with_a_baseline():
+    columns = ("accuracy.best", "accuracy.min", "lr")
+    look = TableLook(sort="run", columns=columns, compare=CompareLook(baseline="a"))
+    sent = window(table(*RATED), look)
+    assert sent["baseline"] == {"label": "a", "isThere": True}
+    of = {row["run"]: row for row in sent["rows"]}
+    assert [of[name]["isBaseline"] for name in "ab"] == [True, False]
+    assert of["a"]["cells"][0] == {"text": "0.5", "best": False}
+    assert of["b"]["cells"][0] == {"text": "0.7", "best": False, "difference": "+0.2", "judged": "better"}
+    assert of["b"]["cells"][1]["difference"] == "same"
+    assert "difference" not in of["e"]["cells"][0]
+    assert [of[name]["cells"][2]["differs"] for name in "abc"] == [False, False, True]
+    gone = window(table(*RATED), TableLook(compare=CompareLook(baseline="x", group="no such")))
+    assert gone["baseline"] == {"label": "x", "isThere": False}
+    assert len(gone["rows"]) == 5
+
+
+def test_what_a_browser_tells_of_groups_is_checked():
+    told = {"group": ["lr"], "folded": 1, "toggled": ["0.1", 2, None], "baseline": "x" * 10_000}
+    look = CompareLook.from_browser(told)
+    assert (look.group, look.folded) == ("", False)
+    assert look.toggled <= {"0.1", ""}
+    assert len(look.baseline) < 10_000
+    assert CompareLook.from_browser("lr") == CompareLook()
+
+
+def test_runs_of_several_places_are_known_by_as_much_of_them_as_tells_them_apart(tmp_path):
+    places = Places([RunsHere("/a/vision/runs"), RunsHere("/a/text/runs"), RunsElsewhere("tcp://far:5570")])
+    assert [label for label, _ in places.items()] == ["vision/runs", "text/runs", "far:5570"]
+    assert places.split("vision/runs/one") == ("vision/runs", "one")
+    assert places.is_elsewhere("far:5570/one")
+    assert not places.has("elsewhere/one")
+    assert [label for label, _ in Places([RunsHere("/runs"), RunsHere("/a/runs")]).items()] == ["/runs", "a/runs"]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.json").touch()
+    alone = Places([RunsHere(tmp_path)])
+    assert alone.has("one")
+    for name in ("", ".", "..", "two", str(tmp_path / "one"), f"../{tmp_path.name}/one", "one\0"):
+        assert not alone.has(name), name
