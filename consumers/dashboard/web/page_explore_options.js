@@ -31,7 +31,7 @@ export function scatterOption({ x, y, color, runs, selected, best, isLog, isDark
   const series = bins.map((data, place) => ({
     ...common, id: `color ${place}`, data, large: isLarge, largeThreshold: 0, symbolSize: size, z: 2,
     itemStyle: { color: colors[place], opacity: selected.length ? 0.3 : isLarge ? 0.6 : 0.85 },
-  }));
+  })).filter((one) => one.data.length); // ECharts fails with a large series that is empty.
   series.push({
     ...common, id: "selected", z: 4, symbolSize: size + 3,
     data: selected.map((run) => ({ value: point(run), itemStyle: { color: colors[of(run)] } })),
@@ -66,7 +66,8 @@ export function parallelOption({ columns, runs, selected, isLog, isDark, tooltip
   const { colors, of, legend } = colorsOf(metric, isLog(metric), isDark);
   const line = (run) => ({ value: axes.map((axis) => axis.at(run) ?? "-"), lineStyle: { color: colors[of(run)] } });
   const strength = selected.length ? Math.min(FAINT, byCount(STRENGTHS, runs.length)) : byCount(STRENGTHS, runs.length);
-  const common = { type: "parallel", emphasis: { disabled: true } };
+  // To find out which of many lines the pointer is on takes longer than a frame.
+  const common = { type: "parallel", emphasis: { disabled: true }, silent: runs.length > LARGE };
   const option = {
     ...baseOption(tooltip),
     parallel: { left: SIDE_PIXELS, right: SIDE_PIXELS, top: 14, bottom: 22 },
