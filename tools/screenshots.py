@@ -127,8 +127,9 @@ def served(runs: Path) -> Iterator[str]:
 def save(page: Page, path: Path) -> None:
     """Keeps what is to be seen, in as many colours as fit."""
     whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    for colors in (256, 128, 64):
-        whole.quantize(colors, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = (whole.quantize(count, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for count in (256, 128, 64))
+    for one in (whole, *few):
+        one.save(path, optimize=True)
         if path.stat().st_size < LARGEST:
             return
     raise SystemExit(f"{path} has {path.stat().st_size:,} bytes")

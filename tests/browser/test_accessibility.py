@@ -98,3 +98,18 @@ def test_several_runs_compared(served, browser, look):
     with visit(browser, f"{served.url}runs?{address}", **look) as there:
         there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
         has_nothing_serious(there)
+
+
+@pytest.mark.parametrize("view", ["scatter", "parallel"])
+def test_hyperparameters_against_a_metric(served, browser, look, view):
+    with visit(browser, f"{served.url}#view={view}", **look) as there:
+        there.page.locator(".home canvas").first.wait_for()
+        has_nothing_serious(there)
+
+
+def test_runs_in_groups_beside_a_baseline(served, browser, look):
+    address = "&".join(f"run={name}" for name in NAMES[:3])
+    address += f"&group=config/lr&baseline={NAMES[0]}"
+    with visit(browser, f"{served.url}runs?{address}", **look) as there:
+        there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
+        has_nothing_serious(there)
