@@ -1,5 +1,6 @@
 """Views of all runs in a real browser: hyperparameters against a metric, and what is saved by name."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,6 +215,20 @@ def test_axes_are_chosen_moved_and_removed_with_the_keyboard(served: Dashboard, 
         axes.get_by_role("button", name="lr").press("Delete")
         there.waits_for(lambda: heads() == ["optimizer", "seed", "best Accuracy"], "it removed")
         assert "axis=config/optimizer&axis=config/seed" in there.page.url
+
+
+def test_thousands_of_runs_are_drawn_as_one_and_each_is_named(runs: Path, browser: Browser) -> None:
+    with tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp") as folder:
+        for number in range(2001):
+            shutil.copytree(runs / name_of(0.01, 1 + number % 4), Path(folder, f"copy-{number:04}"))
+        shutil.copytree(runs / BEST, Path(folder, BEST))
+        with (
+            home_of(folder) as served,
+            visit(browser, f"{served.url}#view=scatter&x=lr&color=seed", viewport=WIDE) as there,
+        ):
+            there.page.get_by_text("2,002 runs; best").wait_for(timeout=60_000)
+            there.page.mouse.click(*at(there, "placeOf", BEST))
+            there.waits_for(lambda: selected(there) == {BEST}, "it selected")
 
 
 def test_every_control_has_a_name(served: Dashboard, browser: Browser) -> None:
