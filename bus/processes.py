@@ -48,6 +48,11 @@ def _answers(pid: int) -> bool:
     return True
 
 
+def python_path() -> str:
+    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
+    return os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
+
+
 def allow_many_connections() -> None:
     """Lets this process have as many as the system permits, but for a few that only :func:`with_reserve` takes: each
     connection is a file descriptor, and systems give programs few of them unless they ask for more."""

@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from bus.broker.bridging import STREAM_VARIABLE
 from bus.broker.broker import Broker
 from bus.errors import BrokerError, OffloopError
 from bus.files import open_file
@@ -44,7 +45,14 @@ def main() -> None:
         else:
             directory = RunDirectory(root, name)
         control, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
-        broker = Broker(control, stream, directory.path.parent, directory=directory, until_over=True)
+        broker = Broker(
+            control,
+            stream,
+            directory.path.parent,
+            directory=directory,
+            until_over=True,
+            bridge_to=os.environ.get(STREAM_VARIABLE),
+        )
         _log_to(directory.path / "broker.log")
         if resumes:
             broker.resume()

@@ -11,6 +11,7 @@ import zmq
 
 from bus.broker.admission import Admission, ForbiddenError
 from bus.broker.archive import Archive
+from bus.broker.bridging import Bridges
 from bus.broker.connection_guard import ConnectionGuard
 from bus.broker.control import MAX_REASON, ControlHandler
 from bus.broker.peers import Peers
@@ -64,7 +65,8 @@ class Broker:
     Nothing that a peer sends stops it: what is malformed is counted and named in the log. Each event is recorded
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
     until the runs that came have ended. With ``security`` only keys that its list admits get in, each for what the
-    list says. ``timeouts`` says how long it waits for peers.
+    list says. ``timeouts`` says how long it waits for peers. With ``bridge_to``, addresses of NATS servers, each run is
+    copied there by a process of its own.
 
     Raises:
         BrokerError: the address cannot be listened at.
@@ -82,8 +84,10 @@ class Broker:
         security: ServerSecurity | None = None,
         clock: Callable[[], int] | None = None,
         timeouts: Timeouts | None = None,
+        bridge_to: str | None = None,
     ) -> None:
         check_path(runs_dir)
+        self._bridges = Bridges(bridge_to) if bridge_to else None
         self._timeouts = timeouts = timeouts or Timeouts.default
         self._until_over = until_over
         self._clock = clock or wall_clock()
@@ -158,6 +162,7 @@ class Broker:
                     self._send_heartbeats()
                     self._expire_unreachable_publishers(now)
                     self._runs.forget_disconnected()
+                    self._look_after_bridges()
                     self._sum_up_refusals()
                 if has_time and now >= next_summary:
                     next_summary = now + SUMMARIZE_EVERY
@@ -472,7 +477,14 @@ class Broker:
         context = pack_map({"world_size": run.world_size})
         self._take(run, rank, encode(rank.seq + 1, rank.base_seq + 1, now, Timestamp().values, None, fields, context))
 
+    def _look_after_bridges(self) -> None:
+        if self._bridges is not None:
+            for run in self._runs:
+                self._bridges.look(run.directory.path)
+
     def _end_run(self, run: LiveRun) -> None:
+        # Also of a run that was over before the first heartbeat.
+        self._look_after_bridges()
         was_well = run.write_error is None
         unwritten = self._runs.end(run)
         self._control.end(run)
@@ -491,6 +503,8 @@ class Broker:
             run.note_ending(Ending("lost", "the broker was stopped"))
             self._end_run(run)
         self._guard.close()
+        if self._bridges is not None:
+            self._bridges.leave()
         self._runs.close()
         self._control.close()
         if self._admission is not None:

@@ -13,6 +13,8 @@ from bus.terminal import HELP
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
 
+_FILE = click.Path(path_type=Path)
+
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
     if value is None:
@@ -35,8 +37,8 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     show_envvar=True,
     help="Where NATS is: nats://HOST:4222.",
 )
-@click.option("--nkey", type=click.Path(path_type=Path), metavar="FILE", help="The seed of this host's nkey.")
-@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="Who signed the servers' certificates.")
+@click.option("--nkey", envvar="OFFLOOP_NKEY", type=_FILE, metavar="FILE", help="The seed of this host's nkey.")
+@click.option("--ca", envvar="OFFLOOP_CA", type=_FILE, metavar="FILE", help="Who signed the servers' certificates.")
 @click.option("--replicas", type=click.IntRange(1, 5), default=1, show_default=True, help="How many servers keep it.")
 @click.option(
     "--max-bytes",

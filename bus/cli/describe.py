@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bus.net.requests import ask_broker, list_remote_runs
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
 from bus.recording.source import RecordSource, is_mark
+from bus.runs.bridged import bridge_of, read_bridge
 from bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
@@ -54,6 +56,9 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         described["replay_of"] = origin._asdict()
     if isinstance(imported := info.get(IMPORTED_FROM), dict):
         described[IMPORTED_FROM] = imported
+    bridge = read_bridge(run.path)
+    if bridge is not None:
+        described["bridge"] = asdict(bridge)
     paused = None if run.paused is None else run.paused._asdict()
     return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
 
@@ -201,6 +206,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
             f"{_gaps(described['left_out'])}, which another recording holds" if described["left_out"] else "",
         )
         yield "damage", "; ".join(described["damage"])
+    if isinstance(bridge := described.get("bridge"), dict):
+        yield "bridge", str(bridge_of(bridge) or "")
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
 

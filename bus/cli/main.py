@@ -231,8 +231,11 @@ def _plain_value(text: str) -> Any:
 @click.option(
     "--allow", "allow_list", metavar="FILE", help="The keys that it admits. Default: 'allowed' beside the broker's key."
 )
+@click.option(
+    "--stream", envvar="OFFLOOP_STREAM", metavar="ADDRESS", help="Copies each run into NATS: nats://HOST:4222."
+)
 @runs_dir_option
-def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str | None) -> None:
+def broker(listen: str, key: str | None, allow_list: str | None, stream: str | None, runs_dir: str | None) -> None:
     """Serve any number of runs until Ctrl-C, for trainers started with --broker.
 
     In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
@@ -245,9 +248,9 @@ def broker(listen: str, key: str | None, allow_list: str | None, runs_dir: str |
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
-    stream = _stream_address(listen)
+    feed = _stream_address(listen)
     check_listen_address(listen, security)
-    serving = Broker(listen, stream, _where(runs_dir).absolute(), security=security)
+    serving = Broker(listen, feed, _where(runs_dir).absolute(), security=security, bridge_to=stream)
     signal.signal(signal.SIGTERM, lambda *_: serving.stop())
     signal.signal(signal.SIGINT, _Interrupt(serving))
     say(f"serving at {serving.control}, runs in {_where(runs_dir)}; start trainers with --broker {serving.control}")

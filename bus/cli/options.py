@@ -55,8 +55,8 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_gateway
 
 
-def broker_options(broker_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds ``--broker``, ``--key`` and ``--broker-key``."""
+def broker_options(broker_help: str, *, reads: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds ``--broker``, ``--key`` and ``--broker-key``; to a command that reads there also ``--stream``."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -65,7 +65,7 @@ def broker_options(broker_help: str) -> Callable[[Callable[..., Any]], Callable[
             click.option("--broker", metavar="ADDRESS", help=broker_help),
         ):
             command = option(command)
-        return stream_options(command)
+        return stream_options(command) if reads else command
 
     return add
 

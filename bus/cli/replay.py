@@ -45,7 +45,7 @@ EXIT_TROUBLE = 1
 @click.option("--loop", is_flag=True, help="Again and again, each time as a new attempt of the run, until Ctrl-C.")
 @click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
 @runs_dir_option
-@broker_options("Serve it through the broker there. Default: a broker of its own is started.")
+@broker_options("Serve it through the broker there. Default: a broker of its own is started.", reads=False)
 def replay(
     run: str,
     rate: float | None,

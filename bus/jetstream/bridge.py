@@ -14,25 +14,22 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bus.errors import BrokerError, OffloopError, RecordingError
-from bus.files import open_directory, replace_file
 from bus.jetstream import names
 from bus.jetstream.connection import NatsServers, connected, in_words
 from bus.jetstream.growing import GrowingRecording
 from bus.jetstream.relay import Relay
 from bus.printing import one_line
+from bus.runs.bridged import BridgeStatus
 from bus.runs.directory import Attempt, read_run
 from bus.runs.listing import describe_run
 
 if TYPE_CHECKING:
     pass
-
-STATUS_FILE = "bridge.json"
-"""What the bridge of a run last said of itself, in the run's directory."""
 
 MAX_MESSAGE = 512 * 1024
 """Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
@@ -61,33 +58,6 @@ class Copied(NamedTuple):
     """Number of the subject's last message."""
     bridge: str = ""
     """Who sent that."""
-
-
-@dataclass
-class BridgeStatus:
-    """How a bridge is doing."""
-
-    stream: str
-    """Addresses of the servers."""
-    pid: int
-    host: str
-    state: str = "waiting"
-    """``copying``; ``waiting`` for servers; ``paused`` because they have no room; ``done``; ``failed``."""
-    why: str = ""
-    """Why it waits, is paused or has failed."""
-    attempt: int = 0
-    size: int = 0
-    """Bytes of the recording that can be copied."""
-    copied: int = 0
-    """Of them, how many are in the stream."""
-    lag_events: int = 0
-    """Events in the recording and not in the stream."""
-    lag_seconds: float = 0.0
-    """For how long the oldest of them has been in the recording."""
-    refilled: int = 0
-    """Bytes that the servers had forgotten and were sent again."""
-    time: float = 0.0
-    """When this was written, in seconds since 1970."""
 
 
 class Bridge:
@@ -120,7 +90,7 @@ class Bridge:
         self._identity = f"{self._host}/{os.getpid()}/{secrets.token_hex(4)}"
         self._run = read_run(path)
         self._stream = names.stream_of(self._run.name)
-        self.status = BridgeStatus(str(servers), os.getpid(), self._host)
+        self.status = BridgeStatus.of_this_process(str(servers), self._host)
         self._recording: GrowingRecording | None = None
         self._at = Copied()
         self._retries = 0
@@ -365,12 +335,7 @@ class Bridge:
 
     def _write_status(self) -> None:
         self.status.time = time.time()
-        with suppress(OSError):
-            directory = open_directory(self._path)
-            try:
-                replace_file(directory, STATUS_FILE, json.dumps(asdict(self.status)))
-            finally:
-                os.close(directory)
+        self.status.write(self._path)
 
 
 def _retried() -> tuple[type[Exception], ...]:

@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
+from bus.processes import python_path
 from bus.runs.takeover import Predecessor
 from bus.types.timeouts import Timeouts
 
@@ -168,11 +169,6 @@ class BrokerProcess:
             # A return code keeps Popen from warning about it.
             self._process.returncode = 0
         self._close_pipes()
-
-
-def python_path() -> str:
-    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
-    return os.pathsep.join(part for part in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")) if part)
 
 
 def error_by_name(name: str, message: str, run: str | None = None) -> OffloopError:

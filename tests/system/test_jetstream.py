@@ -1,6 +1,8 @@
 """A run that is read from JetStream gives what it gives on the training's own machine."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ from helpers import wait_for
 from nats_servers import NatsServer
 
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from bus.runs.bridged import read_bridge
 
 PYTHON = (sys.executable, "-m")
 
@@ -140,6 +143,28 @@ def test_a_bridge_that_is_killed_is_followed_by_another(server, bridge, runs_dir
     assert last.wait(60) == 0
     with attach(server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
+
+
+def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_dir, monkeypatch):
+    monkeypatch.setenv("OFFLOOP_STREAM", server.address)
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        publish(publisher, 300)
+
+        def copying():
+            found = read_bridge(runs_dir / "r")
+            return found if found is not None and found.copied else None
+
+        first = wait_for(copying, "the bridge")
+        os.kill(first.pid, signal.SIGKILL)
+        publish(publisher, 300)
+        wait_for(lambda: publisher.poll() or copying().pid != first.pid, "the next bridge")
+    wait_for(lambda: copying().state == "done", "the end of the copy")
+    with attach(server, "r") as subscriber:
+        assert list(subscriber) == list(Recording(runs_dir / "r"))
+    shown = subprocess.run(
+        [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
+    )
+    assert f"done, to {server.address}" in shown.stdout
 
 
 def test_several_readers_share_a_connection(server, bridge, runs_dir):

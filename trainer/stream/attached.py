@@ -11,7 +11,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from bus.errors import ConfigurationError
 from bus.printing import say
-from bus.publisher.launch import python_path
+from bus.processes import python_path
 from bus.publisher.publisher import Publisher
 from bus.runs.directory import RUN_FILE
 from bus.types.demand import Demand

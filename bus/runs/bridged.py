@@ -1,0 +1,91 @@
+"""What the bridge of a run, which copies it into NATS JetStream, last said of itself."""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from bus import processes
+from bus.errors import RunDirectoryError
+from bus.files import open_directory, open_file, replace_file
+from bus.processes import start_time
+
+BRIDGE_FILE = "bridge.json"
+"""Its file in the run's directory."""
+
+_MOST_BYTES = 1 << 16
+
+
+@dataclass
+class BridgeStatus:
+    """How a bridge is doing."""
+
+    stream: str = ""
+    """Addresses of the servers."""
+    host: str = ""
+    pid: int = 0
+    started: int | None = None
+    """When its process began, see :func:`bus.processes.start_time`."""
+    state: str = "waiting"
+    """``copying``; ``waiting`` for servers; ``paused`` because they have no room; ``done``; ``failed``."""
+    why: str = ""
+    """Why it waits, is paused or has failed."""
+    attempt: int = 0
+    size: int = 0
+    """Bytes of the attempt's recording that can be copied."""
+    copied: int = 0
+    """Of them, how many are in the stream."""
+    lag_events: int = 0
+    """Events in the recording and not in the stream."""
+    lag_seconds: float = 0.0
+    """For how long the oldest of them has been in the recording."""
+    refilled: int = 0
+    """Bytes that the servers had forgotten and were sent again."""
+    time: float = 0.0
+    """When this was written, in seconds since 1970."""
+
+    @classmethod
+    def of_this_process(cls, stream: str, host: str) -> "BridgeStatus":
+        """That of a bridge that begins."""
+        return cls(stream, host, os.getpid(), start_time(os.getpid()))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there, on this machine."""
+        return self.state not in ("done", "failed") and processes.is_running(self.pid, self.started)
+
+    def __str__(self) -> str:
+        behind = f"{self.size - self.copied:,} bytes and {self.lag_events:,} events behind"
+        lag = f", {behind} ({self.lag_seconds:.1f} s)" if self.size > self.copied else ""
+        refilled = f", {self.refilled:,} bytes sent again" if self.refilled else ""
+        return f"{self.state}{f' ({self.why})' if self.why else ''}, to {self.stream}{lag}{refilled}"
+
+    def write(self, path: Path) -> None:
+        """Puts it into a run's directory, if that can be written."""
+        with contextlib.suppress(OSError, RunDirectoryError):
+            directory = open_directory(path)
+            try:
+                replace_file(directory, BRIDGE_FILE, json.dumps(asdict(self)))
+            finally:
+                os.close(directory)
+
+
+def read_bridge(path: Path) -> BridgeStatus | None:
+    """What the bridge of the run in a directory last said; ``None`` where there was none, or it cannot be read."""
+    try:
+        with open(open_file(path / BRIDGE_FILE), "rb") as file:
+            return bridge_of(json.loads(file.read(_MOST_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def bridge_of(said: object) -> BridgeStatus | None:
+    """A bridge's status from the values of its fields by name; ``None`` if these are something else."""
+    if not isinstance(said, dict):
+        return None
+    default = BridgeStatus()
+    known = {field.name: said[field.name] for field in fields(BridgeStatus) if field.name in said}
+    if any(type(value) is not type(getattr(default, name)) for name, value in known.items() if name != "started"):
+        return None
+    return BridgeStatus(**known)
