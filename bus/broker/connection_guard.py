@@ -30,6 +30,7 @@ MEMORY_BUDGET = 256 << 20
 FORGIVEN_A_SECOND = 1 << 20
 TRIM_BYTES = 32 << 20
 TRIM_SECONDS = 1.0
+MOST_TRIM_SECONDS = 20.0
 TRIMMING_SHARE = 0.01
 """How much of the time may go into giving memory back."""
 STUCK_BYTES = 64 << 10
@@ -124,8 +125,11 @@ class ConnectionGuard(threading.Thread):
         # Of what is forgiven, too: most of it may be freed at last.
         if resident - self._at_first > TRIM_BYTES and now >= self._trim_at and self._trim is not None:
             # glibc keeps what was freed for the next time; after a flood that is most of it.
+            began = time.thread_time()
             self._trim(0)
-            self._trim_at = now + max(TRIM_SECONDS, (time.monotonic() - now) / TRIMMING_SHARE)
+            pause = (time.thread_time() - began) / TRIMMING_SHARE
+            # What takes long in the middle of a flood gives little back: most is freed when it has ended.
+            self._trim_at = now + min(max(TRIM_SECONDS, pause), MOST_TRIM_SECONDS)
             resident = self._resident()
         is_growing, self._before = resident > self._before + (1 << 20), resident
         self.is_overrun = resident - self._calm > (MEMORY_BUDGET // 2 if self.is_overrun else MEMORY_BUDGET)

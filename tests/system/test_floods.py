@@ -145,6 +145,23 @@ def test_memory_is_given_back_however_slowly_it_was_taken(monkeypatch):
         del last
 
 
+def test_memory_is_given_back_soon_also_after_a_time_when_that_took_long(monkeypatch):
+    """In the middle of a flood of a gigabyte, on a busy machine."""
+    spent, trims = [0.0], []
+
+    def trim(_):
+        trims.append(spent[0])
+        spent[0] += 10.0
+
+    monkeypatch.setattr(time, "thread_time", lambda: spent[0])
+    with contextlib.closing(connection_guard.ConnectionGuard("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")) as guard:
+        guard._trim, guard._at_first = trim, -(1 << 40)
+        for second in range(60):
+            guard._mind_memory(1000.0 + second)
+        guard.start()
+    assert len(trims) == 3
+
+
 def test_heartbeats_behind_a_flood_whose_connection_is_reset_do_no_harm(broker, runs_dir):
     with Publisher("r", broker=broker.address) as publisher:
         for _ in range(20):
