@@ -290,11 +290,11 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
 
 
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.types.metrics import has_direction, mode_of
+    from bus.types.metrics import direction_of, mode_of
 
     for name, values in entry.metrics.items():
         mode = mode_of(name)
-        is_known = values.low_step >= 0 and has_direction(name)
+        is_known = values.low_step >= 0 and direction_of(name) is not None
         best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if is_known else ("", "", "")
         yield (f"  {one_line(name)}", _number(values.last), str(values.last_step), *best)
 
@@ -354,7 +354,7 @@ def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
 
 def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from bus.types.metrics import has_direction, mode_of
+    from bus.types.metrics import direction_of, mode_of
 
     mode = mode_of(name)
     of_runs = [entry.metrics.get(name) for entry in entries]
@@ -365,7 +365,7 @@ def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
         "last_step": [None if values is None else values.last_step for values in of_runs],
         "best": best,
         "best_step": [None if values is None or values.low_step < 0 else values.best_step(mode) for values in of_runs],
-        "is_best": _is_best(best, min if mode == "min" else max) if has_direction(name) else [False] * len(entries),
+        "is_best": _is_best(best, min if mode == "min" else max) if direction_of(name) else [False] * len(entries),
     }
 
 
@@ -379,10 +379,10 @@ def _is_best(values: Sequence[float | None], better: Callable[[list[float]], flo
 
 
 def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
-    from bus.types.metrics import has_direction
+    from bus.types.metrics import direction_of
 
     last = ("" if value is None else _number(value) for value in compared["last"])
-    if not has_direction(name):
+    if direction_of(name) is None:
         return [(f"  {one_line(name)}", "last", *last)]
     best = (
         "" if value is None else f"{_number(value)} at {step}{' *' * is_best}"

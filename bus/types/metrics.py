@@ -6,27 +6,14 @@ from typing import Any, Literal, TypeAlias
 
 Mode: TypeAlias = Literal["min", "max"]
 
-_LOWER_IS_BETTER = re.compile(
-    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])|time|memory|lr-",
-    re.IGNORECASE,
+_LOWER = r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])"
+_HIGHER = (
+    r"accuracy|f1|auc|auroc|precision|recall|score|bleu|rouge|jaccard|dice|psnr|ssim|correlation|reward"
+    r"|(^|[/_.])(acc|iou|miou|map|mrr|ndcg|r2|em|return)($|[/_.])"
 )
-_LOWER = re.compile(
-    r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])", re.IGNORECASE
-)
-_HIGHER = re.compile(
-    r"accuracy|f1|auc|auroc|precision|recall|score|bleu|rouge|jaccard|dice|psnr|ssim|correlation"
-    r"|(^|[/_.])(acc|iou|miou|map|mrr|ndcg|r2|em)($|[/_.])",
-    re.IGNORECASE,
-)
+_LOWER_IS_BETTER = re.compile(f"{_LOWER}|time|memory|lr-", re.IGNORECASE)
+_SAYS_DIRECTION = re.compile(f"^(loss|metrics)/|{_LOWER}|{_HIGHER}", re.IGNORECASE)
 _NOT_COMPARED = re.compile(r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)")
-
-
-def has_direction(metric: str) -> bool:
-    """Whether a metric measures how good a training is, so that one value is better than another: losses, what
-    evaluations measure, and what is called like such; not learning rates, times and the like."""
-    if _NOT_COMPARED.match(metric):
-        return False
-    return metric.startswith(("loss/", "metrics/")) or bool(_LOWER.search(metric) or _HIGHER.search(metric))
 
 
 def mode_of(metric: str) -> Mode:
@@ -35,17 +22,11 @@ def mode_of(metric: str) -> Mode:
     return "min" if _LOWER_IS_BETTER.search(metric) else "max"
 
 
-_HAS_DIRECTION = re.compile(
-    r"^(loss|metrics)/|loss|error|perplexity|entropy|mse|mae|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])"
-    r"|accuracy|score|precision|recall|(^|[/_.])(acc|f1|auc|auroc|iou|map|bleu|rouge|psnr|ssim|reward|return)($|[/_.])",
-    re.IGNORECASE,
-)
-
-
 def direction_of(metric: str) -> Mode | None:
-    """As :func:`mode_of`; ``None`` for metrics such as rates, norms, times and memory, of which neither the least nor
-    the greatest value is a best one, and for those whose names do not say it."""
-    return mode_of(metric) if _HAS_DIRECTION.search(metric) else None
+    """As :func:`mode_of` for a metric that measures how good a training is: losses, what evaluations measure, and what
+    is called like such. ``None`` for learning rates, times, norms and the like, of which no value is better."""
+    is_compared = _SAYS_DIRECTION.search(metric) and not _NOT_COMPARED.match(metric)
+    return mode_of(metric) if is_compared else None
 
 
 def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:

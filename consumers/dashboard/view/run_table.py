@@ -11,7 +11,7 @@ from bus.index.query import OF_RUN, Columns, sort, where
 from bus.printing import one_line
 from bus.types.hyperparameters import is_of_the_training
 from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import has_direction
+from bus.types.metrics import direction_of
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.progress import duration
 
@@ -220,7 +220,8 @@ class Chosen:
 
     def best(self, column: Column) -> str | None:
         """The run with the best value in a metric's column, if there are runs to compare it with."""
-        if column.metric is None or not has_direction(column.metric):
+        direction = None if column.metric is None else direction_of(column.metric)
+        if direction is None:
             return None
         if column.name not in self._best:
             value_of, is_finite = column.value, math.isfinite
@@ -229,7 +230,7 @@ class Chosen:
                 for entry in self.entries
                 if (value := value_of(entry)) is not None and is_finite(value)
             ]
-            choose = max if mode_of(column.metric) == "max" else min
+            choose = max if direction == "max" else min
             differs = any(value != known[0][0] for value, _ in known)
             self._best[column.name] = choose(known, key=lambda one: one[0])[1] if differs else None
         return self._best[column.name]

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from bus.printing import one_line
 from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import mode_of
+from bus.types.metrics import direction_of
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.colors import dash, swatch
 from consumers.dashboard.web.units import Scale, value_text
@@ -217,7 +217,8 @@ class Compared:
 
 
 def difference(metric: str, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
-    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``."""
+    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``, where
+    values of the metric can be."""
     if base is None or not abs(value - base) < float("inf"):
         return "", ""
     apart = value - base
@@ -225,8 +226,9 @@ def difference(metric: str, value: float, base: float | None, scale: Scale) -> t
     if abs(apart) <= 1e-12 * max(abs(value), abs(base)):
         return "±0", ""
     text = value_text(float(f"{abs(apart):.3g}"), scale)
-    is_better = (apart < 0) == (mode_of(metric) == "min")
-    return ("-" if apart < 0 else "+") + text, "better" if is_better else "worse"
+    direction = direction_of(metric)
+    judged = "" if direction is None else "better" if (apart < 0) == (direction == "min") else "worse"
+    return ("-" if apart < 0 else "+") + text, judged
 
 
 def short_name(column: str) -> str:

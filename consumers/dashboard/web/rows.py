@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry, mode_of
+from bus.index.entry import RunEntry
 from bus.printing import one_line
+from bus.types.metrics import direction_of
 from consumers.dashboard.view.grouping import NUMBERS, Group, group
 from consumers.dashboard.view.progress import duration
 from consumers.dashboard.view.run_table import (
@@ -214,12 +215,12 @@ def _difference(entry: RunEntry, column: Column, base: RunEntry | None, scale: S
         return {}
     if value == other:
         return {"difference": "same"}
-    is_better = (value > other) == (mode_of(column.metric) == "max")
     sign = "+" if value > other else "\N{MINUS SIGN}"
-    return {
-        "difference": sign + value_text(abs(value - other), scale),
-        "judged": "better" if is_better else "worse",
-    }
+    told = {"difference": sign + value_text(abs(value - other), scale)}
+    direction = direction_of(column.metric)
+    if direction is not None:
+        told["judged"] = "better" if (value > other) == (direction == "max") else "worse"
+    return told
 
 
 def key_of(run: str) -> str:
