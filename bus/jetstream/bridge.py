@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, OffloopError, RecordingError
 from bus.jetstream import names
@@ -28,9 +28,6 @@ from bus.runs.bridged import BridgeStatus
 from bus.runs.directory import Attempt, read_run
 from bus.runs.listing import describe_run
 
-if TYPE_CHECKING:
-    pass
-
 MAX_MESSAGE = 512 * 1024
 """Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
 
@@ -40,7 +37,7 @@ _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _FULL = (10077, 10047, 10023)
 """A stream, an account or a server has no room left."""
-_NO_MESSAGE, _NO_STREAM = 10037, 10059
+_NO_STREAM = 10059
 
 
 class BridgeReplacedError(BrokerError):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -16,9 +15,6 @@ from bus.printing import one_line
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.js.client import JetStreamContext
-
-VARIABLE = "OFFLOOP_STREAM"
-"""The environment variable with the servers' addresses."""
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
@@ -65,12 +61,6 @@ class NatsServers:
         if not addresses:
             raise ConfigurationError("no NATS server is named: write nats://HOST:4222", value=text)
         return cls(addresses, nkey, ca)
-
-    @classmethod
-    def from_environment(cls) -> "NatsServers | None":
-        """The servers that ``OFFLOOP_STREAM`` names, if it does."""
-        text = os.environ.get(VARIABLE)
-        return cls.parse(text) if text else None
 
     def __str__(self) -> str:
         return ",".join(self.addresses)

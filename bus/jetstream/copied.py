@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 _FETCHED = 64
 _FETCH_SECONDS = 2.0
 _KEPT_BYTES = 64 << 20
-_MAX_PARTS = 1 << 20
 
 
 class _Part(NamedTuple):

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 MAX_RANGE = 256 * 1024
 _BEAT_SECONDS = 0.5
 _FRESH_SECONDS = 5.0
-_FOLLOWED_SECONDS = 10.0
-_TAIL_BYTES = 16 * 1024 * 1024
 
 
 class Gateway:
@@ -148,6 +146,7 @@ class _Desk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
+        """Answers until it is cancelled."""
         beats = asyncio.create_task(self._beat())
         self._tasks.add(beats)
         while True:
@@ -158,6 +157,7 @@ class _Desk:
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
+        """Ends what is under way, and what the servers keep for it."""
         for task in list(self._tasks):
             task.cancel()
         for recording in self._recordings.values():
@@ -289,19 +289,15 @@ class _Desk:
     # -- heartbeats ---------------------------------------------------------------------------------------------------
 
     async def _follow(self, run: str) -> None:
-        followed = self._followed.get(run)
-        if followed is None:
+        if run not in self._followed:
             followed = self._followed[run] = _Followed(time.monotonic())
             await self._client.subscribe(names.all_recordings(run), cb=followed.take)
-        followed.used = time.monotonic()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.02)
             now = time.monotonic()
             for run, followed in list(self._followed.items()):
-                if followed.mark is None and now - followed.looked > _BEAT_SECONDS:
-                    followed.looked = now
                 if followed.is_new or now - followed.beaten > _BEAT_SECONDS:
                     followed.is_new, followed.beaten = False, now
                     for (name, attempt), recording in self._recordings.items():
@@ -314,13 +310,14 @@ class _Followed:
     """A run that a reader follows: how far its copy goes, by the messages as they pass."""
 
     def __init__(self, now: float) -> None:
-        self.used = self.looked = self.beaten = now
+        self.beaten = now
         self.mark: Mark | None = None
         self.attempt = 1
         self.is_new = False
         self.ends: dict[int, int] = {}
 
     async def take(self, message: "Msg") -> None:
+        """Takes a message of the run's stream."""
         headers = message.headers or {}
         try:
             attempt = int(message.subject.split(".")[-2])
@@ -333,6 +330,7 @@ class _Followed:
             self.attempt, self.mark, self.is_new = attempt, mark, True
 
     def heartbeat(self, run: str) -> bytes:
+        """What a broker would say of how far the run is."""
         places = {} if self.mark is None else self.mark.positions
         positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
         return encode_heartbeat(run, self.attempt, time.time_ns(), positions, self.ends.get(self.attempt, 0), positions)

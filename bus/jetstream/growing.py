@@ -47,6 +47,7 @@ class GrowingRecording:
         """Events up to there."""
         self.parts: deque[Part] = deque()
         """Those that have been found and not been dropped."""
+        self._before = 0
 
     @property
     def size(self) -> int:
@@ -67,8 +68,6 @@ class GrowingRecording:
         while self.parts and self.parts[0].end <= offset:
             self._before = self.parts.popleft().total
         return self.total - (self._before if offset else 0)
-
-    _before = 0
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes of the file, fewer where it ends.

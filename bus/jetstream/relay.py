@@ -25,7 +25,6 @@ KINDS = ("want", "handled", "command", "statistics", "fetch", "fetch_segment")
 
 MOST_READERS = 1000
 _IDLE_SECONDS = 30.0
-_QUEUED = 100
 
 
 class Relay:
@@ -38,12 +37,11 @@ class Relay:
         self._run = run
         self._context = zmq.asyncio.Context()
         self._readers: dict[str, _Reader] = {}
-        self._subscriptions: list[Any] = []
 
     async def __aenter__(self) -> "Relay":
         for kind in KINDS:
             subject = names.request_subject(self._run, kind)
-            self._subscriptions.append(await self._client.subscribe(subject, cb=self._take))
+            await self._client.subscribe(subject, cb=self._take)
         return self
 
     async def __aexit__(

@@ -13,6 +13,8 @@ from run_folders import WrittenRun, write_run
 from bus.errors import RecordingError
 from bus.jetstream.bridge import Bridge, BridgeReplacedError
 from bus.jetstream.gateway import Gateway
+from bus.recording.writer import RecordingWriter
+from bus.runs.directory import read_run
 from bus.subscriber.source import RemoteRun
 from bus.types.timeouts import Timeouts
 
@@ -224,24 +226,12 @@ def test_a_stream_of_another_run_of_that_name_is_left_alone(tmp_path, server, co
 
 def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, server, copying):
     """A footer was copied, and another broker continued the file in its place."""
-    from bus.recording.writer import RecordingWriter
-
     path = write_run(tmp_path, "resumed", status="lost")
     copying(path).wait()
     closed = (path / "recording-1.mcap").read_bytes()
-    run_id = RemoteId.of(path)
-    writer = RecordingWriter.resume(path / "recording-1.mcap", "resumed", 1, run_id)
-    writer.close()
-    (path / "recording-1.mcap").write_bytes(closed)
+    assert in_stream(server, "resumed") == closed
+    RecordingWriter.resume(path / "recording-1.mcap", "resumed", 1, read_run(path).id).close()
+    continued = (path / "recording-1.mcap").read_bytes()
+    assert not continued.startswith(closed)
     copying(path).wait()
-    assert in_stream(server, "resumed") == (path / "recording-1.mcap").read_bytes()
-
-
-class RemoteId:
-    """The identity of a run on disk."""
-
-    @staticmethod
-    def of(path):
-        from bus.runs.directory import read_run
-
-        return read_run(path).id
+    assert in_stream(server, "resumed") == continued
