@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, OffloopError, RecordingError
 from bus.jetstream import names
-from bus.jetstream.connection import NatsServers, connected, in_words
+from bus.jetstream.connection import NatsServers, connected, in_words, passing_errors
 from bus.jetstream.growing import GrowingRecording
 from bus.jetstream.relay import Relay
 from bus.printing import one_line
@@ -189,7 +189,7 @@ class Bridge:
                     raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
                 self._wait_for(error)
                 await self._rest()
-        except _retried() as error:
+        except passing_errors() as error:
             # It may have arrived: that is looked up.
             self._wait_for(error)
         else:
@@ -269,7 +269,7 @@ class Bridge:
         while True:
             try:
                 answer = await ask()
-            except _retried() as error:
+            except passing_errors() as error:
                 self._wait_for(error)
                 await self._rest()
             else:
@@ -315,7 +315,7 @@ class Bridge:
         self._write_status()
         served = {"attempt": self._run.last.number} if self._run.live else {}
         said = {**describe_run(self._run, served), "bridge": asdict(self.status)}
-        with suppress(*_retried(), OffloopError):
+        with suppress(*passing_errors(), OffloopError):
             bucket = await self._bucket()
             key = names.run_key(self._run.name, self._run.last.number, self._host)
             await bucket.put(key, json.dumps(said).encode())
@@ -333,10 +333,3 @@ class Bridge:
     def _write_status(self) -> None:
         self.status.time = time.time()
         self.status.write(self._path)
-
-
-def _retried() -> tuple[type[Exception], ...]:
-    """What passes when the servers are there again."""
-    from nats.errors import Error
-
-    return Error, OSError, TimeoutError

@@ -127,6 +127,13 @@ async def connected(
         raise BrokerError(f"NATS at {servers}: {in_words(error)}", address=str(servers)) from None
 
 
+def passing_errors() -> tuple[type[Exception], ...]:
+    """What passes when the servers are there again."""
+    from nats.errors import Error
+
+    return Error, OSError, TimeoutError
+
+
 def in_words(error: Exception) -> str:
     """What a server or the client of NATS says, in one line."""
     text = getattr(error, "description", None) or str(error) or type(error).__name__

@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from bus.errors import BrokerError, OffloopError, ProtocolError, RecordingError
 from bus.jetstream import names
-from bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words
+from bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
 from bus.jetstream.copied import CopiedRecording
 from bus.jetstream.relay import KINDS
 from bus.net.sockets import stand_in
@@ -182,7 +182,7 @@ class _Desk:
                 raise ProtocolError(f"{control.kind!r} is nothing that a stream answers")
         except OffloopError as error:
             await self._send(identity, "refused", {"reason": str(error), "error": type(error).__name__, **asked})
-        except _nats_errors() as error:
+        except passing_errors() as error:
             # Asked again by the reader that waits for it.
             await self._send(
                 identity, "refused", {"reason": f"NATS: {in_words(error)}", "error": "BrokerError", **asked}
@@ -344,9 +344,3 @@ def last_mark(data: bytes) -> Mark | None:
             return Mark.decode(data[at - records.HEAD.size :])
         at = data.rfind(records.MARK_SIGN, 0, at)
     return None
-
-
-def _nats_errors() -> tuple[type[Exception], ...]:
-    from nats.errors import Error
-
-    return Error, OSError, TimeoutError
