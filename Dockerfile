@@ -33,7 +33,7 @@ RUN touch LICENSE README.md && python -m venv --without-pip /opt/offloop
 
 
 FROM requirements AS consumer-requirements
-ARG EXTRAS=dashboard,prometheus
+ARG EXTRAS=dashboard,nats,prometheus
 RUN pip --python /opt/offloop install --constraint constraints.txt ".[${EXTRAS}]" \
     && pip --python /opt/offloop uninstall --quiet --yes offloop
 
@@ -43,7 +43,7 @@ FROM requirements AS trainer-requirements
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip --python /opt/offloop install --no-deps --constraint constraints.txt \
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} torch \
-    && pip --python /opt/offloop install --constraint constraints.txt ".[demo]" \
+    && pip --python /opt/offloop install --constraint constraints.txt ".[demo,nats]" \
     && pip --python /opt/offloop uninstall --quiet --yes offloop
 
 
@@ -54,7 +54,7 @@ RUN groupadd --gid 10001 offloop \
     && for folder in /runs /checkpoints /state /logs \
         /keys/broker /keys/trainer /keys/viewer /keys/commander /keys/dashboard; \
         do install --directory --owner offloop --group offloop --mode 0700 "$folder"; done
-COPY --chmod=0755 containers/make-keys containers/answers /usr/local/bin/
+COPY --chmod=0755 containers/make-keys containers/answers containers/train-host /usr/local/bin/
 ENV OFFLOOP_RUNS_DIR=/runs OFFLOOP_KEYS_DIR=/keys
 WORKDIR /home/offloop
 STOPSIGNAL SIGTERM

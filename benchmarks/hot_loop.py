@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -21,6 +21,10 @@ import torch
 import zmq
 from common import Report, argument_parser, consumer_process, microseconds, ratios, run, wait_until
 from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from nats_servers import NatsServer
 
 from bus import Event
 from trainer import Trainer
@@ -37,6 +41,11 @@ for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
 
+OF_A_BATCH = (
+    *(Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH),
+    *(Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD),
+    *(Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT),
+)
 SLEEPING_EVERY = 3
 """The rounds in which a callback that sleeps is measured: it differs little from the others."""
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
@@ -296,8 +305,78 @@ def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
     report.add(name, ratios(watched, bare), "x", job.watched, at_least=True)
 
 
+def measure_flight(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Microseconds that a flight recorder costs the training's thread: for an event that is not published, and for all
+    13 events of a batch, beside a trainer without one and one that records all of them."""
+    calls, bursts = (5, 3) if quick else (50, 40)
+    options: dict[str, dict[str, Any]] = {
+        "without": {},
+        "flight": {"flight_recorder": "200ba"},
+        "all": {"record": "all"},
+    }
+    trainers = {name: make_trainer(JOBS["tiny MLP"], 5, runs_dir, **given) for name, given in options.items()}
+    events = {name: Cost([], []) for name in trainers}
+    batches = {name: Cost([], []) for name in trainers}
+    for trainer in trainers.values():
+        trainer.fit()
+    for _ in report.rounds("flight", bursts):
+        for name, trainer in trainers.items():
+            run_event = trainer.engine.run_event
+            trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
+            burst(lambda run=run_event: run(Event.BEFORE_TRAIN_BATCH), calls, events[name])
+            burst(lambda run=run_event: [run(event) for event in OF_A_BATCH], calls, batches[name])
+        time.sleep(0.02)
+    for trainer in trainers.values():
+        trainer.close()
+    report.add("inner event, without a flight recorder", events["without"].busy, "us", 0.3)
+    report.add("inner event, with a flight recorder", events["flight"].busy, "us", 3)
+    report.add("inner event, recorded (record='all')", events["all"].busy, "us")
+    report.add("all events of a batch, without a flight recorder", batches["without"].busy, "us")
+    report.add("all events of a batch and its phases, with a flight recorder", batches["flight"].busy, "us", 75)
+    report.add("all events of a batch, recorded (record='all')", batches["all"].busy, "us")
+
+
+def measure_bridge(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Microseconds for a published event while a bridge copies the run into NATS, and with those servers killed, beside
+    a trainer without a bridge."""
+    calls, bursts = (50, 4) if quick else (500, 60)
+    folder = runs_dir / "nats"
+    folder.mkdir()
+    server = NatsServer(folder)
+    plain = make_trainer(JOBS["tiny MLP"], 5, runs_dir / "plain")
+    bridged = make_trainer(JOBS["tiny MLP"], 5, runs_dir / "bridged", stream_to=server.address)
+    trainers = bridged, plain
+    try:
+        for trainer in trainers:
+            trainer.fit()
+        wait_until(lambda: bool(list((runs_dir / "bridged").glob("*/bridge.json"))), "the bridge")
+        for what in ("a bridge", "a bridge whose servers were killed"):
+            costs = Cost([], []), Cost([], [])
+            turns = [
+                (functools.partial(one.engine.run_event, Event.BATCH_END), cost)
+                for one, cost in zip(trainers, costs, strict=True)
+            ]
+            for _ in report.rounds(what, bursts):
+                for publish, cost in turns:
+                    burst(publish, calls, cost)
+                # Who comes first finds caches as the pause left them.
+                turns.reverse()
+                time.sleep(0.05)
+            with_bridge, without = costs
+            report.add(f"published event beside {what}, the thread's own time", with_bridge.busy, "us")
+            ratio = ratios(with_bridge.busy, without.busy)
+            report.add(f"published event beside {what} / without, the thread's own time", ratio, "x", 1.02)
+            server.kill()
+    finally:
+        server.kill()
+        for trainer in trainers:
+            trainer.close()
+
+
 PARTS = {
     "events": measure_events,
+    "bridge": measure_bridge,
+    "flight": measure_flight,
     **{name.replace(" ", "-").lower(): functools.partial(measure_training, name=name) for name in JOBS},
     "delays": measure_delays,
     "all-callbacks": measure_all_callbacks,

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paths import FOLDERS, TESTS
 
@@ -22,6 +22,9 @@ from leaks import LeakWatch, record_sockets
 
 from bus.types.timeouts import Timeouts
 
+if TYPE_CHECKING:
+    from nats_servers import NatsServer
+
 record_sockets()
 # Examples take as long as they take on a busy machine, and are the same ones everywhere.
 settings.load_profile("ci")
@@ -30,13 +33,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOOLS = {
     "chromium": "apt-get install chromium fonts-dejavu-core",
+    "nats-server": "apt-get install nats-server",
     "node": "apt-get install nodejs npm",
     "node_modules": "npm ci --ignore-scripts --prefix examples/node",
     "openssl": "apt-get install openssl",
     "composer": "make composer",
 }
 """What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, the packages of
-``examples/node``, and the folder in which Composer is."""
+``examples/node``, and the folder in which Composer is. Debian's NATS server is meant, older than that of the tests."""
 SLOW_FOLDERS = ("browser", "project", "system")
 """All tests in these are marked ``slow``."""
 
@@ -91,7 +95,7 @@ def _how_to_install(missing: list[str]) -> str:
 
 def _is_installed(name: str) -> bool:
     """A variable such as CHROMIUM names another program than the one of that name on the path."""
-    return FOLDERS[name].is_dir() if name in FOLDERS else bool(shutil.which(os.environ.get(name.upper(), name)))
+    return FOLDERS[name].exists() if name in FOLDERS else bool(shutil.which(os.environ.get(name.upper(), name)))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -182,6 +186,18 @@ def runs_dir(_scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory for runs with a short path, which every command and class uses unless told otherwise."""
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(_scratch))
     return _scratch
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator["NatsServer"]:
+    """A NATS server with JetStream."""
+    from nats_servers import NatsServer
+
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    server = NatsServer(folder)
+    yield server
+    server.kill()
 
 
 def _describe(process: psutil.Process) -> str:

@@ -1,9 +1,9 @@
 """The broker that a publisher starts for itself: ``python -m bus.broker begin|resume RUNS_DIR RUN_NAME``, or
-``take-over`` with the same and a third argument.
+``take-over`` with the same and a third argument. ``begin`` may have one, too: the identity of a run that is new there.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
 run has ended. With ``resume`` it takes up the newest attempt, whose broker has died. With ``take-over`` it takes up an
-attempt of a broker that stood alone: the third argument is a list in JSON, see :class:`bus.runs.takeover.Predecessor`.
+attempt of a broker that stood alone: its argument is a list in JSON, see :class:`bus.runs.takeover.Predecessor`.
 It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
 
 import contextlib
@@ -16,10 +16,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from bus.broker.bridging import STREAM_VARIABLE
 from bus.broker.broker import Broker
 from bus.errors import BrokerError, OffloopError
 from bus.files import open_file
+from bus.net.nats_addresses import STREAM_VARIABLE
 from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
 from bus.runs.takeover import Predecessor, take_over
 from bus.types.timeouts import Timeouts
@@ -43,7 +43,7 @@ def main() -> None:
                 return
             directory, resumes = found.directory, found.in_place
         else:
-            directory = RunDirectory(root, name)
+            directory = RunDirectory(root, name, *sys.argv[4:5])
         control, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
         broker = Broker(
             control,

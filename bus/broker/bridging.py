@@ -10,9 +10,6 @@ from bus.files import open_file
 from bus.processes import python_path
 from bus.runs.bridged import read_bridge
 
-STREAM_VARIABLE = "OFFLOOP_STREAM"
-"""The environment variable with the servers to which runs are copied."""
-
 _AGAIN_SECONDS = 2.0
 
 

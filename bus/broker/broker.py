@@ -38,7 +38,6 @@ from bus.protocol.frames import (
     encode_heartbeat,
     event_encoder,
     is_frame_batch,
-    pack_map,
     split_frame,
 )
 from bus.protocol.numbering import BASE_STEPS
@@ -52,6 +51,8 @@ _log = logging.getLogger("offloop.broker")
 LIVE_BATCH = 80 * 1024
 """Bytes of a message on the event feed: with the length of its queues it bounds what slow consumers cost."""
 NAMED_REFUSALS = 10
+DUMP_SECONDS = 0.005
+"""For which a flight recorder is written at a time."""
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
@@ -146,7 +147,8 @@ class Broker:
         self._guard.start()
         try:
             while not self._stopping and not self._is_done(begun):
-                ready = dict(self._poller.poll(50))
+                is_writing = any(run.flight.is_writing for run in self._runs)
+                ready = dict(self._poller.poll(0 if is_writing else 50))
                 if self._admission is not None:
                     self._admission.handle()
                 has_time = self._control_socket not in ready or self._collect()
@@ -163,7 +165,11 @@ class Broker:
                     self._expire_unreachable_publishers(now)
                     self._runs.forget_disconnected()
                     self._look_after_bridges()
+                    for run in self._runs:
+                        run.flight.look(now)
                     self._sum_up_refusals()
+                for run in self._runs if is_writing else ():
+                    run.flight.work(time.monotonic() + DUMP_SECONDS)
                 if has_time and now >= next_summary:
                     next_summary = now + SUMMARIZE_EVERY
                     for run in self._runs:
@@ -421,7 +427,7 @@ class Broker:
             self._acknowledge(run)
             self._control.push_demand(run)
             if run.is_abandoned(now):
-                run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.world_size} ranks ever came"))
+                run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever came"))
                 self._end_run(run)
             elif run.over and now - (run.last_end or now) > self._timeouts.finished:
                 # It had ended before a broker that did not come to write that down.
@@ -474,8 +480,8 @@ class Broker:
         fields = {"status": "lost", "error": error}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         now = max(self._clock(), rank.time)
-        context = pack_map({"world_size": run.world_size})
-        self._take(run, rank, encode(rank.seq + 1, rank.base_seq + 1, now, Timestamp().values, None, fields, context))
+        numbers = rank.seq + 1, rank.base_seq + 1, now
+        self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, run.end_context))
 
     def _look_after_bridges(self) -> None:
         if self._bridges is not None:
@@ -495,6 +501,7 @@ class Broker:
             self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
+        run.flight.finish()
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from bus.broker.archive import Archive
 from bus.broker.content import integer, integer_or_none, text, text_or_none
+from bus.broker.flight import ASKED
 from bus.broker.peers import Peers
 from bus.broker.rank import LiveRank
 from bus.broker.run import MAX_RESUME, LiveRun
@@ -15,7 +16,7 @@ from bus.broker.runs import AnnouncedRun, LiveRuns
 from bus.broker.segments import SegmentServer
 from bus.errors import BrokerError, OffloopError, ProtocolError
 from bus.protocol.frames import PROTOCOL_VERSION, Control
-from bus.types.commands import Command, check_command, new_command_id
+from bus.types.commands import DUMP, Command, check_command, new_command_id
 from bus.types.demand import Demand
 from bus.types.timeouts import Timeouts
 
@@ -180,7 +181,9 @@ class ControlHandler:
         run = self._runs.find(text(want, "run"))
         name, report = text_or_none(want, "name"), _report(want.get("report", {}))
         demand = Demand.from_wire(want["demand"])
-        run.leases.renew(identity, demand, time.monotonic(), name, report, request.may_command)
+        # A bridge says so of readers on other machines.
+        may_command = request.may_command and want.get("viewer") is not True
+        run.leases.renew(identity, demand, time.monotonic(), name, report, may_command)
         is_news = run.consumers.renew(identity, want, demand.fields, time.monotonic())
         self._reply(request, "leased", {"seconds": self._timeouts.lease})
         if is_news:
@@ -255,10 +258,18 @@ class ControlHandler:
         run, command = self._runs.find(text(content, "run")), Command.from_wire(content)
         check_command(command.name, command.arguments)
         command = command if command.id else command._replace(id=new_command_id())
+        if command.name == DUMP:
+            self._dump(request._replace(id=command.id), run, command)
+            return
         sender = request.identity, run.name
         if self._senders.get(command.id, sender) != sender:
             raise BrokerError(f"another command has the id {command.id!r}: choose another")
         publishers = [rank.identity for rank in run.ranks.values() if not rank.ended and rank.identity is not None]
+        if publishers and run.local_world_size < run.world_size and 0 not in run.ranks:
+            raise BrokerError(
+                f"commands for run {run.name!r} go to its first rank, which is on another host: send it to the broker "
+                "there, or by '--stream'"
+            )
         if publishers:
             self._senders[command.id] = sender
             if len(self._senders) > MAX_REMEMBERED:
@@ -266,6 +277,17 @@ class ControlHandler:
         for publisher in publishers:
             self._peers.send(publisher, "command", command.to_wire())
         self._reply(request._replace(id=command.id), "told", {"ranks": len(publishers)})
+
+    def _dump(self, request: _Request, run: LiveRun, command: Command) -> None:
+        """Has the flight recorder written; the training takes no part in that."""
+
+        def answer(done: str | None, error: str | None) -> None:
+            outcome = {"id": command.id, "event": None, "batch": None, "error": error, "done": done}
+            self._peers.send(request.identity, "applied", outcome)
+
+        self._reply(request, "told", {"ranks": len(run.ranks)})
+        reason = str(command.arguments[0]) if command.arguments else ASKED
+        run.flight.ask(reason, command.reason or "", answer, command.id)
 
     def _report_outcome(self, request: _Request, content: dict[str, Any]) -> None:
         command = text(content, "id", MAX_ID)
@@ -305,6 +327,10 @@ def _describe_announced(run: AnnouncedRun, stream: str, before: Mapping[str, Any
         "run": run.name,
         "recorded_as": run.name,
         "id": run.id,
+        "host": text if isinstance(text := run.info.get("host"), str) else None,
+        "world_size": run.world_size,
+        "local_world_size": run.local_world_size,
+        "ranks": sorted(run.publishers),
         "attempt": run.attempt,
         "attempts": [*before.get("attempts", ()), run.attempt],
         "status": "live",

@@ -5,16 +5,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bus.broker.flight import FlightRecorder
 from bus.broker.leases import ConsumerTable, Leases
 from bus.broker.rank import LiveRank, Placement
 from bus.errors import OffloopError, ProtocolError, RunDirectoryError
-from bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
+from bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
 from bus.protocol.numbering import BASE_STEPS
 from bus.protocol.order import Ending, Reached, worst_of
 from bus.recording.summary import MIN_BYTES, Summarizer
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
+from bus.types.event import Event
 from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
@@ -49,6 +51,7 @@ class LiveRun:
         world_size: int,
         timeouts: Timeouts,
         counts: Counts,
+        local_world_size: int | None = None,
     ) -> None:
         self._timeouts = timeouts
         self._counts = counts
@@ -57,6 +60,8 @@ class LiveRun:
         self.attempt = attempt
         self.writer = writer
         self.world_size = world_size
+        self.local_world_size = world_size if local_world_size is None else local_world_size
+        """How many of the ranks publish here."""
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases(timeouts.lease)
         self.demand = Demand()
@@ -73,6 +78,8 @@ class LiveRun:
         self.lost = 0
         """Events that came but are not in the recording."""
         self.flush_soon = False
+        self.flight = FlightRecorder(directory, attempt, timeouts.stalled)
+        """What is kept of it in memory."""
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True
@@ -89,8 +96,8 @@ class LiveRun:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has ended."""
-        return len(self.ranks) == self.world_size and all(rank.ended for rank in self.ranks.values())
+        """Whether every rank that publishes here has ended."""
+        return len(self.ranks) == self.local_world_size and all(rank.ended for rank in self.ranks.values())
 
     def is_abandoned(self, now: float) -> bool:
         """Whether every rank that came has ended, and the others have had their time to come."""
@@ -134,9 +141,12 @@ class LiveRun:
             self.record(rank, topic, event, body)
             if name == COMMAND:
                 self._note_command(rank, event)
+            elif name == Event.BATCH_END and self.flight.rings:
+                self.flight.note_batch(rank, event)
             elif name == END:
                 rank.end = topic, event, body
                 self.last_end = time.monotonic()
+                self.flight.note_end(rank, event.fields)
                 self.note_ending(Ending.from_fields(event.fields))
         elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
             self._counts.duplicates += 1
@@ -150,6 +160,7 @@ class LiveRun:
             return 0
         names, attempt, base_seq = rank.names, self.attempt, rank.base_seq
         topic, front, size, step = b"", b"\0", 0, None
+        watches, is_watched = bool(self.flight.rings), False
         events: list[tuple[bytes, int, int, bytes]] = []
         try:
             for number, frame in enumerate(frames, rank.seq + 1):
@@ -159,6 +170,7 @@ class LiveRun:
                     if step is None:
                         break
                     front, size = topic + b"\0", len(topic) + 1
+                    is_watched = watches and names[topic] == Event.BATCH_END
                 body = frame[size:]
                 event = decode_whole_event(body)
                 if (
@@ -169,6 +181,8 @@ class LiveRun:
                     or len(frame) > LIVE_FRAME
                 ):
                     break
+                if is_watched:
+                    self.flight.note_batch(rank, event)
                 base_seq, last = event.base_seq, event
                 events.append((topic, number, event.time, body))
         except ProtocolError:
@@ -211,6 +225,7 @@ class LiveRun:
         command = event.fields.get("command")
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
             return
+        self.flight.is_paused = command == "pause"
         try:
             self.directory.note_pause(Pause(event.time / 1e9, event.timestamp.batch) if command == "pause" else None)
         except RunDirectoryError as error:
@@ -230,9 +245,14 @@ class LiveRun:
 
     @property
     def reached(self) -> Reached | None:
-        """How far the training came, as its first rank says."""
-        first = self.ranks.get(0)
+        """How far the training came, as the first rank here says."""
+        first = self.ranks.get(min(self.ranks, default=0))
         return None if first is None or first.last is None else Reached.of(first.last)
+
+    @property
+    def end_context(self) -> bytes:
+        """That of a ``$end`` which the broker writes for a rank."""
+        return mark_context(self.world_size, self.local_world_size)
 
     @property
     def incomplete(self) -> str | None:

@@ -69,6 +69,8 @@ class _Publisher(NamedTuple):
     """The demand that it continues with."""
     recorded: int | None
     """The number of the last event that another broker has recorded, which this one does not need."""
+    flight: dict[str, Any] | None = None
+    """Where its flight recorder is."""
 
 
 @dataclass
@@ -79,6 +81,7 @@ class AnnouncedRun:
     attempt: int
     recording: Path
     world_size: int
+    local_world_size: int
     info: dict[str, Any]
     peer: str
     """Who said so first: a key, or the address of a host."""
@@ -188,6 +191,10 @@ class LiveRuns:
         name, number, world_size = text(hello, "run"), integer(hello, "rank"), integer(hello, "world_size", 1)
         if number >= world_size:
             raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
+        local = integer_or_none(hello, "local_world_size", 1)
+        local_world_size = world_size if local is None else local
+        if local_world_size > world_size:
+            raise ConfigurationError(f"local_world_size is {local_world_size}: it is at most world_size, {world_size}")
         publisher_id, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
         pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
         host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
@@ -195,7 +202,8 @@ class LiveRuns:
         container(hello, "events", list)
         recorded = integer_or_none(hello, "recorded", 0, MAX_RESUME)
         held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
-        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, recorded)
+        flight = container(hello, "flight", dict) or None
+        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, recorded, flight)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         if self._directory is not None and self._directory.name != name:
@@ -209,9 +217,10 @@ class LiveRuns:
         if run is None and attempt is not None and self._has_begun(name, attempt, recorded):
             run = self._resume(name, attempt, number, publisher_id)
         elif run is None and self._directory is not None:
-            run = self._begin(name, world_size, info, pid, attempt)
+            run = self._begin(name, world_size, info, pid, attempt, local_world_size=local_world_size)
         elif run is None:
-            return self._announce(AnnouncedRun(name, attempt or 0, Path(), world_size, info, peer), publisher)
+            new = AnnouncedRun(name, attempt or 0, Path(), world_size, local_world_size, info, peer)
+            return self._announce(new, publisher)
         return self._admit(run, publisher, attempt)
 
     def _refuse_second_run(self, identity: bytes, name: str) -> None:
@@ -232,6 +241,9 @@ class LiveRuns:
         # A container may have the name of its host, and processes of its own.
         if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
             rank.process, rank.pid = self._watch(pid), pid
+        if publisher.flight is not None and (problem := run.flight.attach(rank, publisher.flight)) is not None:
+            _log.warning("run %s: %s", run.name, problem)
+            self._peers.send(publisher.identity, "notice", {"text": problem})
         with _said_in_the_log(run):
             process = {"pid": pid, "started": started, "host": host}
             run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.publisher_id, **process})
@@ -257,6 +269,8 @@ class LiveRuns:
             raise BrokerError(_overtaken(new.attempt, run.name, run.attempt))
         elif publisher.rank in run.publishers or publisher.rank >= run.world_size:
             raise BrokerError(_taken(publisher.rank, run.name))
+        elif len(run.publishers) >= run.local_world_size:
+            raise BrokerError(_full(publisher.rank, run))
         self._announced[run.name] = run
         self._announcers[publisher.identity] = run
         run.publishers[publisher.rank] = publisher
@@ -293,7 +307,8 @@ class LiveRuns:
         self._forget_announced(announced)
         publishers = tuple(announced.publishers.values())
         run = self._begin(
-            announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt, announced.id
+            *(announced.name, announced.world_size, announced.info, publishers[0].pid, announced.attempt, announced.id),
+            local_world_size=announced.local_world_size,
         )
         for publisher in publishers:
             self._admit(run, publisher, None)
@@ -354,6 +369,8 @@ class LiveRuns:
         pid: int | None,
         attempt: int | None = None,
         run_id: str | None = None,
+        *,
+        local_world_size: int,
     ) -> LiveRun:
         directory = self._directory_of(name, run_id)
         try:
@@ -366,9 +383,9 @@ class LiveRuns:
                 raise BrokerError(f"attempt {attempt} of run {name!r} cannot begin: another one has begun since")
             writer = RecordingWriter(recording, name, number, directory.run_id)
             try:
-                directory.begin_attempt(recording, number, info, world_size)
+                directory.begin_attempt(recording, number, info, world_size, local_world_size=local_world_size)
                 directory.announce(number, self.control, self.stream)
-                run = LiveRun(directory, number, writer, world_size, self._timeouts, self._counts)
+                run = LiveRun(directory, number, writer, world_size, self._timeouts, self._counts, local_world_size)
             except BaseException:
                 writer.discard()
                 raise
@@ -393,9 +410,9 @@ class LiveRuns:
         directory = self._directory_of(name)
         try:
             _refuse_others(directory, number, publisher_id)
-            recording, world_size, publishers = directory.resume_attempt(attempt)
+            recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
             writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
-            run = LiveRun(directory, attempt, writer, world_size, self._timeouts, self._counts)
+            run = LiveRun(directory, attempt, writer, world_size, self._timeouts, self._counts, local_world_size)
             directory.announce(attempt, self.control, self.stream)
         except BaseException:
             directory.release()
@@ -512,6 +529,8 @@ def _rank_of(run: LiveRun, number: int, publisher_id: str, attempt: Any) -> Live
     if attempt is not None and attempt != run.attempt:
         raise BrokerError(_overtaken(attempt, run.name, run.attempt))
     rank = run.ranks.get(number)
+    if rank is None and number < run.world_size and len(run.ranks) >= run.local_world_size:
+        raise BrokerError(_full(number, run))
     if rank is None and number < run.world_size:
         rank = run.ranks[number] = LiveRank(number, publisher_id)
     elif rank is not None and not rank.publisher_id:
@@ -528,6 +547,13 @@ def _overtaken(attempt: int, name: str, other: int) -> str:
 
 def _taken(rank: int, name: str) -> str:
     return f"rank {rank} of run {name!r} is there already: choose another run name, or wait until it ends"
+
+
+def _full(rank: int, run: LiveRun | AnnouncedRun) -> str:
+    return (
+        f"rank {rank} of run {run.name!r} is one more than the {run.local_world_size} that publish to this broker: "
+        "name the broker of its own host, or give all ranks here the same local_world_size"
+    )
 
 
 def _note_endings(run: LiveRun) -> None:

@@ -37,14 +37,21 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     show_envvar=True,
     help="Where NATS is: nats://HOST:4222.",
 )
-@click.option("--nkey", envvar="OFFLOOP_NKEY", type=_FILE, metavar="FILE", help="The seed of this host's nkey.")
-@click.option("--ca", envvar="OFFLOOP_CA", type=_FILE, metavar="FILE", help="Who signed the servers' certificates.")
-@click.option("--replicas", type=click.IntRange(1, 5), default=1, show_default=True, help="How many servers keep it.")
+@click.option("--nkey", type=_FILE, metavar="FILE", help="The seed of this host's nkey. Default: $OFFLOOP_NKEY.")
+@click.option("--ca", type=_FILE, metavar="FILE", help="Who signed the servers' certificates. Default: $OFFLOOP_CA.")
+@click.option(
+    "--replicas",
+    envvar="OFFLOOP_REPLICAS",
+    type=click.IntRange(1, 5),
+    default=1,
+    help="How many servers keep it. Default: $OFFLOOP_REPLICAS, else 1.",
+)
 @click.option(
     "--max-bytes",
+    envvar="OFFLOOP_MAX_BYTES",
     callback=_size,
     metavar="SIZE",
-    help="How large it may grow: 10GB. Default: as the servers allow.",
+    help="How large it may grow: 10GB. Default: $OFFLOOP_MAX_BYTES, else as the servers allow.",
 )
 def bridge(
     run: str,
@@ -62,13 +69,17 @@ def bridge(
     """
     import asyncio
 
+    from bus.hosts.watch import watch_host
     from bus.jetstream.bridge import Bridge
     from bus.jetstream.connection import NatsServers
     from bus.runs.directory import find_run
 
     servers = NatsServers.parse(stream, nkey, ca)
     found = find_run(run, runs_dir)
-    copying = Bridge(found.path, servers, replicas, max_bytes, say=partial(say, err=True))
+    warn = partial(say, err=True)
+    copying = Bridge(
+        found.path, servers, replicas, max_bytes, say=warn, watch=partial(watch_host, found.path, say=warn)
+    )
     say(f"copying run {found.name} to {servers} (Ctrl-C ends)", err=True)
     asyncio.run(copying.copy())
     status = copying.status

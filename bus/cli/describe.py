@@ -12,12 +12,16 @@ from typing import Any
 from bus.errors import BrokerError, RecordingError, RunNotFoundError
 from bus.index.entry import GOING_ON
 from bus.net.curve import ClientSecurity
+from bus.net.nats_addresses import how_to_list, what_is_at
 from bus.net.requests import ask_broker, list_remote_runs
+from bus.printing import one_line
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
+from bus.recording.recording import Recording
 from bus.recording.source import RecordSource, is_mark
 from bus.runs.bridged import bridge_of, read_bridge
 from bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
+from bus.runs.flight import list_dumps
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in, value_text
@@ -45,6 +49,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "ended": last.ended,
         "command": [str(word) for word in info.get("command", [])],
         "host": info.get("host"),
+        "world_size": last.world_size,
+        "local_world_size": last.local_world_size,
         "versions": {"python": info.get("python"), **info.get("versions", {})},
         "git_commit": info.get("git_commit"),
         "git_dirty": info.get("git_dirty"),
@@ -59,8 +65,19 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     bridge = read_bridge(run.path)
     if bridge is not None:
         described["bridge"] = asdict(bridge)
+    if dumps := list_dumps(run.path):
+        described["dumps"] = [_dump(path) for path in dumps]
     paused = None if run.paused is None else run.paused._asdict()
     return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
+
+
+def _dump(path: Path) -> list[str]:
+    """The file that a flight recorder wrote, and why."""
+    try:
+        reason, detail = Recording(path).flight or ("", "")
+    except RecordingError as error:
+        reason, detail = "", str(error)
+    return [path.name, reason, detail]
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -82,9 +99,7 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         if not listed.get("live"):
             return listed
         return {**listed, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
-    raise RunNotFoundError(
-        f"the broker at {address} has no run {name!r}: 'bus runs --broker {address}' lists them", run=name
-    )
+    raise RunNotFoundError(f"{what_is_at(address)} has no run {name!r}: {how_to_list(address)}", run=name)
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:
@@ -123,6 +138,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
         "reached": Reached.of(last)._asdict() if last else {},
         "events": dict(counts.most_common()),
         "recording": str(path),
+        **({} if (flight := Recording(path).flight) is None else {"flight": list(flight)}),
         "size": os.path.getsize(path),
         "gaps": [gap._asdict() for gap in source.gaps],
         "left_out": [gap._asdict() for gap in source.left_out],
@@ -185,6 +201,9 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     if "command" in described:
         yield "command", " ".join(described["command"])
         yield "host", described["host"]
+        if described["local_world_size"] < described["world_size"]:
+            here, ranks = described["local_world_size"], described["world_size"]
+            yield "ranks", f"{here} of {ranks}: the others are recorded on their hosts"
         yield "versions", _pairs({name: version for name, version in described["versions"].items() if version})
         yield "git commit", _commit(described)
         yield "config", _pairs(described["config"])
@@ -199,6 +218,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         )
         yield "events", _pairs(described["events"])
         yield "recording", described["recording"]
+        yield "flight", one_line(": ".join(filter(None, described.get("flight", ()))))
         yield "size", f"{described['size']:,} bytes"
         yield "missing", _gaps(described["gaps"])
         yield (
@@ -208,6 +228,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "damage", "; ".join(described["damage"])
     if isinstance(bridge := described.get("bridge"), dict):
         yield "bridge", str(bridge_of(bridge) or "")
+    for name, *why in described.get("dumps", ()):
+        yield "flight", one_line(f"{name}, {': '.join(filter(None, why))}")
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bus.cli.bridge import bridge
+from bus.cli.fetch import fetch_part
 from bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
+from bus.cli.nats_config import nats_config
 from bus.cli.options import broker_options, check_broker, runs_dir_option
 from bus.cli.recordings import (
     cut_recording,
@@ -28,6 +30,7 @@ from bus.cli.runs import compare_runs, list_runs, show_run
 from bus.errors import ConfigurationError
 from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
 from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
+from bus.net.nkeys import make_nkey
 from bus.plugins.registry import list_entry_points
 from bus.printing import say, table
 from bus.strict_json import plain
@@ -211,7 +214,7 @@ def _send(
     else:
         outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=why)
     say(f"run {run}: {outcome}", err=outcome.error is not None)
-    return EXIT_TROUBLE if outcome.error else 0 if outcome.event else EXIT_PENDING
+    return EXIT_TROUBLE if outcome.error else 0 if outcome.event or outcome.done else EXIT_PENDING
 
 
 def _plain_value(text: str) -> Any:
@@ -294,8 +297,15 @@ def _are_live(runs: Sequence[str]) -> str:
 @bus.command(short_help="Make a key pair.")
 @click.argument("name")
 @click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
-def keygen(name: str, where: str | None) -> None:
-    """Make a key pair: NAME.key to give away, NAME.key_secret to keep."""
+@click.option("--nats", "for_nats", is_flag=True, help="An nkey for NATS servers, instead of a key for brokers.")
+def keygen(name: str, where: str | None, for_nats: bool) -> None:
+    """Make a key pair: NAME.key to give away, NAME.key_secret to keep. With --nats these are NAME.nkey and
+    NAME.nkey_secret."""
+    if for_nats:
+        public, secret, made = make_nkey(name, where)
+        say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
+        say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'bus nats-config'")
+        return
     public, secret = make_keys(name, where)
     say(f"secret key: {secret}; keep it secret, and give it to programs with '--key' or OFFLOOP_KEY")
     say(f"public key: {public}; give it to whom this key is to meet:")
@@ -328,10 +338,12 @@ for _command in (
     cut_recording,
     diff_recordings,
     export_recording,
+    fetch_part,
     import_log,
     list_runs,
     bridge,
     merge_recordings,
+    nats_config,
     note_run,
     pin_runs,
     recover_recording,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bus.errors import InvalidTimeError
+from bus.net.nats_addresses import is_nats
 
 if TYPE_CHECKING:
     from bus.recording.window import Bound
 
 
-_NATS = ("nats://", "tls://")
 _FILE = click.Path(path_type=Path)
 
 runs_dir_option = click.option(
@@ -23,16 +23,17 @@ runs_dir_option = click.option(
 )
 
 
-def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def stream_options(command: Callable[..., Any], into: str = "broker") -> Callable[..., Any]:
     """Adds ``--stream``, ``--nkey`` and ``--ca`` to a command with ``--broker``, which gets the servers' address
-    for the broker's: what is asked there is answered from JetStream as long as the command runs."""
+    for the broker's: what is asked there is answered from JetStream as long as the command runs. One whose ``--broker``
+    is for something else gets it as another argument, ``into``."""
 
     @functools.wraps(command)
     def with_gateway(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
-        broker = options["broker"]
+        broker = options.setdefault(into, None)
         if stream and broker:
             raise click.UsageError("--stream and --broker name two places to read from: give one of them")
-        if broker and broker.startswith(_NATS):
+        if broker and is_nats(broker):
             stream = broker
         if not stream:
             if nkey or ca:
@@ -41,14 +42,21 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from bus.jetstream.connection import NatsServers
         from bus.jetstream.gateway import Gateway
 
-        if options.get("key") or options.get("broker_key"):
+        if into == "broker" and (options.get("key") or options.get("broker_key")):
             raise click.UsageError("--key and --broker-key are for brokers: NATS takes --nkey and --ca")
         with Gateway.shared(NatsServers.parse(stream, nkey, ca)) as gateway:
-            return command(*args, **{**options, "broker": gateway.stands_for})
+            return command(*args, **{**options, into: gateway.stands_for})
 
     for option in (
-        click.option("--ca", type=_FILE, metavar="FILE", help="With --stream: who signed their certificates."),
-        click.option("--nkey", type=_FILE, metavar="FILE", help="With --stream: the seed of your nkey."),
+        click.option(
+            "--ca",
+            type=_FILE,
+            metavar="FILE",
+            help="With --stream: who signed their certificates. Default: $OFFLOOP_CA.",
+        ),
+        click.option(
+            "--nkey", type=_FILE, metavar="FILE", help="With --stream: the seed of your nkey. Default: $OFFLOOP_NKEY."
+        ),
         click.option("--stream", metavar="ADDRESS", help="Reads runs from NATS JetStream there: nats://HOST:4222."),
     ):
         with_gateway = option(with_gateway)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.cli.options import parse_bound_option, runs_dir_option
+from bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
 from bus.errors import ConfigurationError, OffloopError
 from bus.printing import say, shorten, table
 from bus.strict_json import plain
@@ -60,6 +60,7 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
 @_choice_options
 @_force_option
 @runs_dir_option
+@broker_options("Export a run of the broker there, such as tcp://10.0.0.1:5570.")
 def export_recording(
     file: str,
     to: str,
@@ -68,10 +69,14 @@ def export_recording(
     ranks: tuple[int, ...],
     force: bool,
     runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
 ) -> None:
     """Write a recording in a form that other tools read.
 
-    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken.
+    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken; with --stream or
+    --broker the name of a run there.
 
     \b
     parquet    a table with a row for each event and a column for each field
@@ -84,11 +89,13 @@ def export_recording(
     """
     from bus.tools.export import export, exported_path
 
-    path = _recording(file, runs_dir)
-    target = Path(output) if output else exported_path(path, to)
+    check_broker(broker, key, broker_key, runs_dir)
+    path, place = _recording_of(file, runs_dir, broker, key, broker_key)
+    usual = exported_path(path, to)
+    target = Path(output) if output else usual if broker is None else Path(usual.name)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
-    say(f"exported {done.events} events{marks} of {path} to {done.path}")
+    say(f"exported {done.events} events{marks} of {place} to {done.path}")
     _say_findings(done)
 
 
@@ -225,19 +232,33 @@ def recover_recording(run: str, output: str | None, runs_dir: str | None) -> Non
 @click.option("--times", is_flag=True, help="Compare also when things happened and how long they took.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @runs_dir_option
-def diff_recordings(a: str, b: str, tolerance: float, times: bool, as_json: bool, runs_dir: str | None) -> int:
+@broker_options("Compare runs of the broker there, such as tcp://10.0.0.1:5570.")
+def diff_recordings(
+    a: str,
+    b: str,
+    tolerance: float,
+    times: bool,
+    as_json: bool,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
     """Say at which event two recorded runs begin to differ, and which metrics do.
 
-    A and B are recordings, or names or folders of runs. What is different in any two runs is not compared: names,
-    machines and, unless asked for, times. Hyperparameters are compared by name; what two runs were started with, such
-    as the command, the git commit and the versions of packages, is listed and makes no difference.
+    A and B are recordings, or names or folders of runs; with --stream or --broker names of runs there. What is
+    different in any two runs is not compared: names, machines and, unless asked for, times. Hyperparameters are
+    compared by name; what two runs were started with, such as the command, the git commit and the versions of
+    packages, is listed and makes no difference.
 
     Exit code: 0 when they are the same, 1 when they differ, 2 when they cannot be compared.
     """
     from bus.tools.diff import diff
 
+    check_broker(broker, key, broker_key, runs_dir)
     try:
-        found = diff(_recording(a, runs_dir), _recording(b, runs_dir), tolerance=tolerance, times=times)
+        (first, _), (second, _) = (_recording_of(name, runs_dir, broker, key, broker_key) for name in (a, b))
+        found = diff(first, second, tolerance=tolerance, times=times)
     except OffloopError as error:
         raise _Undecided(str(error)) from None
     except OSError as error:
@@ -348,6 +369,21 @@ def _recording(name: str, runs_dir: str | None) -> Path:
     from bus.runs.directory import find_run
 
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
+
+
+def _recording_of(
+    name: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None
+) -> tuple[Path, str]:
+    """The recording that is meant, which for a broker is a temporary file until the command ends, and what people call
+    it."""
+    if broker is None:
+        path = _recording(name, runs_dir)
+        return path, str(path)
+    from bus.net.curve import client_security
+    from bus.net.download import downloaded
+
+    given = downloaded(broker, name, client_security(key, broker_key))
+    return click.get_current_context().with_resource(given), f"run {name} at {broker}"
 
 
 def _events(text: str | None) -> frozenset[Event] | None:

@@ -1,6 +1,7 @@
 """The command ``bus replay``: a recording served as if it were live."""
 
 import contextlib
+import functools
 import math
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.cli.options import ReplayChoice, broker_options, check_broker, parse_bound_option, rate_given, runs_dir_option
+from bus.cli.options import (
+    ReplayChoice,
+    broker_options,
+    check_broker,
+    parse_bound_option,
+    rate_given,
+    runs_dir_option,
+    stream_options,
+)
 from bus.errors import ConfigurationError
 from bus.printing import say
 from bus.terminal import HELP
@@ -46,6 +55,7 @@ EXIT_TROUBLE = 1
 @click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
 @runs_dir_option
 @broker_options("Serve it through the broker there. Default: a broker of its own is started.", reads=False)
+@functools.partial(stream_options, into="stream")
 def replay(
     run: str,
     rate: float | None,
@@ -57,24 +67,30 @@ def replay(
     broker: str | None,
     key: str | None,
     broker_key: str | None,
+    stream: str | None,
 ) -> int:
     """Serve a RECORDING as if it were live, to any number of consumers.
 
-    RECORDING is a file, or the name or the folder of a run. It becomes a run of its own, with a broker and a recording
-    like any other: consumers attach to it before, during and after. Each event comes at its recorded time and with its
-    recorded content. Nothing can be sent to it.
+    RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a run of
+    its own, with a broker and a recording like any other: consumers attach to it before, during and after. Each event
+    comes at its recorded time and with its recorded content. Nothing can be sent to it.
 
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
     damaged.
     """
     from bus.net.curve import client_security
+    from bus.net.download import downloaded
     from bus.recording.recording import Recording
     from bus.replay.pace import Pace
     from bus.replay.serving import ReplayServer
     from bus.runs.directory import find_run, new_run_name
 
     check_broker(broker, key, broker_key)
-    recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
+    if stream is not None:
+        recording = Recording(click.get_current_context().with_resource(downloaded(stream, run)))
+    else:
+        recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
+    place = stream or str(recording.path)
     if name is not None and broker is None:
         _check_name(name, runs_dir)
     served_name = name or new_run_name("replay", runs_dir)
@@ -86,13 +102,14 @@ def replay(
         until=until,
         runs_dir=runs_dir,
         broker=broker,
+        place=stream,
         security=client_security(key, broker_key) if key or broker_key else None,
     )
     where = f" --broker {broker}" if broker else f" --runs-dir {runs_dir}" if runs_dir else ""
 
     def say_start() -> None:
         say(
-            f"replaying {recording.path} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
+            f"replaying {place} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
             f"attach with: consumer --run {served_name}{where}"
         )
 

@@ -1,18 +1,18 @@
-"""The bridge: copies the recordings of a run into JetStream, as they are on disk.
+"""The bridge: copies the recordings of a run into JetStream, as they are on disk, and what its host says of its ranks.
 
-A message is a range of a recording that ends at a check record, or a piece of one. One is in flight at a time, and says
-which number the subject's last message must have: so a bridge that is late, doubled or was killed never writes twice or
-out of order. Whatever goes wrong, the bridge reads the subject's last message and continues behind it: what servers
-have forgotten is sent again, and what another bridge has sent ends this one.
+A message is a range of a recording that ends at a check record, or a piece of one; or a window of the host. Of each
+file one is in flight at a time, and says which number the subject's last message must have: so a bridge that is late,
+doubled or was killed never writes twice or out of order. Whatever goes wrong, the bridge reads the subject's last
+message and continues behind it: what servers have forgotten is sent again, and what another bridge has sent ends this
+one.
 """
 
 import asyncio
 import json
 import os
 import secrets
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, OffloopError, RecordingError
 from bus.jetstream import names
-from bus.jetstream.connection import NatsServers, connected, in_words, passing_errors
-from bus.jetstream.growing import GrowingRecording
+from bus.jetstream.connection import NatsServers, answer_of, connected, in_words, passing_errors
+from bus.jetstream.positions import make_positions_bucket
 from bus.jetstream.relay import Relay
 from bus.printing import one_line
+from bus.recording.growing import GrowingRecording
+from bus.recording.host_windows import GrowingWindows, windows_path
 from bus.runs.bridged import BridgeStatus
-from bus.runs.directory import Attempt, read_run
+from bus.runs.directory import Attempt, host_name, read_run
 from bus.runs.listing import describe_run
 
 MAX_MESSAGE = 512 * 1024
@@ -33,11 +35,21 @@ MAX_MESSAGE = 512 * 1024
 
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
-_RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_READ_SECONDS = 5.0
+_RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_AWAY_SECONDS = 0.2
+"""How often it is looked whether there is a connection again: no server is asked for that."""
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _FULL = (10077, 10047, 10023)
 """A stream, an account or a server has no room left."""
 _NO_STREAM = 10059
+_EXISTS = 10058
+"""A stream of that name is there, with other settings."""
+_TOO_FEW_SERVERS = 10005
+"""Not enough servers are there at the moment for as many replicas."""
+_NO_CLUSTER = 10074
+_STILL_SECONDS = 3.0
+"""A bridge that was paused for so long asks whether another one took its place."""
 
 
 class BridgeReplacedError(BrokerError):
@@ -57,6 +69,15 @@ class Copied(NamedTuple):
     """Who sent that."""
 
 
+def has_other_hosts(attempt: Attempt) -> bool:
+    """Whether some ranks of an attempt are on other hosts."""
+    return attempt.local_world_size < attempt.world_size
+
+
+async def _watch_nothing(attempt: Attempt, host: str) -> None:
+    """Writes no windows."""
+
+
 class Bridge:
     """Copies the run in a directory, with all its attempts.
 
@@ -65,8 +86,10 @@ class Bridge:
         servers: where JetStream is.
         replicas: how many servers keep each message; for a stream that does not exist yet.
         max_bytes: how large the stream may grow, where that is to be limited; for one that does not exist yet.
-        host: by default this machine's name.
+        host: by default what this host is called (:func:`bus.runs.directory.host_name`).
         say: shows a line to the user.
+        watch: writes the windows of an attempt of this host until all are written, see
+            :func:`bus.hosts.watch.watch_host`; called where the run has other hosts too.
     """
 
     def __init__(
@@ -77,21 +100,25 @@ class Bridge:
         max_bytes: int | None = None,
         host: str | None = None,
         say: Callable[[str], None] = print,
+        watch: Callable[[Attempt, str], Coroutine[Any, Any, None]] = _watch_nothing,
     ) -> None:
         self._path = path
         self._servers = servers
         self._replicas = replicas
         self._max_bytes = max_bytes
-        self._host = host or socket.gethostname()
+        self._host = host or host_name()
         self._say = say
+        self._watch = watch
         self._identity = f"{self._host}/{os.getpid()}/{secrets.token_hex(4)}"
         self._run = read_run(path)
         self._stream = names.stream_of(self._run.name)
         self.status = BridgeStatus.of_this_process(str(servers), self._host)
-        self._recording: GrowingRecording | None = None
-        self._at = Copied()
+        self._shown: _Copy | None = None
+        self._full: dict[str, str] = {}
+        """Of which subjects the stream takes no more, and why."""
         self._retries = 0
         self._told_at = 0.0
+        self._telling: asyncio.Task[None] | None = None
         self._said = ""
 
     async def copy(self) -> None:
@@ -107,17 +134,26 @@ class Bridge:
             async with connected(self._servers, f"bridge {self._run.name}", self._say) as (client, stream):
                 self._client, self._jetstream = client, stream
                 await self._until_answered(self._make_stream)
-                async with Relay(client, self._path, self._run.name):
+                async with Relay(client, self._path, self._run.name, self._host) as relay:
+                    self._relay = relay
                     await self._copy_all()
+        except BridgeReplacedError:
+            raise  # the run's folder has the other one's status
         except OffloopError as error:
             self.status.state, self.status.why = "failed", str(error)
-            raise
-        finally:
             self._write_status()
+            raise
+        except BaseException:
+            self._write_status()
+            raise
+        self._write_status()
 
     async def _copy_all(self) -> None:
         for attempt in self._run.attempts[:-1]:
-            await self._copy_attempt(attempt)
+            if attempt.recording.exists():
+                await self._copy_attempt(attempt)
+            else:
+                self._say(f"attempt {attempt.number} of run {self._run.name} has no recording any more: not copied")
         number = self._run.last.number
         while True:
             await self._copy_attempt(self._run.last)
@@ -125,136 +161,69 @@ class Bridge:
             if self._run.last.number == number:
                 break
             number = self._run.last.number
-        self.status.state = "done"
-        await self._tell(force=True)
+        await self._until_answered(self._say_done)
+        while has_other_hosts(self._run.last) and time.monotonic() - self._relay.raw.used < _READ_SECONDS:
+            # Of what is not in the stream a reader has yet to get the rest.
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _copy_attempt(self, attempt: Attempt) -> None:
-        """Copies an attempt until it has ended."""
-        self._recording = recording = GrowingRecording(attempt.recording)
-        self._at = Copied()
-        subject = names.recording_subject(self._run.name, attempt.number, self._host)
-        self.status.attempt = attempt.number
+        """Copies an attempt until it has ended: the recording of the first rank's host, the windows of every host."""
+        run, number = self._run.name, attempt.number
+        self.status.attempt = number
+        copies: list[_Copy] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
-            at = await self._find(subject, recording, Copied())
-            while True:
-                # Looked at first: what was written before the run ended is in the file then.
-                is_closed = self._is_closed(attempt.number)
-                end = recording.look()
-                if at.offset < end:
-                    at = await self._send(subject, recording, at, end, final=None)
-                    continue
-                if is_closed and at.end != recording.size:
-                    at = await self._send(subject, recording, at, recording.size, final=end)
-                    continue
-                self._note()
-                await self._tell(force=is_closed)
-                if is_closed:
-                    return
-                await asyncio.sleep(_LOOK_SECONDS)
+            if not has_other_hosts(attempt) or await self._has_first_rank(number):
+                await self._relay.serve_run()
+                subject = names.recording_subject(run, number, self._host)
+                copies.append(_Copy(self, subject, GrowingRecording(attempt.recording)))
+                tasks.append(asyncio.create_task(copies[-1].follow(lambda: self._is_closed(number))))
+            if has_other_hosts(attempt):
+                watching: asyncio.Task[None] = asyncio.create_task(self._watch(attempt, self._host))
+                tasks.append(watching)
+                subject = names.windows_subject(run, number, self._host)
+                copies.append(_Copy(self, subject, GrowingWindows(windows_path(attempt.recording, number))))
+                tasks.append(asyncio.create_task(copies[-1].follow(watching.done)))
+            self._shown = copies[0]
+            for task in asyncio.as_completed(tasks):
+                await task
+            self._note()
+            await self._tell(force=True)
         finally:
-            self._recording = None
-            recording.close()
+            self._shown = None
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for copy in copies:
+                copy.close()
+
+    async def _has_first_rank(self, attempt: int) -> bool:
+        """Whether the first rank publishes here: known when all ranks of this host have begun."""
+        while True:
+            is_closed = self._is_closed(attempt)
+            known = next(one for one in self._run.attempts if one.number == attempt)
+            ranks = {publisher.get("rank") for publisher in known.publishers}
+            if 0 in ranks or is_closed or len(ranks) >= known.local_world_size:
+                return 0 in ranks
+            await self._tell()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _is_closed(self, attempt: int) -> bool:
         """Whether nothing more will be written, unless the attempt is resumed."""
         self._run = run = read_run(self._path)
         return run.last.number != attempt or not (run.live or run.away or run.last.status == "running")
 
-    async def _send(self, subject: str, recording: GrowingRecording, at: Copied, end: int, final: int | None) -> Copied:
-        """Sends the next message of what is missing up to ``end``; ``final`` is where the end of a closed file begins,
-        if that is what is sent. Returns how far the copy goes then."""
-        # What followed the last check record before is no more.
-        begin = at.offset if final is None else max(at.end, final)
-        if final is not None and at.end > end:
-            begin = final
-        data = recording.read(begin, min(end - begin, self._most))
-        headers = {
-            names.OFFSET: str(begin),
-            names.BRIDGE: self._identity,
-            "Nats-Expected-Last-Subject-Sequence": str(at.sequence),
-        }
-        if self._run.id is not None:
-            headers[names.RUN_ID] = self._run.id
-        if final is not None:
-            headers[names.FINAL] = str(final)
-        from nats.js.errors import APIError
-
-        try:
-            acknowledged = await self._jetstream.publish(subject, data, headers=headers, stream=self._stream)
-        except APIError as error:
-            if error.err_code in _FULL:
-                await self._pause(error)
-            elif error.err_code not in _WRONG_LAST_SEQUENCE:
-                if (error.code or 0) < 500:
-                    raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
-                self._wait_for(error)
-                await self._rest()
-        except passing_errors() as error:
-            # It may have arrived: that is looked up.
-            self._wait_for(error)
-        else:
-            self._retries = 0
-            self.status.state, self.status.why = "copying", ""
-            at = Copied(
-                begin + len(data) if final is None else final, begin + len(data), acknowledged.seq, self._identity
-            )
-            self._at = at
-            self._note()
-            await self._tell()
-            return at
-        return await self._find(subject, recording, at)
-
     @property
     def _most(self) -> int:
         return min(MAX_MESSAGE, max(self._client.max_payload - 4096, 1024))
 
-    async def _find(self, subject: str, recording: GrowingRecording, before: Copied) -> Copied:
-        """Looks up how far the copy goes, as often as it takes."""
-        at: Copied = await self._until_answered(lambda: self._last(subject, recording))
-        if at.bridge not in ("", self._identity) and before.bridge == self._identity and at.end > before.end:
-            raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {self._run.name!r} now")
-        if at.end < before.end:
-            self.status.refilled += before.end - at.end
-            self._say(f"the servers have forgotten {before.end - at.end:,} bytes of run {self._run.name}: sent again")
-        # Who was here before is what a later one is compared with.
-        self._at = at = at._replace(bridge=self._identity)
-        return at
-
-    async def _last(self, subject: str, recording: GrowingRecording) -> Copied:
-        from nats.js.errors import NotFoundError
-
-        try:
-            message = await self._jetstream.get_last_msg(self._stream, subject)
-        except NotFoundError as error:
-            if error.err_code == _NO_STREAM:
-                await self._make_stream()
-            return Copied()
-        headers, data = message.headers or {}, message.data or b""
-        try:
-            offset = int(headers[names.OFFSET])
-            final = int(headers[names.FINAL]) if names.FINAL in headers else None
-        except (KeyError, ValueError):
-            raise RecordingError(f"the stream {self._stream} holds something else than this run") from None
-        if headers.get(names.RUN_ID) not in (None, self._run.id):
-            raise RecordingError(
-                f"the stream {self._stream} holds another run that is called {self._run.name!r}: give this one "
-                "another name, or remove the stream"
-            )
-        if final is None and recording.read(offset, len(data)) != data:
-            raise RecordingError(
-                f"the stream {self._stream} and {recording.path} differ from byte {offset:,} on: remove the stream, or "
-                "give this run another name"
-            )
-        end = offset + len(data)
-        return Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
-
     async def _make_stream(self) -> None:
         from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-        from nats.js.errors import BadRequestError
+        from nats.js.errors import APIError, BadRequestError
 
         config = StreamConfig(
             name=self._stream,
-            subjects=[names.all_recordings(self._run.name)],
+            subjects=[names.all_recordings(self._run.name), names.all_windows(self._run.name)],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
@@ -262,27 +231,45 @@ class Bridge:
             num_replicas=self._replicas,
             allow_direct=False,
         )
-        with suppress(BadRequestError):  # it is there, with other settings
+        try:
             await self._jetstream.add_stream(config)
+        except APIError as error:
+            if error.err_code != _EXISTS:
+                is_for_good = isinstance(error, BadRequestError) and error.err_code != _TOO_FEW_SERVERS
+                if not is_for_good and error.err_code != _NO_CLUSTER:
+                    raise
+                raise BrokerError(f"NATS does not make the stream {self._stream}: {in_words(error)}") from None
+            known = (await self._jetstream.stream_info(self._stream)).config
+            if set(config.subjects or ()) - set(known.subjects or ()):
+                await self._jetstream.update_stream(known.evolve(subjects=config.subjects))
+        # Readers may have no right to make it.
+        with suppress(*passing_errors()):
+            await make_positions_bucket(self._jetstream, self._replicas)
 
     async def _until_answered(self, ask: Callable[[], Any]) -> Any:
         while True:
             try:
-                answer = await ask()
+                answer = await answer_of(self._client, ask())
             except passing_errors() as error:
                 self._wait_for(error)
                 await self._rest()
             else:
                 if self.status.state == "waiting":
-                    self.status.state, self.status.why = "copying", ""
+                    self._note_answer()
                 return answer
+
+    def _note_answer(self) -> None:
+        """The servers answer: it copies, or has yet to find room for one of its files."""
+        why = next(iter(self._full.values()), "")
+        self.status.state, self.status.why = "paused" if why else "copying", why
 
     def _wait_for(self, error: Exception) -> None:
         self._note()
         self.status.state, self.status.why = "waiting", in_words(error)
 
-    async def _pause(self, error: Exception) -> None:
-        self.status.state, self.status.why = "paused", in_words(error)
+    async def _pause(self, subject: str, error: Exception) -> None:
+        self._full[subject] = in_words(error)
+        self._note_answer()
         if self.status.why != self._said:
             self._said = self.status.why
             self._say(f"the stream of run {self._run.name} takes no more ({self._said}): waiting for room")
@@ -292,15 +279,18 @@ class Bridge:
     async def _rest(self) -> None:
         self._note()
         self._write_status()
+        if not self._client.is_connected:
+            await asyncio.sleep(_AWAY_SECONDS)
+            return
         await asyncio.sleep(_RETRY_SECONDS[min(self._retries, len(_RETRY_SECONDS) - 1)])
         self._retries += 1
 
     # -- what is said of it -------------------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        status, recording, at = self.status, self._recording, self._at
-        if recording is None:
+        if self._shown is None:
             return
+        status, recording, at = self.status, self._shown.file, self._shown.at
         recording.look()
         status.size, status.copied = recording.end, min(at.offset, recording.end)
         status.lag_events = recording.copied(at.offset)
@@ -311,14 +301,44 @@ class Bridge:
         now = time.monotonic()
         if not force and now - self._told_at < _TELL_SECONDS:
             return
+        if self._shown is not None and self._told_at and now - self._told_at > _STILL_SECONDS:
+            await self._shown.check()
         self._told_at = now
         self._write_status()
+        said = self._description()
+        # Beside the copying, which needs no answer of these replicas.
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._put(said))
+        elif force:
+            await self._telling
+            self._telling = asyncio.create_task(self._put(said))
+        if force:
+            await self._telling
+
+    async def _say_done(self) -> None:
+        """Says that all is there: readers end then."""
+        if self._telling is not None:
+            await self._telling
+        self.status.state, self.status.why = "done", ""
+        await self._put_now(self._description())
+        self._write_status()
+
+    def _description(self) -> dict[str, Any]:
         served = {"attempt": self._run.last.number} if self._run.live else {}
-        said = {**describe_run(self._run, served), "bridge": asdict(self.status)}
+        said = {**describe_run(self._run, served), "host": self._host, "bridge": asdict(self.status)}
+        if self.status.state != "done" and not (self._run.live or self._run.paused):
+            # A reader of what is there would take it for all.
+            said |= {"status": "live", "ended": None}
+        return said
+
+    async def _put(self, said: dict[str, Any]) -> None:
         with suppress(*passing_errors(), OffloopError):
-            bucket = await self._bucket()
-            key = names.run_key(self._run.name, self._run.last.number, self._host)
-            await bucket.put(key, json.dumps(said).encode())
+            await answer_of(self._client, self._put_now(said))
+
+    async def _put_now(self, said: dict[str, Any]) -> None:
+        bucket = await self._bucket()
+        key = names.run_key(said["run"], said["attempt"], self._host)
+        await bucket.put(key, json.dumps(said).encode())
 
     async def _bucket(self) -> Any:
         from nats.js.api import KeyValueConfig
@@ -333,3 +353,136 @@ class Bridge:
     def _write_status(self) -> None:
         self.status.time = time.time()
         self.status.write(self._path)
+
+
+class _Copy:
+    """A growing file of a bridge and its copy in the stream."""
+
+    def __init__(self, bridge: Bridge, subject: str, file: GrowingRecording | GrowingWindows) -> None:
+        self._bridge = bridge
+        self._subject = subject
+        self.file = file
+        self.at = Copied()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+    async def follow(self, has_ended: Callable[[], bool]) -> None:
+        """Copies until nothing more is written and all of it is there."""
+        file = self.file
+        at = await self._find(Copied())
+        while True:
+            # Looked at first: what was written before the run ended is in the file then.
+            is_closed = has_ended()
+            end = file.look()
+            if at.offset < end:
+                at = await self._send(at, end, final=None)
+            elif is_closed and at.end != file.size:
+                at = await self._send(at, file.size, final=end)
+            elif is_closed:
+                return
+            else:
+                self._bridge._note()
+                await self._bridge._tell()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _send(self, at: Copied, end: int, final: int | None) -> Copied:
+        """Sends the next message of what is missing up to ``end``; ``final`` is where the end of a closed file begins,
+        if that is what is sent. Returns how far the copy goes then."""
+        bridge = self._bridge
+        # What followed the last check record before is no more.
+        begin = at.offset if final is None else max(at.end, final)
+        if final is not None and at.end > end:
+            begin = final
+        data = self.file.piece(begin, end, bridge._most)
+        headers = {
+            names.OFFSET: str(begin),
+            names.BRIDGE: bridge._identity,
+            "Nats-Expected-Last-Subject-Sequence": str(at.sequence),
+        }
+        if bridge._run.id is not None:
+            headers[names.RUN_ID] = bridge._run.id
+        if final is not None:
+            headers[names.FINAL] = str(final)
+        from nats.js.errors import APIError
+
+        try:
+            sending = bridge._jetstream.publish(self._subject, data, headers=headers, stream=bridge._stream)
+            acknowledged = await answer_of(bridge._client, sending)
+        except APIError as error:
+            if error.err_code in _FULL:
+                await bridge._pause(self._subject, error)
+            elif error.err_code not in _WRONG_LAST_SEQUENCE:
+                if (error.code or 0) < 500:
+                    raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
+                bridge._wait_for(error)
+                await bridge._rest()
+        except passing_errors() as error:
+            # It may have arrived: that is looked up.
+            bridge._wait_for(error)
+        else:
+            bridge._retries = 0
+            bridge._full.pop(self._subject, None)
+            bridge._note_answer()
+            end = begin + len(data)
+            self.at = at = Copied(end if final is None else final, end, acknowledged.seq, bridge._identity)
+            bridge._note()
+            await bridge._tell()
+            return at
+        return await self._find(at)
+
+    async def check(self) -> None:
+        """Looks whether another bridge took the place of this one.
+
+        Raises:
+            BridgeReplacedError: it did."""
+        await self._look(self.at)
+
+    async def _look(self, before: Copied) -> Copied:
+        bridge = self._bridge
+        at: Copied = await bridge._until_answered(self._last)
+        if at.bridge not in ("", bridge._identity) and before.bridge == bridge._identity and at.end > before.end:
+            raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {bridge._run.name!r} now")
+        return at
+
+    async def _find(self, before: Copied) -> Copied:
+        """Looks up how far the copy goes, as often as it takes."""
+        bridge = self._bridge
+        at = await self._look(before)
+        if at.end < before.end:
+            bridge.status.refilled += before.end - at.end
+            forgotten = f"{before.end - at.end:,} bytes of run {bridge._run.name}"
+            bridge._say(f"the servers have forgotten {forgotten}: sent again")
+        # Who was here before is what a later one is compared with.
+        self.at = at = at._replace(bridge=bridge._identity)
+        return at
+
+    async def _last(self) -> Copied:
+        from nats.js.errors import NotFoundError
+
+        bridge = self._bridge
+        try:
+            message = await bridge._jetstream.get_last_msg(bridge._stream, self._subject)
+        except NotFoundError as error:
+            if error.err_code == _NO_STREAM:
+                await bridge._make_stream()
+            return Copied()
+        headers, data = message.headers or {}, message.data or b""
+        try:
+            offset = int(headers[names.OFFSET])
+            final = int(headers[names.FINAL]) if names.FINAL in headers else None
+        except (KeyError, ValueError):
+            raise RecordingError(f"the stream {bridge._stream} holds something else than this run") from None
+        if headers.get(names.RUN_ID) not in (None, bridge._run.id):
+            raise RecordingError(
+                f"the stream {bridge._stream} holds another run that is called {bridge._run.name!r}: give this one "
+                "another name, or remove the stream"
+            )
+        if final is None and self.file.read(offset, len(data)) != data:
+            raise RecordingError(
+                f"the stream {bridge._stream} and {self.file.path} differ from byte {offset:,} on: remove the stream, "
+                "or give this run another name"
+            )
+        end = offset + len(data)
+        return Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))

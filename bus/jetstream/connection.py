@@ -2,19 +2,22 @@
 
 import asyncio
 import contextlib
+import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from bus.errors import BrokerError, ConfigurationError, require
+from bus.net.nats_addresses import split_addresses
 from bus.printing import one_line
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.js.client import JetStreamContext
+
+    from bus.jetstream.client import NatsClient
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
@@ -22,9 +25,11 @@ OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
 
 API_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
-_RECONNECT_SECONDS = 0.5
-_SCHEMES = ("nats", "tls")
+_LOST_SECONDS = 0.2
+"""How often it is looked whether a connection was lost while an answer is waited for."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -40,27 +45,12 @@ class NatsServers:
 
     @classmethod
     def parse(cls, text: str, nkey: Path | None = None, ca: Path | None = None) -> "NatsServers":
-        """Reads addresses.
+        """Reads addresses. The files are by default those that OFFLOOP_NKEY and OFFLOOP_CA name.
 
         Raises:
             ConfigurationError: they are none.
         """
-        addresses = tuple(part.strip() for part in text.split(",") if part.strip())
-        for address in addresses:
-            try:
-                parts = urlsplit(address)
-                fits = parts.scheme in _SCHEMES and parts.hostname and (parts.port or 1) and not parts.path.strip("/")
-            except ValueError:
-                fits = False
-            if not fits or parts.username or parts.password:
-                raise ConfigurationError(
-                    f"{one_line(address[:100])!r} is not the address of a NATS server: write nats://HOST:4222, or "
-                    "tls://HOST:4222; a key goes into a file for '--nkey'",
-                    value=address,
-                )
-        if not addresses:
-            raise ConfigurationError("no NATS server is named: write nats://HOST:4222", value=text)
-        return cls(addresses, nkey, ca)
+        return cls(split_addresses(text), nkey or _named_by("OFFLOOP_NKEY"), ca or _named_by("OFFLOOP_CA"))
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
@@ -68,63 +58,76 @@ class NatsServers:
     @property
     def are_here(self) -> bool:
         """Whether all of them are on this machine."""
-        return all(urlsplit(address).hostname in _LOOPBACK for address in self.addresses)
+        return all(is_loopback(urlsplit(address).hostname or "") for address in self.addresses)
+
+
+def _named_by(variable: str) -> Path | None:
+    return Path(value) if (value := os.environ.get(variable)) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's, for itself alone."""
+    return host.strip("[]") in _LOOPBACK
 
 
 @contextlib.asynccontextmanager
 async def connected(
     servers: NatsServers, name: str, say: Callable[[str], None] | None = None
-) -> "AsyncIterator[tuple[Client, JetStreamContext]]":
+) -> "AsyncIterator[tuple[NatsClient, JetStreamContext]]":
     """A connection, which finds the servers again by itself. With ``say`` it waits for them as long as it takes, and
     says once that they are away.
 
     Raises:
-        BrokerError: none answers, or it is too old, has no JetStream, or refuses.
+        BrokerError: none answers, or it is too old, has another certificate, does not know the key or lacks a role for
+            it: also later, in whatever the task that began this waits for.
         ConfigurationError: the key or the certificate cannot be read.
     """
     require("a stream at nats://", "nats", "nats")
-    from nats.aio.client import Client
     from nats.errors import Error
 
-    client = Client()
-    is_away = False
+    from bus.jetstream.client import NatsClient
 
-    async def note_error(error: Exception) -> None:
-        nonlocal is_away
-        if not is_away and not client.is_connected and say is not None:
-            is_away = True
-            say(f"no NATS server answers at {servers}: waiting")
-
-    async def note_return() -> None:
-        nonlocal is_away
-        is_away = False
-
-    options: dict[str, Any] = {
-        "servers": list(servers.addresses),
-        "name": name,
-        "max_reconnect_attempts": -1,
-        "reconnect_time_wait": _RECONNECT_SECONDS,
-        "error_cb": note_error,
-        "reconnected_cb": note_return,
-        "tls": _tls(servers),
-        # What cannot be sent is not kept: it is known what has arrived, and the rest is sent again.
-        "pending_size": 4 << 20,
-    }
-    if servers.nkey is not None:
-        _check_readable(servers.nkey)
-        options["nkeys_seed"] = str(servers.nkey)
+    client = NatsClient(servers, say)
     try:
-        async with asyncio.timeout(None if say is not None else CONNECT_SECONDS):
-            await client.connect(**options)
         try:
-            _check_version(client.connected_server_version, servers)
+            async with asyncio.timeout(None if say is not None else CONNECT_SECONDS):
+                await client.begin(name)
             yield client, client.jetstream(timeout=API_SECONDS)
         finally:
             await client.close()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if client.failure is None or task is None:
+            raise
+        task.uncancel()
+        raise client.failure from None
     except TimeoutError:
-        raise BrokerError(f"no NATS server answers at {servers}: see whether it runs", address=str(servers)) from None
+        why = f" ({client.trouble})" if client.trouble else ""
+        raise BrokerError(
+            f"no NATS server answers at {servers}{why}: see whether it runs", address=str(servers)
+        ) from None
     except (Error, OSError) as error:
         raise BrokerError(f"NATS at {servers}: {in_words(error)}", address=str(servers)) from None
+
+
+async def answer_of(client: "NatsClient", asking: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """What the servers answer. Nothing is asked, and no answer waited for, without a connection.
+
+    Raises:
+        OSError: there is none, or it was lost meanwhile.
+    """
+    if not client.is_connected:
+        asking.close()
+        raise OSError("no server answers")
+    connection = client.stats["reconnects"]
+    task = asyncio.ensure_future(asking)
+    try:
+        while not (await asyncio.wait((task,), timeout=_LOST_SECONDS))[0]:
+            if not client.is_connected or client.stats["reconnects"] != connection:
+                raise OSError("the connection was lost")
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def passing_errors() -> tuple[type[Exception], ...]:
@@ -140,17 +143,22 @@ def in_words(error: Exception) -> str:
     return one_line(str(text).removeprefix("nats: "))
 
 
-def _tls(servers: NatsServers) -> ssl.SSLContext | None:
+def tls_context(servers: NatsServers) -> ssl.SSLContext | None:
+    """How servers have to prove who they are; ``None`` where they do not.
+
+    Raises:
+        ConfigurationError: the certificate cannot be read.
+    """
     if servers.ca is None and not any(address.startswith("tls") for address in servers.addresses):
         return None
-    context = ssl.create_default_context()
-    if servers.ca is not None:
-        _check_readable(servers.ca)
-        try:
-            context.load_verify_locations(servers.ca)
-        except ssl.SSLError:
-            raise ConfigurationError(f"{servers.ca} is not a certificate in PEM", value=servers.ca) from None
-    return context
+    if servers.ca is None:
+        return ssl.create_default_context()
+    _check_readable(servers.ca)
+    try:
+        # Who else is trusted on this machine is not asked.
+        return ssl.create_default_context(cafile=servers.ca)
+    except ssl.SSLError:
+        raise ConfigurationError(f"{servers.ca} is not a certificate in PEM", value=servers.ca) from None
 
 
 def _check_readable(path: Path) -> None:
@@ -160,7 +168,12 @@ def _check_readable(path: Path) -> None:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}", value=path) from None
 
 
-def _check_version(version: object, servers: NatsServers) -> None:
+def check_version(version: object, servers: NatsServers) -> None:
+    """Refuses servers that are too old for where they are.
+
+    Raises:
+        BrokerError: these are.
+    """
     parts = tuple(getattr(version, part) for part in ("major", "minor", "patch"))
     wanted = OLDEST if servers.are_here else OLDEST_BEYOND_LOOPBACK
     if parts < wanted:

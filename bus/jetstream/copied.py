@@ -1,12 +1,16 @@
-"""A recording as its copy in JetStream has it."""
+"""What JetStream has of a run: a recording, and the windows of its hosts."""
 
+import asyncio
 import bisect
-from collections import OrderedDict
+import itertools
+import time
+from collections import OrderedDict, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bus.errors import RecordingError
 from bus.jetstream import names
+from bus.jetstream.connection import passing_errors
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
@@ -14,6 +18,19 @@ if TYPE_CHECKING:
 _FETCHED = 64
 _FETCH_SECONDS = 2.0
 _KEPT_BYTES = 64 << 20
+_KEPT_WINDOWS = 32 << 20
+_AGAIN_SECONDS = 1.0
+_SEARCH_SECONDS = 2.0
+"""How long what the leader lacks is not looked for again."""
+
+
+class HoleError(RecordingError):
+    """The stream lacks bytes ``begin`` to ``end`` of a recording, and has later ones."""
+
+    def __init__(self, stream: str, begin: int, end: int) -> None:
+        super().__init__(f"the stream {stream} lacks bytes {begin:,} to {end:,} of the recording, which its host has")
+        self.begin = begin
+        self.end = end
 
 
 class _Part(NamedTuple):
@@ -32,14 +49,15 @@ class CopiedRecording:
         self._jetstream = jetstream
         self._stream = stream
         self._subject = subject
+        # In order, no two with the same bytes; where servers have lost something there are holes between them.
         self._parts: list[_Part] = []
         self._cache: OrderedDict[int, bytes] = OrderedDict()
         self._cached = 0
         self._consumer: Any = None
+        self._reading = asyncio.Lock()
+        self._searched: dict[int, float] = {}
         self.end = 0
         """Bytes that are known to be in the stream."""
-        self.hole: tuple[int, int] | None = None
-        """The first bytes that the stream lacks, before others that it has."""
 
     async def look(self) -> int:
         """Looks up how far the copy goes; returns :attr:`end`."""
@@ -50,9 +68,9 @@ class CopiedRecording:
         except NotFoundError:
             self.end = 0
             return 0
-        headers = message.headers or {}
-        with suppress(KeyError, ValueError):
-            self.end = int(headers[names.OFFSET]) + len(message.data or b"")
+        offset = offset_of(message.headers)
+        if offset is not None:
+            self.end = offset + len(message.data or b"")
         return self.end
 
     def tell(self, end: int) -> None:
@@ -63,25 +81,30 @@ class CopiedRecording:
         """Bytes of the recording from there on, at most so many; none where the copy ends.
 
         Raises:
-            RecordingError: the stream lacks them.
+            HoleError: the stream lacks them, and has later ones.
         """
-        while offset >= self._known:
-            if self._known >= self.end:
-                return b""
-            await self._fetch()
-            if self.hole is not None:
-                first, end = self.hole
-                raise RecordingError(
-                    f"the stream {self._stream} lacks bytes {first:,} to {end:,} of the recording, which its host has"
-                )
-        place = bisect.bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
-        part = self._parts[place]
-        data = await self._data(part)
-        return data[offset - part.offset :][:size]
+        async with self._reading:
+            while offset >= self._known:
+                if self._known >= self.end:
+                    return b""
+                await self._fetch()
+            place = self._place(offset)
+            if place < 0 or self._parts[place].end <= offset:
+                await self._fill(offset)
+                place = self._place(offset)
+            if place < 0 or self._parts[place].end <= offset:
+                raise HoleError(self._stream, offset, self._parts[place + 1].offset)
+            part = self._parts[place]
+            data = await self._data(part)
+            return data[offset - part.offset :][:size]
 
     @property
     def _known(self) -> int:
         return self._parts[-1].end if self._parts else 0
+
+    def _place(self, offset: int) -> int:
+        """Which part is the last that begins at an offset or before."""
+        return bisect.bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
 
     async def _fetch(self) -> None:
         """Fetches the next messages."""
@@ -103,25 +126,24 @@ class CopiedRecording:
         try:
             messages = await self._consumer.fetch(_FETCHED, timeout=_FETCH_SECONDS)
         except (NatsTimeoutError, APIError):
-            # Servers that were away may have forgotten it, and a copy that was forgotten may have become shorter.
+            # Servers that were away may have forgotten it, its server may have stayed behind the others, and a copy
+            # that was forgotten may have become shorter, with other numbers.
             await self._forget_consumer()
-            await self.look()
+            if self._known < await self.look():
+                await self._fill(self._known)
             return
         for message in messages:
-            self._take(message.metadata.sequence.stream, message.headers or {}, message.data)
+            self._take(message.metadata.sequence.stream, message.headers, message.data)
 
     async def _forget_consumer(self) -> None:
         consumer, self._consumer = self._consumer, None
         with suppress(Exception):
             await consumer.unsubscribe()
 
-    def _take(self, sequence: int, headers: dict[str, str], data: bytes) -> None:
-        try:
-            offset = int(headers[names.OFFSET])
-        except (KeyError, ValueError):
-            return
-        if offset > self._known:
-            self.hole = (self._known, offset)
+    def _take(self, sequence: int, headers: dict[str, str] | None, data: bytes) -> None:
+        """Takes a message as it comes."""
+        offset = offset_of(headers)
+        if offset is None:
             return
         # The end of a closed file gives way to what another broker wrote in its place.
         while self._parts and self._parts[-1].offset >= offset:
@@ -130,29 +152,179 @@ class CopiedRecording:
             self._parts[-1] = self._parts[-1]._replace(end=offset)
         if data:
             self._parts.append(_Part(offset, offset + len(data), sequence))
-            self._keep(sequence, data)
+            self._keep(offset, data)
             self.end = max(self.end, offset + len(data))
 
     def _drop(self, part: _Part) -> None:
-        data = self._cache.pop(part.sequence, None)
+        data = self._cache.pop(part.offset, None)
         self._cached -= len(data or b"")
 
-    def _keep(self, sequence: int, data: bytes) -> None:
-        self._cache[sequence] = data
-        self._cached += len(data)
+    def _keep(self, offset: int, data: bytes) -> None:
+        # Not by its number: where servers differ, one number is that of different messages.
+        self._cached += len(data) - len(self._cache.get(offset, b""))
+        self._cache[offset] = data
         while self._cached > _KEPT_BYTES and len(self._cache) > 1:
             _, old = self._cache.popitem(last=False)
             self._cached -= len(old)
 
     async def _data(self, part: _Part) -> bytes:
-        data = self._cache.get(part.sequence)
+        data = self._cache.get(part.offset)
         if data is None:
-            message = await self._jetstream.get_msg(self._stream, part.sequence)
-            data = message.data or b""
-            self._keep(part.sequence, data)
+            found = await self._message(part.sequence, part.offset)
+            if found is None or found[0].end < part.end:
+                found = await self._search(part.offset)
+            if found is None:
+                raise HoleError(self._stream, part.offset, part.end)
+            other, data = found
+            data = data[part.offset - other.offset :]
+            self._keep(part.offset, data)
         return data[: part.end - part.offset]
+
+    # -- what the leader of the stream's servers has ------------------------------------------------------------------
+
+    async def _fill(self, offset: int) -> None:
+        """Looks with the leader for what a server that stayed behind did not give."""
+        now = time.monotonic()
+        if now - self._searched.get(offset, -_SEARCH_SECONDS) < _SEARCH_SECONDS:
+            return
+        found = await self._search(offset)
+        for _ in range(_FETCHED):
+            if found is None:
+                self._searched = {offset: now}
+                return
+            part, data = found
+            place = self._place(offset)
+            behind = self._parts[place + 1 :]
+            limit = behind[0].offset if behind else part.end
+            # A part of its own, from here to what is known.
+            data = data[offset - part.offset : limit - part.offset]
+            self._parts.insert(place + 1, _Part(offset, offset + len(data), part.sequence))
+            self._keep(offset, data)
+            offset += len(data)
+            if offset >= limit and behind:
+                return
+            found = await self._message(part.sequence + 1, offset, following=True)
+
+    async def _message(self, sequence: int, offset: int, following: bool = False) -> tuple[_Part, bytes] | None:
+        """The message of that number, or that comes next, if it begins at an offset."""
+        found = await self._get(sequence, following)
+        return found if found is not None and found[0].offset == offset else None
+
+    async def _get(self, sequence: int, following: bool) -> tuple[_Part, bytes] | None:
+        from nats.js.errors import NotFoundError
+
+        try:
+            if following:
+                message = await self._jetstream.get_msg(self._stream, sequence, subject=self._subject, next=True)
+            else:
+                message = await self._jetstream.get_msg(self._stream, sequence)
+        except NotFoundError:
+            return None
+        offset, data = offset_of(message.headers), message.data or b""
+        if offset is None or message.subject != self._subject:
+            return None
+        return _Part(offset, offset + len(data), message.seq or sequence), data
+
+    async def _search(self, offset: int) -> tuple[_Part, bytes] | None:
+        """The message with the byte at an offset: later messages have later bytes."""
+        state = (await self._jetstream.stream_info(self._stream)).state
+        low, high = state.first_seq, state.last_seq
+        best = None
+        while low <= high:
+            middle = (low + high) // 2
+            found = await self._get(middle, following=True)
+            if found is not None and found[0].offset <= offset:
+                best, low = found, found[0].sequence + 1
+            else:
+                high = middle - 1
+        return best if best is not None and best[0].end > offset else None
 
     async def close(self) -> None:
         """Ends what the servers keep for it."""
         if self._consumer is not None:
             await self._forget_consumer()
+
+
+def offset_of(headers: dict[str, str] | None) -> int | None:
+    """Where the range in a message begins; ``None`` where it does not say."""
+    try:
+        offset = int((headers or {})[names.OFFSET])
+    except (KeyError, ValueError):
+        return None
+    return offset if offset >= 0 else None
+
+
+class CopiedWindows:
+    """The windows of all hosts of a run as they come into a stream: the last one of each host first."""
+
+    def __init__(self, jetstream: "JetStreamContext", run: str) -> None:
+        self._jetstream = jetstream
+        self._stream, self._subject = names.stream_of(run), names.all_windows(run)
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._size = 0
+        # Of each subject how far it is known: what servers had forgotten comes again.
+        self._known: dict[str, int] = {}
+        self.count = 0
+        """How many have come."""
+
+    def since(self, count: int, attempt: int, most: int) -> tuple[list[bytes], int]:
+        """The windows of an attempt behind the first ``count`` that came, as far as they are kept and until they are
+        ``most`` bytes; and how many have been passed then."""
+        found: list[bytes] = []
+        begin = self.count - len(self._kept)
+        place = max(count, begin)
+        for number, data in itertools.islice(self._kept, place - begin, None):
+            if most <= 0:
+                break
+            place += 1
+            if number == attempt:
+                found.append(data)
+                most -= len(data)
+        return found, place
+
+    async def follow(self) -> None:
+        """Takes what comes, until it is cancelled."""
+        while True:
+            with suppress(*passing_errors()):
+                await self._follow()
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _follow(self) -> None:
+        from nats.errors import TimeoutError as NatsTimeoutError
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=60.0,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        consumer = await self._jetstream.pull_subscribe(self._subject, stream=self._stream, config=config)
+        try:
+            while True:
+                try:
+                    messages = await consumer.fetch(_FETCHED, timeout=_FETCH_SECONDS)
+                except NatsTimeoutError:
+                    # Nothing has come; or the servers have forgotten the consumer.
+                    await consumer.consumer_info()
+                    continue
+                for message in messages:
+                    self._take(message.subject, message.headers or {}, message.data)
+        finally:
+            with suppress(Exception):
+                await consumer.unsubscribe()
+
+    def _take(self, subject: str, headers: dict[str, str], data: bytes) -> None:
+        try:
+            attempt, offset = int(subject.split(".")[-2]), int(headers[names.OFFSET])
+        except (KeyError, ValueError, IndexError):
+            return
+        if offset < self._known.get(subject, 0):
+            return
+        self._known[subject] = offset + len(data)
+        self._kept.append((attempt, data))
+        self._size += len(data)
+        self.count += 1
+        while self._size > _KEPT_WINDOWS and len(self._kept) > 1:
+            self._size -= len(self._kept.popleft()[1])

@@ -7,6 +7,9 @@ from bus.protocol.frames import check_run_name
 RUNS_BUCKET = "ol_runs"
 """The key-value bucket with what is known of each run."""
 
+POSITIONS_BUCKET = "ol_pos"
+"""The key-value bucket in which named consumers keep how far they are."""
+
 OFFSET = "Ol-Offset"
 """Header of a message with a range of a recording: where the range begins."""
 BRIDGE = "Ol-Bridge"
@@ -15,7 +18,13 @@ RUN_ID = "Ol-Run-Id"
 """Header with the identity of the run, where it has one."""
 FINAL = "Ol-Final"
 """Header of what follows the last check record: the end of a closed file, which another broker may cut off."""
+HOLDER = "Ol-Holder"
+"""Header of an entry with a position: the identity of the consumer that wrote it."""
 
+ROLE_SUBJECT = "ol.q.role"
+"""To publish here takes the permission to command: a reader tries once, and so learns its own role."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_]{1,64}")
 _SPECIAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -39,12 +48,54 @@ def all_recordings(run: str) -> str:
     return f"ol.r.{token(run)}.*.*"
 
 
-def request_subject(run: str, kind: str) -> str:
-    """Where the host of a run's first rank takes control messages: one subject for each kind, by which rights are
-    given."""
-    return f"ol.q.{token(run)}.{kind}"
+def windows_subject(run: str, attempt: int, host: str) -> str:
+    """The subject of a host's windows."""
+    return f"ol.w.{token(run)}.{attempt}.{token(host)}"
+
+
+def all_windows(run: str) -> str:
+    """The subjects of the windows of all hosts of a run."""
+    return f"ol.w.{token(run)}.*.*"
+
+
+def request_subject(run: str, kind: str, host: str | None = None, *, may_command: bool = True) -> str:
+    """Where a host takes control messages, by default that of the run's first rank: those of readers who may command,
+    and beside them those of readers who may only view. By that subject the servers' permissions prove the role."""
+    subject = f"ol.{'q' if may_command else 'v'}.{token(run)}.{kind}"
+    return subject if host is None else f"{subject}.{token(host)}"
+
+
+def dump_subject(run: str) -> str:
+    """Where a host says that it writes its flight recorder: all others do, too."""
+    return f"ol.d.{token(run)}"
 
 
 def run_key(run: str, attempt: int, host: str) -> str:
     """The key of what a host says of an attempt."""
     return f"{token(run)}.{attempt}.{token(host)}"
+
+
+def reply_subject(inbox: str, kind: str, asked: str | None) -> str:
+    """Where the answer to a request goes: it says which request that is where servers answer in a bridge's place."""
+    return f"{inbox}.{kind}.{asked if asked is not None and _PLAIN.fullmatch(asked) else '-'}"
+
+
+def replied_to(reply: str) -> tuple[str, str | None]:
+    """Kind and identity of the request whose :func:`reply_subject` that is."""
+    _, kind, asked = reply.rsplit(".", 2)
+    return kind, None if asked == "-" else asked
+
+
+def reader_of(reply: str) -> str:
+    """The inbox of the reader whose :func:`reply_subject` that is."""
+    return reply.rsplit(".", 2)[0]
+
+
+def holder_key(run: str, consumer: str) -> str:
+    """The key of who works as a consumer of that name."""
+    return f"{token(run)}.{token(consumer)}"
+
+
+def position_key(run: str, consumer: str, attempt: int) -> str:
+    """The key of how far a consumer is."""
+    return f"{token(run)}.{token(consumer)}.{attempt}"

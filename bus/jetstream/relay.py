@@ -1,7 +1,9 @@
 """The host's end of requests: what readers elsewhere send to the broker of a run, and what it answers."""
 
 import asyncio
+import functools
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 import zmq.asyncio
 
-from bus.errors import OffloopError
+from bus.errors import OffloopError, ProtocolError
 from bus.jetstream import names
+from bus.jetstream.dumps import DumpRelay
+from bus.jetstream.raw import KINDS as RAW_KINDS
+from bus.jetstream.raw import RawRecordings, refusal
 from bus.net.sockets import connect_socket
-from bus.protocol.frames import encode_control
+from bus.protocol.frames import PROTOCOL_VERSION, decode_control, encode_control, split_frame
 from bus.runs.directory import read_run
 
 if TYPE_CHECKING:
@@ -31,35 +36,81 @@ class Relay:
     """Passes control messages of readers on to the broker of a run on this machine, each reader by a connection of its
     own, so that its lease is its own; and the broker's answers back."""
 
-    def __init__(self, client: "Client", path: Path, run: str) -> None:
+    def __init__(self, client: "Client", path: Path, run: str, host: str) -> None:
         self._client = client
         self._path = path
         self._run = run
+        self._host = host
+        self._serves_run = False
+        self.raw = RawRecordings(path)
         self._context = zmq.asyncio.Context()
-        self._readers: dict[str, _Reader] = {}
+        # A viewer that answers go to another one's inbox for does not get that one's lease.
+        self._readers: dict[tuple[str, bool], _Reader] = {}
+        self._dumps = DumpRelay(client, path, run, self._context)
 
     async def __aenter__(self) -> "Relay":
-        for kind in KINDS:
-            subject = names.request_subject(self._run, kind)
-            await self._client.subscribe(subject, cb=self._take)
+        for kind in RAW_KINDS:
+            for may_command in (True, False):
+                subject = names.request_subject(self._run, kind, self._host, may_command=may_command)
+                await self._client.subscribe(subject, cb=self._give)
+        await self._serve([kind for kind in KINDS if kind not in RAW_KINDS], self._host)
+        await self._dumps.start()
         return self
+
+    async def serve_run(self) -> None:
+        """Takes what is for the host of the first rank, without naming it."""
+        if self._serves_run:
+            return
+        self._serves_run = True
+        await self._serve(KINDS, None)
+
+    async def _serve(self, kinds: Collection[str], host: str | None) -> None:
+        for kind in kinds:
+            for may_command in (True, False) if kind != "command" else (True,):
+                subject = names.request_subject(self._run, kind, host, may_command=may_command)
+                await self._client.subscribe(subject, cb=functools.partial(self._take, kind, may_command))
+
+    async def _give(self, message: "Msg") -> None:
+        """Answers out of the recordings."""
+        if not message.reply:
+            return
+        try:
+            _, body = split_frame(message.data)
+            control = decode_control(body)
+        except ProtocolError:
+            return
+        reply = message.reply
+        try:
+            answer = await self.raw.answer(control)
+        except OffloopError as error:
+            answer = refusal(error, control.content)
+        else:
+            if control.kind == "fetch":
+                # What comes there by the kind's own name is a refusal.
+                reply = names.reply_subject(names.reader_of(reply), "answer", None)
+        await self._client.publish(reply, answer)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._dumps.stop()
         for reader in self._readers.values():
             reader.close()
+        self.raw.close()
         self._context.destroy(linger=0)
 
-    async def _take(self, message: "Msg") -> None:
+    async def _take(self, kind: str, may_command: bool, message: "Msg") -> None:
         now = time.monotonic()
-        for name, known in list(self._readers.items()):
+        for inbox, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:
-                self._readers.pop(name).close()
+                self._readers.pop(inbox).close()
         if not message.reply:
             return
-        reader = self._readers.get(message.reply)
+        name = names.reader_of(message.reply)
+        key = name, may_command
+        reader = self._readers.get(key)
         try:
+            request = self._checked(kind, may_command, message.data)
             control = read_run(self._path).control
             if control is None:
                 raise OffloopError(f"run {self._run!r} is not live on its host: it takes no requests")
@@ -70,13 +121,27 @@ class Relay:
                     raise OffloopError(
                         f"the bridge of run {self._run!r} serves {MOST_READERS} readers: it takes no more"
                     )
-                reader = _Reader(self._client, self._context, control, message.reply)
-                self._readers[message.reply] = reader
+                reader = _Reader(self._client, self._context, control, names.reply_subject(name, "answer", None))
+                self._readers[key] = reader
         except OffloopError as error:
             answer = encode_control("refused", {"reason": str(error), "error": "BrokerError", **_identity(message)})
             await self._client.publish(message.reply, answer)
             return
-        await reader.send(message.data)
+        await reader.send(request)
+
+    def _checked(self, kind: str, may_command: bool, frame: bytes) -> bytes:
+        """A request as it is passed on: what its subject says it is, by which servers have judged whether its sender
+        may make it; and marked where that may only view.
+
+        Raises:
+            OffloopError: it is another request.
+        """
+        control = decode_control(split_frame(frame)[1])
+        if control.kind != kind or control.content.get("run") != self._run:
+            raise ProtocolError(f"a request by the subject of {kind!r} of run {self._run!r} is for something else")
+        if may_command or control.version != PROTOCOL_VERSION:
+            return frame
+        return encode_control(kind, {**control.content, "viewer": True})
 
 
 def _identity(message: "Msg") -> dict[str, str]:

@@ -5,6 +5,7 @@ import re
 import shlex
 import stat
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,19 +52,35 @@ def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     """
     import zmq.auth
 
+    def make(workshop: Path) -> tuple[Path, Path]:
+        public, secret = zmq.auth.create_certificates(workshop, name)
+        return Path(public), Path(secret)
+
+    return write_pair(name, where, make)
+
+
+def write_pair(
+    name: str, where: str | os.PathLike[str] | None, make: Callable[[Path], tuple[Path, Path]]
+) -> tuple[Path, Path]:
+    """Keeps the files of a public key and of the secret one that belongs to it, which ``make`` writes into the folder
+    that it is given: the first for all to read, the second for its owner alone. Returns them, in their place.
+
+    Raises:
+        ConfigurationError: as :func:`make_keys`.
+    """
     if not _KEY_NAME.match(name):
         raise ConfigurationError(
             f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit"
         )
     directory = keys_dir(where)
-    public, secret = directory / f"{name}{PUBLIC_SUFFIX}", directory / f"{name}{SECRET_SUFFIX}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_not_writable_by_others(directory)
         # Written where no other user can look, whatever the umask is, and only then given their names.
         with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as workshop:
-            made = [Path(path) for path in zmq.auth.create_certificates(workshop, name)]
+            made = make(Path(workshop))
+            public, secret = (directory / path.name for path in made)
             for path, mode in zip(made, (0o644, 0o600), strict=True):
                 path.chmod(mode)
             # Unlike a rename, a link never replaces what is there.

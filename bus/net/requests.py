@@ -84,6 +84,19 @@ def list_remote_runs(
     return [run for run in listed if isinstance(run, dict)] if isinstance(listed, list) else []
 
 
+def list_remote_hosts(address: str, run: str) -> list[dict[str, Any]]:
+    """What each host of a run that is read from a stream says of it, in the order of their ranks: as
+    :func:`list_remote_runs`, with ``host`` and ``ranks``.
+
+    Raises:
+        BrokerError: the servers do not answer.
+    """
+    listed = ask_broker(address, "runs", {"run": run, "host": "*"}).get("runs")
+    hosts = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)]
+    newest = max((one["attempt"] for one in hosts), default=0)
+    return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one.get("ranks") or [])
+
+
 def request(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:
     """Asks at a connection and waits so many seconds for the answer, ``None`` when none comes. The answer has the
     ``id`` of ``content``, or one made here.

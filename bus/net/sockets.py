@@ -80,6 +80,11 @@ def stand_in(address: str, local: str) -> None:
     _stand_ins[address] = local
 
 
+def is_stand_in(address: str) -> bool:
+    """Whether something of this process answers there."""
+    return address in _stand_ins
+
+
 def connect_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
     kind: int,

@@ -160,6 +160,12 @@ def pack_map(values: dict[str, Any]) -> bytes:
     return msgspec.Raw(_events.encode(values))
 
 
+def mark_context(world_size: int, local_world_size: int) -> bytes:
+    """The context of marks: the number of ranks, and of those that publish to this broker where it is another one."""
+    here = {} if local_world_size == world_size else {"local_world_size": local_world_size}
+    return pack_map({"world_size": world_size, **here})
+
+
 def encode_control(kind: str, content: dict[str, Any]) -> bytes:
     """A control message as a frame."""
     return DELIMITER + bytes(msgpack.packb([PROTOCOL_VERSION, kind, content]))

@@ -199,7 +199,8 @@ class StreamOrder:
         self._routes: dict[str | bytes, _Route | None] = {}
         self._numbering = Numbering(after)
         self._ends: dict[int, Ending] = {}
-        self._world_size = 1
+        self.expected_ranks = 1
+        """How many ranks publish here, once one of them has ended."""
         self.outcomes: list[Outcome] = []
         """The commands that the first rank has answered, as far as it was read."""
         self.checkpoints: list[CheckpointMark] = []
@@ -223,8 +224,8 @@ class StreamOrder:
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended, once every rank has ended: the worst of the ranks' endings."""
-        if not self._ends or len(self._ends) < self._world_size:
+        """How the run ended, once every rank that publishes here has ended: the worst of their endings."""
+        if not self._ends or len(self._ends) < self.expected_ranks:
             return None
         return worst_of(self._ends.values())
 
@@ -492,8 +493,9 @@ class StreamOrder:
 
     def _note_end(self, rank: int, event: EventBody) -> None:
         self._ends[rank] = Ending.from_fields(event.fields)
-        world_size = event.context.get("world_size", 1)
-        self._world_size = world_size if isinstance(world_size, int) else 1
+        # Of a run on several hosts each recording has the ranks of one.
+        size = event.context.get("local_world_size", event.context.get("world_size", 1))
+        self.expected_ranks = size if isinstance(size, int) else 1
 
     def _decode(self, route: _Route, body: bytes) -> EventBody | None:
         try:

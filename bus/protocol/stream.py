@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bus.protocol.blocks import Bulk, EventBlock
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import CheckpointMark, Ending, Gap
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Outcome
@@ -25,6 +26,8 @@ class RunStream:
     run_name: str = "run"
     run_id: str | None = None
     attempt: int = 1
+    first_rank: int = 0
+    """The rank that stands for the others."""
     run_dir: Path | None = None
     """The run's directory; ``None`` where there is none, or on another machine."""
     recording: Path | None = None
@@ -83,6 +86,11 @@ class RunStream:
     def checkpoints(self) -> Sequence[CheckpointMark]:
         """Where the training has saved and loaded checkpoints, in order, as far as it was read; may be called from
         another thread."""
+        return ()
+
+    def host_windows(self) -> Sequence[HostWindow]:
+        """What the hosts of a run on several hosts have said of their ranks since the last call, each host's in order;
+        may be called from another thread, but from one at a time."""
         return ()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:

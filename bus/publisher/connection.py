@@ -17,11 +17,12 @@ import zmq
 from bus import processes
 from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
 from bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
+from bus.net.nats_addresses import find_servers
 from bus.net.sockets import notice_silence
 from bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
 from bus.publisher.launch import BrokerProcess, Taken, error_by_name
 from bus.publisher.redaction import redact_command
-from bus.runs.directory import SOCKET_FILES, new_run_id, new_run_name, runs_dir, socket_address
+from bus.runs.directory import SOCKET_FILES, host_name, new_run_id, new_run_name, runs_dir, socket_address
 from bus.runs.takeover import Predecessor
 from bus.types.event import Event
 from bus.types.timeouts import Timeouts
@@ -58,6 +59,7 @@ class BrokerConnection:
         try:
             self.socket = self._connect()
             self.welcome = self._greet()
+            self._hello.pop("recorded", None)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -195,9 +197,17 @@ def connect(
     security: ClientSecurity | None = None,
     is_replay: bool = False,
     timeouts: Timeouts | None = None,
+    *,
+    local_world_size: int | None = None,
+    attempt: int | None = None,
+    run_id: str | None = None,
+    flight: dict[str, Any] | None = None,
+    stream_to: str | None = None,
 ) -> BrokerConnection:
     """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it
-    learns that what comes was recorded before.
+    learns that what comes was recorded before. ``local_world_size`` is how many ranks publish to that broker;
+    ``attempt`` and ``run_id`` are what it begins with, as agreed with other hosts; ``flight`` says where the
+    rank's flight recorder is. The run of a broker that is started is copied to the NATS servers at ``stream_to``.
 
     Raises:
         OffloopError: one of its errors that says why that did not work.
@@ -205,6 +215,13 @@ def connect(
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    if local_world_size is not None and not 1 <= local_world_size <= world_size:
+        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
+    if broker is not None and stream_to is not None:
+        raise ConfigurationError(
+            f"stream_to is for a broker of the run's own: the one at {broker} copies its runs by 'bus broker --stream'"
+        )
+    servers = find_servers(stream_to) if broker is None else None
     timeouts = timeouts or Timeouts.default
     pid = os.getpid()
     hello = {
@@ -219,7 +236,12 @@ def connect(
         "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
         "replay": is_replay,
+        **({} if flight is None else {"flight": flight}),
     }
+    if local_world_size is not None:
+        hello["local_world_size"] = local_world_size
+    if attempt is not None:
+        hello |= {"attempt": attempt, "recorded": 0}  # for a broker of one run that has nothing of this attempt
     try:
         encode_control("hello", hello)
     except (TypeError, ValueError, OverflowError) as error:
@@ -228,14 +250,14 @@ def connect(
         ) from None
     if broker is not None:
         return BrokerConnection(broker, hello, timeouts, security=security or client_security_for(broker))
-    if rank > 0:
+    if rank > 0 and local_world_size is None:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
             "or start 'bus broker' for all of them; name it with broker="
         )
     root = runs_dir(where).absolute()
     address = socket_address(root / name / SOCKET_FILES[0])
-    process = BrokerProcess(root, name, timeouts)
+    process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers)
     try:
         return BrokerConnection(address, hello, timeouts, process)
     except BaseException:
@@ -268,7 +290,7 @@ def describe_process() -> dict[str, Any]:
     return {
         "command": [_readable(argument) for argument in redact_command(sys.argv)],
         "cwd": _readable(os.getcwd()),
-        "host": socket.gethostname(),
+        "host": host_name(),
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},

@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from bus import errors
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
+from bus.net.nats_addresses import STREAM_VARIABLE
 from bus.processes import python_path
 from bus.runs.takeover import Predecessor
 from bus.types.timeouts import Timeouts
@@ -35,19 +36,30 @@ class BrokerProcess:
     recording ends.
 
     With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
-    :meth:`taken`.
+    :meth:`taken`. ``run_id`` is the identity of a run that is new here, ``servers`` are those of
+    NATS to which it is copied, by default those that the environment names.
 
     Raises:
         OffloopError: the one that the process named, when it could not begin.
     """
 
-    def __init__(self, root: Path, name: str, timeouts: Timeouts, before: Predecessor | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        timeouts: Timeouts,
+        before: Predecessor | None = None,
+        run_id: str | None = None,
+        servers: str | None = None,
+    ) -> None:
         self._root = root
         self._name = name
+        self._environment = {} if servers is None else {STREAM_VARIABLE: servers}
         self._timeouts = timeouts
         self.is_another_ranks = False
         """Whether the broker of another rank serves the run, and this process has ended in peace."""
-        self._process = self._spawn("begin") if before is None else self._spawn("take-over", json.dumps(before))
+        more = ([] if run_id is None else [run_id]) if before is None else [json.dumps(before)]
+        self._process = self._spawn("begin" if before is None else "take-over", *more)
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0
@@ -89,7 +101,7 @@ class BrokerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": python_path()},
+            env={**os.environ, **self._environment, "PYTHONPATH": python_path()},
         )
 
     def _first_words(self) -> dict[str, Any]:

@@ -13,11 +13,21 @@ from datetime import timedelta
 from pathlib import Path
 from time import thread_time_ns
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bus.errors import ClosedError, ConfigurationError, ProtocolError
 from bus.net.curve import ClientSecurity
-from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, Topic, check_plain, event_encoder, pack_map
+from bus.protocol.frames import (
+    CHECKPOINT,
+    COMMAND,
+    DEMAND,
+    END,
+    Topic,
+    check_plain,
+    event_encoder,
+    mark_context,
+    pack_map,
+)
 from bus.protocol.order import Ending
 from bus.publisher.connection import connect
 from bus.publisher.deferred import PendingEvent, PendingEvents
@@ -34,6 +44,9 @@ from bus.types.source import FIELDS as SOURCE_FIELDS
 from bus.types.source import check_unavailable
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
+
+if TYPE_CHECKING:
+    from bus.protocol.flight_ring import FlightRing
 
 _log = logging.getLogger("offloop")
 
@@ -106,13 +119,21 @@ class Publisher:
     more after the last sending, or sooner where a consumer's demand has a shorter delay. All other events are sent at
     once, with what was gathered before.
 
+    Where several hosts have brokers of their own, ``local_world_size`` is how many of the ranks publish to this one:
+    its run ends with them. The first of them starts the broker, and the others join it at its :attr:`address`.
+    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`bus.runs.directory.next_attempt`.
+
     ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
-    default one is started in the run's directory. ``events`` are published in any case, further ones while a consumer
-    wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``; where it has ``unavailable``, such as
-    ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
+    default one is started in the run's directory, which copies the run to the NATS servers at ``stream_to``, such as
+    ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are published in any case, further ones while a
+    consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``; where it has ``unavailable``,
+    such as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at
+    once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
     comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
     sets :attr:`stop_requested`, and all others are refused. ``timeouts`` says how long it waits for the broker.
+    ``flight`` is the memory of a flight recorder, from which the broker writes a recording when there is a reason; what
+    is put there is the caller's affair.
 
     Raises:
         RunIsLiveError: the run has a live publisher already.
@@ -130,6 +151,7 @@ class Publisher:
         broker: str | None = None,
         rank: int = 0,
         world_size: int = 1,
+        local_world_size: int | None = None,
         info: dict[str, Any] | None = None,
         events: Iterable[Event] = BASE_EVENTS,
         clock: Callable[[], int] | None = None,
@@ -138,6 +160,10 @@ class Publisher:
         on_command: Callable[[Command], object] | None = None,
         security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
+        attempt: int | None = None,
+        run_id: str | None = None,
+        flight: "FlightRing | None" = None,
+        stream_to: str | None = None,
     ) -> None:
         check_max_delay(max_delay)
         check_backlog_bytes(backlog_bytes)
@@ -160,7 +186,13 @@ class Publisher:
         """How often a field was left out because those who may only view had asked for too much."""
         timeouts = timeouts or Timeouts.default
         connection = connect(
-            *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security), timeouts=timeouts
+            *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security),
+            timeouts=timeouts,
+            local_world_size=local_world_size,
+            attempt=attempt,
+            run_id=run_id,
+            flight=None if flight is None else flight.to_wire(),
+            stream_to=stream_to,
         )
         self._closed = False
         welcome = connection.welcome
@@ -173,6 +205,7 @@ class Publisher:
         """Where the run's broker is: further ranks join it there."""
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
+        self._local_world_size = world_size if local_world_size is None else local_world_size
         self._clock = clock or wall_clock()
         self._began = self._clock()
         self._encoders = {
@@ -610,7 +643,7 @@ class Publisher:
         self._flush(wait=True)
 
     def _publish_mark(self, name: str, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
-        context = pack_map({"world_size": self._world_size})
+        context = mark_context(self._world_size, self._local_world_size)
         now = max(self._clock(), self._last_time)
         mark = PendingEvent(
             self._new_encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context

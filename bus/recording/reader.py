@@ -46,6 +46,10 @@ _new_record = tuple.__new__  # what Record(...) calls, at half the cost
 class ByteSource(Protocol):
     """Where a recording's bytes come from."""
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether more of what was asked for is on its way."""
+
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer, or none, where they are not there yet."""
 
@@ -62,6 +66,8 @@ class FileSource:
     Raises:
         RecordingError: the file is missing, cannot be opened, or is a directory.
     """
+
+    is_coming = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -216,6 +222,10 @@ class RecordingReader:
             try:
                 chunks = self._take_next()
             except _Problem as problem:
+                if isinstance(problem, _NotWholeError) and self._source.is_coming:
+                    # All of a long record would be searched anew with each piece of it that comes.
+                    self._ends_within(str(problem))
+                    return
                 sound = self._next_sound(self._offset)
                 if sound is not None and self._tried_again != self._offset:
                     # In a file that grows, what was not whole a moment ago may be, with more behind it.

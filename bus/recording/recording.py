@@ -44,6 +44,9 @@ class Recording(RunStream):
                 f"{self.path} is not a recording: it does not say of which run; nothing in it can be read",
                 path=self.path,
             ) from None
+        reason = metadata.get("flight")
+        self.flight = None if reason is None else (reason, metadata.get("flight_detail", ""))
+        """Why a flight recorder wrote it, in one word and in several; ``None`` for every other recording."""
         self.run_dir = self.path.parent
         self._ending: Ending | None = None
         self._damage: str | None = None
@@ -134,6 +137,11 @@ class Recording(RunStream):
     def read_endings(self) -> list[Ending]:
         """How its ranks ended, of those that have; faster than an iteration."""
         return self._read_marks(END).endings
+
+    def has_all_ranks(self, found: Collection[int]) -> bool:
+        """Whether these are as many ranks as published to this recording's broker, by those that have ended."""
+        order = self._read_marks(END)
+        return bool(order.endings) and len(found) >= order.expected_ranks
 
     def read_commands(self) -> list[Outcome]:
         """The commands that its trainer answered, in order, and what became of each; faster than an iteration."""

@@ -4,8 +4,9 @@ import contextlib
 import errno
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import mcap.records
@@ -42,14 +43,22 @@ class RecordingWriter:
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
     good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
 
-    ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`.
+    ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`; ``about`` is what else its metadata has.
 
     Raises:
         RunDirectoryError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, run: str, attempt: int, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: str,
+        attempt: int,
+        run_id: str | None = None,
+        about: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._prepare(path, run, attempt, run_id)
+        self._metadata |= about
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = with_reserve(lambda: os.open(path, flags, 0o600))

@@ -13,7 +13,7 @@ from bus.protocol.frames import (
     MAX_FRAME,
     Topic,
     event_encoder,
-    pack_map,
+    mark_context,
 )
 from bus.protocol.order import SEVERITY, Ending
 from bus.publisher.connection import connect
@@ -66,7 +66,8 @@ class ReplayServer:
     not say how it ended, the run is lost.
 
     ``run_name``, ``runs_dir``, ``broker``, ``security`` and ``timeouts`` are those of
-    :class:`~bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~bus.replay.Replay`."""
+    :class:`~bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~bus.replay.Replay`. ``place`` says
+    where the recording came from, by default its path."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class ReplayServer:
         until: Bound | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         broker: str | None = None,
+        place: str | None = None,
         security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
@@ -88,9 +90,10 @@ class ReplayServer:
         self._bounds = start, until
         self._runs_dir = runs_dir
         self._broker = broker
+        self._place = place or str(recording.path.absolute())
         self._security = security
         self._began = recording_began(recording)
-        self._world_size = _world_size(recording)
+        self._world_size, self._numbers = _ranks_of(recording)
         self._stopping = False
         self._ranks: dict[int, _Rank] = {}
         self._speaking: _Rank | None = None
@@ -130,9 +133,9 @@ class ReplayServer:
 
     def _connect(self, opened: contextlib.ExitStack) -> None:
         recording = self._recording
-        origin = Origin(recording.run_name, recording.attempt, str(recording.path.absolute()))
+        origin = Origin(recording.run_name, recording.attempt, self._place)
         address = self._broker
-        for number in range(self._world_size):
+        for number in self._numbers:
             connection = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
                 origin.info(),
@@ -140,6 +143,7 @@ class ReplayServer:
                 self._security,
                 is_replay=True,
                 timeouts=self._timeouts,
+                local_world_size=len(self._numbers),
             )
             # The broker's own address, where one was started for the first rank.
             address = connection.address
@@ -219,7 +223,7 @@ class ReplayServer:
         fields = rank.ending.to_fields()
         numbers = rank.seq + 1, rank.base_seq + 1, max(rank.time, self._began)
         encode = event_encoder(rank.topic, rank.feed.attempt)
-        context = pack_map({"world_size": self._world_size})
+        context = mark_context(self._world_size, len(self._numbers))
         self._put(rank, rank.seq + 1, encode(*numbers, Timestamp().values, None, fields, context))
 
     def _exchange(self, seconds: float) -> None:
@@ -233,13 +237,16 @@ class ReplayServer:
                 feed.exchange()
 
 
-def _world_size(recording: Recording) -> int:
-    """How many ranks the run had.
+def _ranks_of(recording: Recording) -> tuple[int, list[int]]:
+    """How many ranks the run had, and the numbers of those that published to the recording's broker.
 
     Raises:
         RecordingError: more than can be served.
     """
-    size = max(next(iter(recording)).world_size, max(ranks_in(recording.path)) + 1)
-    if size > MAX_RANKS:
-        raise RecordingError(f"{recording.path} is of a run with {size} ranks, and {MAX_RANKS} can be served")
-    return size
+    found = ranks_in(recording.path)
+    size = max(next(iter(recording)).world_size, max(found) + 1)
+    is_one_of_hosts = 0 not in found or (len(found) < size and recording.has_all_ranks(found))
+    numbers = sorted(found) if is_one_of_hosts else list(range(size))
+    if len(numbers) > MAX_RANKS:
+        raise RecordingError(f"{recording.path} is of a run with {len(numbers)} ranks, and {MAX_RANKS} can be served")
+    return size, numbers

@@ -70,6 +70,8 @@ class Attempt:
     """The trainer's description of itself: command, versions, git commit, host, config."""
     world_size: int = 1
     """Number of ranks."""
+    local_world_size: int = 1
+    """How many of them publish here: fewer where other hosts have brokers of their own."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.start_time`), ``host``,
     ``incarnation``."""
@@ -169,6 +171,11 @@ def _trained(attempt: Attempt) -> dict[str, Any]:
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
     """Where runs live: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
     return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
+
+
+def host_name() -> str:
+    """What this host is called among those of a run on several: ``$OFFLOOP_HOST`` if set, else the machine's name."""
+    return os.environ.get("OFFLOOP_HOST") or socket.gethostname()
 
 
 def in_words(root: Path) -> str:
@@ -298,6 +305,7 @@ def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
         reached=Reached(**{name: entry["reached"][name] for name in Reached._fields}) if entry.get("reached") else None,
         info=dict(entry.get("info", {})),
         world_size=int(entry.get("world_size", 1)),
+        local_world_size=int(entry.get("local_world_size", entry.get("world_size", 1))),
         publishers=tuple(dict(publisher) for publisher in entry.get("publishers", ())),
         paused=Pause(float(entry["paused"]["since"]), int(entry["paused"]["batch"])) if entry.get("paused") else None,
     )
@@ -339,6 +347,52 @@ def _is_locked_in(directory: int) -> bool:
         os.close(descriptor)
 
 
+class NextAttempt(NamedTuple):
+    """What a host knows of a run that is about to begin on several."""
+
+    number: int
+    """The attempt that would be the next one here."""
+    run_id: str | None
+    """The run's identity (:attr:`RunInfo.id`); ``None`` where there is nothing of it yet."""
+
+
+def next_attempt(root: Path, name: str) -> NextAttempt:
+    """What is known here of a run's next attempt, for hosts to agree on one.
+
+    Raises:
+        RunIsLiveError: a broker holds it.
+        RunDirectoryError: it cannot be read.
+    """
+    path = root / check_run_name(name)
+    if is_locked(path):
+        raise _is_live(root, name)
+    try:
+        directory = open_directory(path)
+    except FileNotFoundError:
+        return NextAttempt(1, None)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
+    try:
+        record = _read_json(path, RUN_FILE, directory)
+    finally:
+        os.close(directory)
+    return NextAttempt(_next_attempt(path, record)[0], _text(record.get("id")))
+
+
+def _next_attempt(path: Path, record: Mapping[str, Any]) -> tuple[int, Path]:
+    number = 1 + max((entry["attempt"] for entry in record.get("attempts", ())), default=0)
+    # A broker that was killed at once leaves a recording that is listed nowhere.
+    while os.path.lexists(recording := path / f"recording-{number}.mcap"):
+        number += 1
+    return number, recording
+
+
+def _is_live(root: Path, name: str) -> RunIsLiveError:
+    return RunIsLiveError(
+        f"run {name!r} in {root} is live already: choose another run name, or wait until it ends", run=name
+    )
+
+
 class RunDirectory:
     """A run's directory in the hands of the broker that serves it: locked, described, given its next attempt.
 
@@ -361,9 +415,7 @@ class RunDirectory:
                 _make_private(self._directory)
                 self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
             if not run_lock.take(self._lock):
-                raise RunIsLiveError(
-                    f"run {name!r} in {root} is live already: choose another run name, or wait until it ends", run=name
-                )
+                raise _is_live(root, name)
             # The directory's name is the run's, also after it has been moved.
             known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
             self._record = known | {"name": name}
@@ -380,21 +432,25 @@ class RunDirectory:
 
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""
-        number = 1 + max((entry["attempt"] for entry in self._record["attempts"]), default=0)
-        # A broker that was killed at once leaves a recording that is listed nowhere.
-        while os.path.lexists(recording := self.path / f"recording-{number}.mcap"):
-            number += 1
-        return number, recording
+        return _next_attempt(self.path, self._record)
 
     def begin_attempt(
-        self, recording: Path, number: int, info: dict[str, Any], world_size: int, started: float | None = None
+        self,
+        recording: Path,
+        number: int,
+        info: dict[str, Any],
+        world_size: int,
+        started: float | None = None,
+        local_world_size: int | None = None,
     ) -> None:
-        """Writes down that an attempt has begun, whose recording is there; ``started`` is by default now."""
+        """Writes down that an attempt has begun, whose recording is there; ``started`` is by default now, and
+        ``local_world_size`` all ranks."""
         began = time.time() if started is None else started
         entry = {"attempt": number, "recording": recording.name, "started": began, "ended": None} | {
             "status": "running",
             "error": None,
             "world_size": world_size,
+            "local_world_size": world_size if local_world_size is None else local_world_size,
             "publishers": [],
             "info": info,
         }
@@ -402,9 +458,9 @@ class RunDirectory:
         self._write(RUN_FILE, record)
         self._record = record
 
-    def resume_attempt(self, number: int) -> tuple[Path, int, list[dict[str, Any]]]:
-        """Marks an attempt whose broker ended before it as live again. Returns its recording, its number of ranks,
-        and what is known of its publishers.
+    def resume_attempt(self, number: int) -> tuple[Path, int, int, list[dict[str, Any]]]:
+        """Marks an attempt whose broker ended before it as live again. Returns its recording, its number of ranks, how
+        many of them publish here, and what is known of its publishers.
 
         Raises:
             BrokerError: it is not the newest attempt, or it has ended otherwise.
@@ -420,7 +476,8 @@ class RunDirectory:
         for name in ("reason", "reached"):
             entry.pop(name, None)
         self._write(RUN_FILE, self._record)
-        return recording, entry.get("world_size", 1), list(entry.get("publishers", []))
+        world_size = entry.get("world_size", 1)
+        return recording, world_size, entry.get("local_world_size", world_size), list(entry.get("publishers", []))
 
     def has_attempt(self, number: int) -> bool:
         """Whether an attempt of that number has begun here."""

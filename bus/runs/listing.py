@@ -15,6 +15,10 @@ def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "run": run.name,
         "recorded_as": run.recorded_as,
         "id": run.id,
+        "host": text if isinstance(text := last.info.get("host"), str) else None,
+        "world_size": last.world_size,
+        "local_world_size": last.local_world_size,
+        "ranks": sorted(rank for one in last.publishers if type(rank := one.get("rank")) is int),
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
         # Also while its trainer, on this machine, is about to find the broker again.

@@ -3,20 +3,23 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import zmq
 
-from bus.errors import BrokerError, RunDirectoryError, RunNotFoundError
+from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
 from bus.files import open_file
 from bus.net.curve import ClientSecurity
-from bus.net.requests import _keys_hint, _send, next_answer, request
-from bus.net.sockets import connect_socket
+from bus.net.nats_addresses import how_to_list, what_is_at
+from bus.net.requests import RequestClient, _keys_hint, _send, next_answer, request
+from bus.net.sockets import connect_socket, is_stand_in
 from bus.protocol.frames import check_run_name
+from bus.protocol.host_windows import HostWindow, decode_window
 from bus.protocol.order import StreamOrder
 from bus.protocol.snapshot import Snapshot
+from bus.recording.host_windows import GrowingWindows, windows_path
 from bus.recording.reader import RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
@@ -60,6 +63,9 @@ class RunSource(Protocol):
     def wait(self, seconds: float) -> None:
         """Waits so long, or until something of the recording has come."""
 
+    def host_windows(self) -> list[HostWindow]:
+        """What hosts have said of their ranks since the last call."""
+
     def close(self) -> None:
         """Ends it."""
 
@@ -81,6 +87,7 @@ class LocalRun:
         self.endpoints: Endpoints | None = None
         self._lost_since: float | None = None
         self._status = self._found(info)
+        self._windows = GrowingWindows(windows_path(info.recording, self.attempt))
         self._lock = -1
         with contextlib.suppress(OSError):
             self._lock = open_file(info.path / LOCK_FILE)
@@ -122,9 +129,14 @@ class LocalRun:
         """Waits so long."""
         time.sleep(seconds)
 
+    def host_windows(self) -> list[HostWindow]:
+        """Those of this host."""
+        return list(self._windows.windows())
+
     def close(self) -> None:
         """Closes the recording."""
         self.reader.close()
+        self._windows.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -144,8 +156,10 @@ class RemoteRun:
         run: str | None,
         security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
+        host: str | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
+        self._of_host = {} if host is None else {"host": host}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.run_dir: Path | None = None
         self.recording: Path | None = None
@@ -161,23 +175,30 @@ class RemoteRun:
         self.run_name = check_run_name(listed.get("recorded_as") or self._run)
         self.run_id: str | None = listed["id"] if isinstance(listed.get("id"), str) else None
         self.attempt: int = listed["attempt"]
-        self._file = _RemoteFile(self._socket, self._run, self.attempt, self._timeouts.fetch)
+        self._file = _RemoteFile(self._socket, self._run, self.attempt, self._timeouts.fetch, self._of_host)
         self.reader = RecordingReader(self._file, f"the recording of run {self._run}")
         self._heard = self._connected = time.monotonic()
         self._security = security
+        self._windows: RequestClient | None = None
+        self._windows_seen = 0
         self._ask_at = 0.0
         self._lost_since: float | None = None
         self._status = RunStatus.AWAY
         self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        answer = request(self._socket, "runs", {"run": run}, self._timeouts.answer)
+        # Servers behind a stand-in may be choosing a leader just now.
+        patience = self._timeouts.answer * (5 if is_stand_in(address) else 1)
+        answer = request(self._socket, "runs", {"run": run, **self._of_host}, patience)
+        if answer is None and is_stand_in(address):
+            raise BrokerError(f"NATS at {address} does not answer: see whether its servers run and have JetStream")
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _listed_runs(answer)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
-            raise RunNotFoundError(f"the broker at {address} {what}: 'bus runs --broker {address}' lists them", run=run)
+            what += f" of host {self._of_host['host']}" if self._of_host else ""
+            raise RunNotFoundError(f"{what_is_at(address)} {what}: {how_to_list(address)}", run=run)
         live = [listed for listed in runs if listed.get("live")]
         chosen: dict[str, Any] = (live or runs)[0]
         return chosen
@@ -187,7 +208,7 @@ class RemoteRun:
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + self._timeouts.look
-            _send(self._socket, "runs", {"run": self._run})
+            _send(self._socket, "runs", {"run": self._run, **self._of_host})
         self._take_answers()
         if now - self._heard > self._timeouts.broker_return:
             return RunStatus.UNREACHABLE
@@ -209,6 +230,9 @@ class RemoteRun:
             self._heard = time.monotonic()
             if answer.kind == "data":
                 self._file.take(answer.content)
+            elif answer.kind == "refused" and answer.content.get("for_good") is True:
+                # The servers behind it, and not only this request.
+                raise BrokerError(str(answer.content.get("reason")))
             elif answer.kind == "refused":
                 # Nothing more can be read.
                 self._file.at_end = True
@@ -274,8 +298,31 @@ class RemoteRun:
         """Waits so long, or until an answer has come."""
         self._socket.poll(int(seconds * 1000))
 
+    def host_windows(self) -> list[HostWindow]:
+        """Those of all hosts, from a stream; a broker has none."""
+        if not is_stand_in(self._control_address):
+            return []
+        if self._windows is None:
+            self._windows = RequestClient(self._control_address, timeouts=self._timeouts)
+        found: list[HostWindow] = []
+        while True:
+            asked = {"run": self._run, "attempt": self.attempt, "after": self._windows_seen}
+            try:
+                answer = self._windows("windows", asked)
+            except BrokerError:
+                return found
+            seen, windows = answer.get("after"), answer.get("windows")
+            if type(seen) is not int or seen <= self._windows_seen or not isinstance(windows, list):
+                return found
+            self._windows_seen = seen
+            for data in windows:
+                with contextlib.suppress(ProtocolError):
+                    found.append(decode_window(data))
+
     def close(self) -> None:
         """Ends the connection."""
+        if self._windows is not None:
+            self._windows.close()
         self._context.destroy(linger=0)
 
 
@@ -293,15 +340,22 @@ class _RemoteFile:
     """A recording as :class:`~bus.recording.reader.RecordingReader` wants it, from ranges that are asked for as it goes
     on."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", run: str, attempt: int, patience: float) -> None:
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", run: str, attempt: int, patience: float, of_host: Mapping[str, str]
+    ) -> None:
         self._patience = patience
         self._socket = socket
-        self._which = {"run": run, "attempt": attempt}
+        self._which = {"run": run, "attempt": attempt, **of_host}
         self._start = 0
         self._data = bytearray()
         self._asked = 0.0
         self.at_end = False
         """Whether everything that the broker has is here."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether an answer is waited for."""
+        return not self.at_end
 
     def read_at(self, offset: int, size: int) -> bytes:
         """What is here of a range; the rest is asked for."""

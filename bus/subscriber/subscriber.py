@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
 from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.requests import RequestClient
+from bus.net.sockets import is_stand_in
 from bus.protocol.blocks import Bulk, EventBlock
 from bus.protocol.frames import Control
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.protocol.stream import RunStream
@@ -79,14 +81,16 @@ class Subscriber(RunStream):
 
     With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
     too; ``security`` holds the keys for it. The constructor then waits for the broker's answer, up to 5 s. With
-    ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream.
+    ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream. Of a run on several
+    hosts that is what the host of the first rank has; with ``host`` what that one has, from its bridge, which has to
+    be there. ``ranks`` are those whose events to receive, by default all.
 
     Raises:
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
         BrokerError: no broker, or no NATS server, answers at that address.
-        ConfigurationError: both ``broker`` and ``stream`` are given, or ``stream`` is malformed; ``barrier_events``
-            has an event that is not among ``events``; or ``max_delay`` is not from 0 to 1.
+        ConfigurationError: both ``broker`` and ``stream`` are given, or ``host`` without ``stream``; ``stream`` is
+            malformed; ``barrier_events`` has an event that is not among ``events``; ``max_delay`` is not from 0 to 1.
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class Subscriber(RunStream):
         broker: str | None = None,
         security: ClientSecurity | None = None,
         stream: str | None = None,
+        host: str | None = None,
+        ranks: Collection[int] = (),
         timeouts: Timeouts | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
@@ -118,6 +124,11 @@ class Subscriber(RunStream):
                 )
         self._source: RunSource
         self._gateway: Gateway | None = None
+        self._ranks = frozenset(ranks)
+        self.first_rank = min(ranks, default=0)
+        if host is not None and stream is None and not is_stand_in(broker or ""):
+            raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
+        self._host = host
         if stream is not None:
             if broker is not None:
                 raise ConfigurationError("broker and stream name two places to read from: give one of them")
@@ -127,7 +138,7 @@ class Subscriber(RunStream):
             security = client_security_for(broker)
         if broker is not None:
             try:
-                self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts)
+                self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts, host)
             except BaseException:
                 if self._gateway is not None:
                     self._gateway.close()
@@ -186,6 +197,7 @@ class Subscriber(RunStream):
     @property
     def _wanted(self) -> dict[str, Any]:
         return {
+            **({} if self._host is None else {"host": self._host}),
             "name": self._name,
             "demand": Demand.merge([self._demand, self._delay]).to_wire(),
             "decides": sorted(event.value for event in self._barrier_events),
@@ -318,6 +330,12 @@ class Subscriber(RunStream):
         be called from another thread."""
         return tuple(self._order.outcomes)
 
+    def host_windows(self) -> list[HostWindow]:
+        """As :meth:`bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first the last
+        one of each; from a directory those of its host, from the beginning; through a broker none. Waits for nothing
+        but an answer in this process."""
+        return self._source.host_windows()
+
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
         """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; may be called
         from another thread."""
@@ -393,8 +411,13 @@ class Subscriber(RunStream):
         return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _next(self) -> Snapshot | None:
-        """The next snapshot; ``None`` where a mark of a checkpoint or a block came instead."""
+        """The next snapshot; ``None`` where a mark of a checkpoint or a block came instead, or one of another
+        rank."""
         snapshot = self._following.ready.popleft()
+        if self._ranks and not isinstance(snapshot, CheckpointMark) and snapshot.rank not in self._ranks:
+            if isinstance(snapshot, Snapshot):
+                self._note_handled(snapshot)
+            return None
         if isinstance(snapshot, EventBlock):
             self._take_block(snapshot)
             self._given += len(snapshot)

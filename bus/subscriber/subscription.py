@@ -125,7 +125,8 @@ class LeaseRenewer:
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Queues a message; messages are sent in that order."""
-        self._queue.append(encode_control(kind, {"run": self._wanted["run"], **content}))
+        whose: dict[str, Any] = {name: self._wanted[name] for name in ("run", "host") if name in self._wanted}
+        self._queue.append(encode_control(kind, {**whose, **content}))
         self._wake.set()
 
     def update_demand(self, wanted: dict[str, Any]) -> None:

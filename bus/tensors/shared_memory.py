@@ -34,16 +34,14 @@ _MADV_POPULATE_WRITE = 23
 _PIECE = 4 << 20
 
 
-def create_memory(size: int, token: bytes) -> tuple[int, int]:
-    """Makes memory of ``size`` bytes, allocated at once, identified by ``token``. Returns the
-    descriptor of it, and the number by which others find it.
+def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple[int, int]:
+    """Makes memory of ``size`` bytes, identified by ``token``. Returns the descriptor of it, and the number by which
+    others find it. All of it is allocated at once, or the first ``allocate`` bytes: then :func:`allocate_memory` is to
+    come before more is written.
 
     Raises:
         OSError: there is not so much.
     """
-    # The kernel would not refuse, but end processes until there is room.
-    if size > (available := memory_available()) * SHARE:
-        raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
     if HAS_MEMFD:
         _keep_from_forks()
         descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -52,15 +50,26 @@ def create_memory(size: int, token: bytes) -> tuple[int, int]:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor, shared = os.open(_path(os.getpid(), token), flags, 0o600), NO_DESCRIPTOR
     try:
-        # What is not there in full would be missed only when it is written to, by a signal that ends the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, size)
+        allocate_memory(descriptor, 0, size if allocate is None else allocate)
     except BaseException:
         discard_memory(descriptor, token)
         raise
     return descriptor, shared
+
+
+def allocate_memory(descriptor: int, offset: int, size: int) -> None:
+    """Allocates a part of memory that was made with ``allocate``.
+
+    Raises:
+        OSError: there is not so much.
+    """
+    # The kernel would not refuse, but end processes until there is room.
+    if size > (available := memory_available()) * SHARE:
+        raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
+    # What is not there in full would be missed only when it is written to, by a signal that ends the process.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, offset, size)
 
 
 def memory_available() -> float:

@@ -15,9 +15,14 @@ COMMANDS: Mapping[str, str] = {
     "pause": "pauses until 'resume' or 'stop'",
     "resume": "continues after 'pause'",
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or a setting of the trainer's own",
+    "dump": "writes the flight recorder's last batches to a recording; at once, also while the loop hangs",
 }
 """What a trainer understands, and what it does then, as ``bus send --help`` shows it. Takes effect at
-the next boundary between two batches."""
+the next boundary between two batches; but for ``dump``, which the broker obeys."""
+
+DUMP = "dump"
+DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
+"""Why a flight recorder is written: what ``dump`` may be sent with."""
 
 WAIT_SECONDS = 30.0
 """How long a sender waits by default until its command has taken effect."""
@@ -88,6 +93,8 @@ class Outcome(NamedTuple):
     """Why it was not applied."""
     time_ns: int | None = None
     """When it was answered, in nanoseconds since 1970 (UTC), if the stream has it."""
+    done: str | None = None
+    """What was done, of a command that the broker has obeyed."""
 
     @property
     def delay(self) -> int | None:
@@ -107,6 +114,8 @@ class Outcome(NamedTuple):
     def _described(self, command: str) -> str:
         if self.error is not None:
             return f"{command} was not done: {self.error}"
+        if self.done is not None:
+            return f"{command} wrote {self.done}"
         if self.event is None:
             return f"{command} was handed on and has not taken effect yet"
         late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"
@@ -116,11 +125,13 @@ class Outcome(NamedTuple):
     def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
         """Reads an ``applied`` message."""
         event, batch, error = content.get("event"), content.get("batch"), content.get("error")
+        done = content.get("done")
         return cls(
             command,
             None if event is None else str(event)[:MAX_TEXT],
             batch if type(batch) is int else None,
             None if error is None else str(error)[:MAX_TEXT],
+            done=None if done is None else str(done)[:MAX_TEXT],
         )
 
 
@@ -135,6 +146,9 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
     if name == "set":
         if len(arguments) != 2 or not isinstance(arguments[0], str):
             raise ConfigurationError("'set' takes the name of a setting and a value, as in 'set lr 0.01'")
+    elif name == DUMP and arguments:
+        if len(arguments) > 1 or arguments[0] not in DUMP_REASONS:
+            raise ConfigurationError(f"'dump' takes a reason or nothing: {', '.join(DUMP_REASONS)}")
     elif arguments:
         raise ConfigurationError(f"{name!r} takes nothing further, not {' '.join(map(str, arguments))!r}")
     for one in arguments:

@@ -84,6 +84,9 @@ class Timeouts:
     """The longest that a broker waits for that silence."""
     unreachable: float = 60.0
     """How long a broker waits for a publisher on another machine that is not connected."""
+    stalled: float = 300.0
+    """How long a rank with a flight recorder publishes nothing before what it holds is written, unless the training is
+    paused."""
     takeover: float = 10.0
     """How long a broker that takes over waits for another rank's broker to serve the run or to give it up."""
     takeover_poll: float = 0.1

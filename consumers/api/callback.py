@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from bus.errors import ConfigurationError
 from bus.protocol.blocks import Bulk, EventBlock
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import Demand, Want, check_max_delay
@@ -120,6 +121,12 @@ class Callback:
     def take_block(self, block: EventBlock) -> None:
         """Handles events of :attr:`bulk` that followed one another; single ones still come to :meth:`run_event`."""
 
+    def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
+        """Of a run on several hosts: what its hosts say of their ranks about once a second, the first host's too. Comes
+        between two events, from a stream that has it: of all hosts with ``--stream``, of one from the run's directory.
+        Recordings do not have it, so what is logged here does not come again in a replay; log with the ``step`` that it
+        is about. Not ``async``."""
+
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Called for every wanted event; calls the event's method. An override replaces those methods."""
         result: MaybeAwaitable = getattr(self, event.value)(state, logger)
@@ -158,6 +165,11 @@ class Callback:
             return self.background
         names = ["run_event"] if self._overrides("run_event") else [event.value for event in self.wanted_events()]
         return any(inspect.iscoroutinefunction(getattr(self, name)) for name in names)
+
+    @property
+    def takes_windows(self) -> bool:
+        """Whether :meth:`host_windows` is overridden."""
+        return self._overrides("host_windows")
 
     @property
     def has_state(self) -> bool:

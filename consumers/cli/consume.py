@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from bus.cli.options import ReplayChoice
 from bus.errors import ConfigurationError
+from bus.net.nats_addresses import is_nats
 from bus.recording.window import Bound
 from bus.types.demand import check_max_delay, shortest_delay
 from consumers.api.callback import Callback, OnError, demand_of
@@ -32,6 +33,7 @@ def consume(
     loggers: list[str],
     options: tuple[str, ...],
     run: str | None,
+    ranks: tuple[int, ...],
     last: bool,
     runs_dir: Path | None,
     broker: str | None,
@@ -61,7 +63,7 @@ def consume(
         raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
     if list_metrics == "" and not (run or replay):
         last = True
-    source = RunSelector(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last)
+    source = RunSelector(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last, ranks)
     choice = ReplayChoice(rate, start, until, loop)
     _check_together(source, choice, name, state_dir)
     if max_delay is not None:
@@ -92,7 +94,7 @@ def consume(
     found = source.find(say)
     delay = shortest_delay([max_delay, *(destination.max_delay for destination in destinations)])
     streams = SourceStreams(found, choice, name, delay)
-    progress = None if name is None else open_state(state_dir, name, found)
+    progress = None if name is None else open_state(state_dir, name, found, say)
     states = None if name is None else CheckpointStates(name, state_dir)
     code = 0
     while True:
@@ -138,7 +140,7 @@ def _frozen() -> Iterator[None]:
 def _check_together(source: RunSelector, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
     """Raises for options that do not go together, or for a name that is not allowed."""
     source.check()
-    if name is not None and source.broker and state_dir is None:
+    if name is not None and source.broker and state_dir is None and not is_nats(source.broker):
         raise click.UsageError(
             "--name keeps how far a consumer is in the run's directory, which is on another machine: "
             "add --state-dir DIR"

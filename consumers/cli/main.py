@@ -11,6 +11,16 @@ from consumers.api.callback import OnError
 from consumers.delivery.commit import COMMIT_EVENTS
 
 
+def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        ranks = tuple(int(rank) for rank in (value or "").split(",") if rank.strip())
+    except ValueError:
+        ranks = (-1,)
+    if min(ranks, default=0) < 0:
+        raise click.BadParameter(f"{value!r} is no list of ranks: write 17 or 17,18")
+    return ranks
+
+
 def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
@@ -47,6 +57,12 @@ settings_option = click.option(
 @loggers_option
 @settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read, live or not; without it the newest live one.")
+@click.option(
+    "--ranks",
+    callback=_ranks,
+    metavar="RANK,RANK",
+    help="With '--stream': only these ranks, all of one host of the run; their events come from that host.",
+)
 @click.option("--last", is_flag=True, help="Reads the newest run, live or not.")
 @click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
@@ -95,15 +111,15 @@ settings_option = click.option(
 @click.option(
     "--name",
     metavar="NAME",
-    help="Keeps how far this consumer is, under that name in the run's directory. The same command goes on from there "
-    "after whatever ended it, and its files come out as if nothing had happened. After an error with "
-    "'--on-error stop' it goes on before that error.",
+    help="Keeps how far this consumer is, under that name in the run's directory, with '--stream' in NATS. The same "
+    "command goes on from there after whatever ended it, and its files come out as if nothing had happened. After an "
+    "error with '--on-error stop' it goes on before that error.",
 )
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where '--name' keeps that. Default: 'consumers' in the run's directory.",
+    help="Where '--name' keeps that, in a file. Default: 'consumers' in the run's directory; with '--stream', NATS.",
 )
 @click.option(
     "--commit-every",

@@ -11,11 +11,13 @@ import click
 from bus.cli.options import ReplayChoice
 from bus.errors import ConfigurationError, RunNotFoundError
 from bus.net.curve import client_security
+from bus.net.nats_addresses import is_nats
 from bus.recording.recording import Recording
 from bus.replay.pace import Pace
 from bus.replay.replay import Replay
 from bus.runs.directory import RunInfo, find_run
 from consumers.api.callback import Callback
+from consumers.delivery.commit import CommitStore
 from consumers.runner.checkpoint_states import STATE_DIR
 from consumers.runner.entries import Subscription, wanted_events
 from consumers.runner.state_file import StateFile
@@ -23,6 +25,7 @@ from consumers.runner.streams import (
     RemoteRunInfo,
     Stream,
     attach,
+    choose_ranks,
     find_or_wait,
     find_remote,
     live_or_wait,
@@ -46,6 +49,7 @@ class RunSelector:
     replay: Path | None
     wait: bool
     last: bool
+    ranks: tuple[int, ...] = ()
 
     @property
     def is_file(self) -> bool:
@@ -67,6 +71,8 @@ class RunSelector:
             )
         if self.broker and (self.replay or self.runs_dir):
             raise click.UsageError("--broker reads everything through it: it goes with neither --replay nor --runs-dir")
+        if self.ranks and not (self.broker and is_nats(self.broker) and self.run):
+            raise click.UsageError("--ranks chooses ranks of a run in NATS: name them with --stream and --run")
         if (self.key or self.broker_key) and not self.broker:
             raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
 
@@ -82,7 +88,8 @@ class RunSelector:
         if self.broker:
             security = client_security(self.key, self.broker_key)
             if self.run:
-                return find_remote(self.broker, self.run, security, self.wait, say)
+                found = find_remote(self.broker, self.run, security, self.wait, say)
+                return choose_ranks(found, self.ranks) if self.ranks else found
             return (newest_remote if self.last else live_remote_or_wait)(self.broker, security, say)
         if self.replay is not None and not self.replay.exists():
             # What is no run's name either is told of as a file.
@@ -136,17 +143,23 @@ class SourceStreams:
         self._replays.clear()
 
 
-def open_state(directory: Path | None, name: str, found: Found) -> StateFile:
+def open_state(
+    directory: Path | None, name: str, found: Found, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[CommitStore]:
     """Where the consumer ``name`` keeps how far it is: in ``directory``, which a run at a broker elsewhere needs, or in
-    the run's own.
+    the run's own; of a run at NATS, there. ``say`` is given what is waited for.
 
     Raises:
         ConfigurationError: a consumer of that name is at work.
         RunDirectoryError: the directory cannot be made or written.
+        BrokerError: NATS does not answer.
     """
     if isinstance(found, RemoteRunInfo):
-        assert directory is not None  # the command asks for it
-        return StateFile(directory, name, found.name, found.attempt)
+        if directory is not None:
+            return StateFile(directory, name, found.name, found.attempt)
+        from consumers.runner.state_bucket import StateBucket
+
+        return StateBucket(found.broker, name, found.name, found.attempt, say)
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     return StateFile(directory or found.path / STATE_DIR, name, found.name, found.last.number)

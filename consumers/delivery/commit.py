@@ -189,6 +189,7 @@ class CommitStore(Protocol):
 
         Raises:
             RunDirectoryError: it cannot be stored at this moment.
+            ReplacedError: another consumer has taken over the name, where that is possible.
         """
 
 

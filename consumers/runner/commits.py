@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.errors import ConfigurationError, RunDirectoryError
+from bus.jetstream.positions import ReplacedError
 from bus.printing import say
 from bus.protocol.order import Ending
 from consumers.api.callback import Callback
@@ -97,7 +98,11 @@ class Commits:
 
     def commit(self, ending: Ending | None = None) -> None:
         """Commits where everything stands; with ``ending``, that nothing is left to do. When that cannot be stored at
-        this moment, it is shown, once, and the next attempt may succeed."""
+        this moment, it is shown, once, and the next attempt may succeed.
+
+        Raises:
+            ReplacedError: another consumer has taken over the name.
+        """
         try:
             self.store(ending)
             self.problem = None
@@ -111,6 +116,7 @@ class Commits:
 
         Raises:
             RunDirectoryError: it cannot be stored at this moment.
+            ReplacedError: another consumer has taken over the name.
             ConfigurationError: the state of a callback or a destination holds something that cannot be stored.
         """
         self._handled_at_commit = self._shared.handled
@@ -124,7 +130,12 @@ class Commits:
             callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
             if callbacks is None or destinations is None:
                 return
-            self._store_states(self._progress, callbacks, destinations, ending)
+            try:
+                self._store_states(self._progress, callbacks, destinations, ending)
+            except ReplacedError as error:
+                # What is held back is the other one's to send.
+                self._shared.fail(error)
+                raise
             self._fanout.commit()
 
     def _release(self) -> None:

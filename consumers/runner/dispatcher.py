@@ -29,6 +29,7 @@ from consumers.runner.entries import CallbackEntry, barrier_events_of
 
 _NOWHERE = (0, 0)
 _FLUSH_SECONDS = 0.05
+_WINDOW_SECONDS = 0.25
 
 AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
 """Called with a dispatcher where the training has saved or loaded a checkpoint."""
@@ -112,6 +113,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._waiting = False
+        self._looking: asyncio.TimerHandle | None = None
         self._running: CallbackEntry | None = None
         stream.name_sender = self._name_sender
         if handling.at_checkpoint is not None:
@@ -155,6 +157,7 @@ class Dispatcher:
         try:
             self._read_in_blocks()
             events = {*self._table, *self._with_hyperparameters}
+            self._look_for_windows()
             async with contextlib.aclosing(self.stream.read(events, self.positions)) as batches:
                 async for batch in batches:
                     self._waiting = False
@@ -165,6 +168,8 @@ class Dispatcher:
                     self._waiting = True
                     if self.stopping:
                         break
+            # Those of the last batches come when the run has ended.
+            self._give_windows()
         except asyncio.CancelledError:
             # Cancelled by ourselves while it waited for the next snapshot, or by the owner of the event loop.
             task = asyncio.current_task()
@@ -172,6 +177,34 @@ class Dispatcher:
                 raise
         finally:
             self._waiting = False
+            if self._looking is not None:
+                self._looking.cancel()
+
+    def _look_for_windows(self) -> None:
+        """Gives callbacks what hosts say whenever nothing else is being handled: not all events bring some, and those
+        may be far apart."""
+        if not any(entry.callback.takes_windows for entry in self.entries):
+            return
+        if self._waiting:
+            self._give_windows()
+        assert self._loop is not None
+        self._looking = self._loop.call_later(_WINDOW_SECONDS, self._look_for_windows)
+
+    def _give_windows(self) -> None:
+        entries = [entry for entry in self.entries if entry.is_active and entry.callback.takes_windows]
+        # What is logged needs an event for its time.
+        windows = self.stream.host_windows() if entries and self.last is not None else ()
+        if not windows or self.last is None:
+            return
+        self._logger.begin(self.last)
+        for entry in entries:
+            try:
+                entry.callback.host_windows(windows, self._logger)
+            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+                self._take_error(entry, error, "host_windows")
+        if self._logger.pending:
+            self._deliver(self._logger, self.last)
+            self._flush()
 
     async def close(self) -> None:
         """Closes the callbacks, and delivers what they log meanwhile."""
@@ -250,10 +283,10 @@ class Dispatcher:
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
         targets = self._table.get(event, ())
-        if snapshot.rank:
+        if snapshot.rank != self.stream.first_rank:
             targets = [target for target in targets if target.entry.all_ranks]
         logger = self._logger
-        if event in self._with_hyperparameters and not snapshot.rank:
+        if event in self._with_hyperparameters and snapshot.rank == self.stream.first_rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
             if event is Event.INIT:
                 self.handling.note_source(Source.of(snapshot.fields))

@@ -64,22 +64,7 @@ class StateFile:
             RunDirectoryError: it cannot be read.
         """
         packed = self._read()
-        if packed is None:
-            return None
-        try:
-            committed = Committed.unpack(packed)
-        except RecordingError as error:
-            raise RecordingError(
-                f"the state of consumer {self.name!r} in {self.path} {error}; "
-                "another '--name' begins anew, with files of its own"
-            ) from None
-        found = (committed.run_name, committed.attempt)
-        if found != self._run:
-            raise ConfigurationError(
-                f"{self.path} is about run {found[0]!r}, attempt {found[1]}, and not about {self._run[0]!r}, attempt "
-                f"{self._run[1]}: choose another '--name' or '--state-dir'"
-            )
-        return committed
+        return None if packed is None else unpack_committed(packed, self.name, str(self.path), self._run)
 
     def commit(self, committed: Committed) -> None:
         """Replaces the file.
@@ -119,6 +104,28 @@ class StateFile:
                 f"the state of consumer {self.name!r} cannot be kept in {self.path}: {error.strerror}; "
                 "'--state-dir DIR' keeps it elsewhere"
             ) from None
+
+
+def unpack_committed(packed: bytes, name: str, place: str, run: tuple[str, int]) -> Committed:
+    """What the consumer ``name`` has committed in ``place``, for an attempt of a run.
+
+    Raises:
+        RecordingError: it is damaged, or of a newer version.
+        ConfigurationError: it is about another run.
+    """
+    try:
+        committed = Committed.unpack(packed)
+    except RecordingError as error:
+        raise RecordingError(
+            f"the state of consumer {name!r} in {place} {error}; another '--name' begins anew, with files of its own"
+        ) from None
+    found = (committed.run_name, committed.attempt)
+    if found != run:
+        raise ConfigurationError(
+            f"{place} is about run {found[0]!r}, attempt {found[1]}, and not about {run[0]!r}, attempt {run[1]}: "
+            "choose another '--name' or '--state-dir'"
+        )
+    return committed
 
 
 def read_state(path: Path) -> bytes | None:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from bus.errors import RunError, RunNotFoundError
+from bus.errors import ConfigurationError, RunError, RunNotFoundError
 from bus.net.curve import ClientSecurity
-from bus.net.requests import list_remote_runs
+from bus.net.nats_addresses import how_to_list, what_is_at
+from bus.net.requests import list_remote_hosts, list_remote_runs
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.announcement import Announcement, list_announcements
@@ -38,6 +39,10 @@ class RemoteRunInfo(NamedTuple):
     status: str
     """``live``, or how the newest attempt ended."""
     security: ClientSecurity | None
+    host: str | None = None
+    """Which host's recording is read, of a run on several; ``None`` for that of the first rank's."""
+    ranks: tuple[int, ...] = ()
+    """Whose events are read; all without one."""
 
 
 def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
@@ -48,7 +53,9 @@ def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
         RunError: with ``after``, another attempt of the run has begun meanwhile.
     """
     if isinstance(run, RemoteRunInfo):
-        subscriber = Subscriber(run.name, broker=run.broker, security=run.security, **vars(subscription))
+        subscriber = Subscriber(
+            run.name, broker=run.broker, security=run.security, host=run.host, ranks=run.ranks, **vars(subscription)
+        )
         attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
     elif run.live or run.away:
         subscriber = Subscriber(str(run.path), **vars(subscription))
@@ -92,10 +99,29 @@ def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: b
     if found is not None:
         return found
     if not wait:
-        raise RunNotFoundError(
-            f"there is no run {name!r} at {broker}: 'bus runs --broker {broker}' lists its runs", run=name
-        )
+        raise RunNotFoundError(f"{what_is_at(broker)} has no run {name!r}: {how_to_list(broker)}", run=name)
     return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
+
+
+def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int]) -> RemoteRunInfo:
+    """A run in a stream, of which some ranks alone are read, from their host.
+
+    Raises:
+        ConfigurationError: there is no such rank, or they are on several hosts.
+    """
+    hosts = list_remote_hosts(run.broker, run.name)
+    on = {rank: str(host["host"]) for host in hosts for rank in host.get("ranks") or ()}
+    unknown = [rank for rank in ranks if rank not in on]
+    if unknown:
+        known = f"its ranks are {min(on)} to {max(on)}" if on else "none is known yet"
+        raise ConfigurationError(f"run {run.name!r} has no rank {unknown[0]} with a bridge at {run.broker}: {known}")
+    chosen = sorted({on[rank] for rank in ranks})
+    if len(chosen) > 1:
+        where = ", ".join(f"rank {rank} on {on[rank]}" for rank in ranks[:8])
+        raise ConfigurationError(
+            f"ranks of {len(chosen)} hosts are named ({where}): start a consumer for the ranks of each host"
+        )
+    return run._replace(host=None if on.get(0) == chosen[0] else chosen[0], ranks=tuple(ranks))
 
 
 def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:

@@ -305,8 +305,10 @@ export async function* follow(source, run) {
     const [, , seq, , , timestamp, , fields, context] = unpack(body);
     if (Number(seq) <= (last.get(rank) ?? 0)) return [];
     last.set(rank, Number(seq));
-    ranks = Number(context.world_size ?? ranks);
-    if (event === "$end") ended.add(rank);
+    if (event === "$end") {
+      ended.add(rank);
+      ranks = Number(context.local_world_size ?? context.world_size ?? 1); // of a run on several hosts those of one
+    }
     return [{ event, rank: Number(rank), seq: Number(seq), batch: Number(timestamp[2]), fields }];
   };
   const reader = new RecordingReader((offset) => source.fetch(attempt, offset));

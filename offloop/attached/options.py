@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     run_name: str | None
     runs_dir: PathInput | None
     broker: str | None
+    stream_to: str | None
     key: str | None
     broker_key: str | None
     callbacks: Any | Sequence[Any] | None

@@ -27,7 +27,7 @@ CONTAINERS = ROOT / "containers"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("offloop-")]
-PROGRAMS = {"", "sleep", "tensorboard", "wget", *(path.name for path in CONTAINERS.iterdir())}
+PROGRAMS = {"", "nats-server", "sleep", "tensorboard", "wget", *(path.name for path in CONTAINERS.iterdir())}
 DOCKERFILE = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KEYS = {"broker", "trainer", "viewer", "commander", "dashboard"}
@@ -53,6 +53,19 @@ def interpolated(command: str | Sequence[str]) -> list[str]:
     return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in words(command)]
 
 
+def typed(command: str | Sequence[str]) -> list[str]:
+    """What a service runs in the end: a script of ours may stand before it."""
+    parts = interpolated(command)
+    return parts[2:] if parts[0] == "train-host" else parts
+
+
+def listening(service: Mapping[str, Any]) -> str:
+    """Where a service's ports are named."""
+    configured = [ROOT / source for source in mounts(service).values() if source.startswith("./")]
+    texts = [*words(service.get("command", "")), *service.get("ports", [])]
+    return " ".join([*texts, *(path.read_text() for path in configured if path.is_file())])
+
+
 def mounts(service: Mapping[str, Any]) -> dict[str, str]:
     """What is mounted where in a service: folder to volume."""
     return {target: source for source, target, *_ in (volume.split(":") for volume in service.get("volumes", []))}
@@ -63,12 +76,12 @@ def test_what_a_service_runs_can_be_typed_and_whom_it_asks_is_there(name: str) -
     service = SERVICES[name]
     check = service.get("healthcheck", {"test": ["CMD"]})["test"]
     for command in (service.get("command"), check[1:]):
-        program, *arguments = interpolated(command) if command else [""]
-        assert program in COMMANDS or program in PROGRAMS
+        program, *arguments = typed(command) if command else [""]
+        assert program in COMMANDS or program in PROGRAMS or program == "torchrun"
         assert problem(CommandLine("docker-compose.yml", 0, (program, *arguments), is_whole=True)) is None
-        for host, port in re.findall(r"//(\w+):(\d+)", " ".join(arguments)):
-            asked = SERVICES[name if host == "localhost" else host]
-            assert port in " ".join([*words(asked.get("command", "")), *asked.get("ports", [])])
+        given = [*arguments, *service.get("environment", {}).values()]
+        for host, port in re.findall(r"//([\w-]+):(\d+)", " ".join(given)):
+            assert port in listening(SERVICES[name if host == "localhost" else host])
     assert all(port.rpartition(":")[2] in " ".join(check) for port in service.get("ports", []))
     for other, how in service.get("depends_on", {}).items():
         assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[other]
@@ -151,8 +164,8 @@ def test_the_dockerfile_names_what_there_is() -> None:
     for line in instructions("RUN"):
         for stage in re.findall(r"from=([\w-]+)", line):
             assert stage in names
-        for extra in re.findall(r'"\.\[(\w+)\]"', line):
-            assert extra in extras
+        for several in re.findall(r'"\.\[([\w,]+)\]"', line):
+            assert set(several.split(",")) <= set(extras)
     given = [service["build"].get("args", {}) for service in SERVICES.values() if "build" in service]
     (default,) = re.findall(r"^ARG EXTRAS=(\S+)", DOCKERFILE, re.MULTILINE)
     for asked in (default, *(args["EXTRAS"] for args in given if "EXTRAS" in args)):
@@ -189,6 +202,7 @@ def test_a_service_has_no_more_than_it_needs(name: str) -> None:
         "broker": {"broker", "viewer"},
         "trainer": {"trainer"},
         "dashboard": {"commander", "dashboard"},
+        "cluster-dashboard": {"dashboard"},
     }
     held = {source.removeprefix("keys-") for source in mounts(service).values() if source.startswith("keys-")}
     assert held <= owned.get(name, {"viewer"})
@@ -212,6 +226,36 @@ def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
     assert together == ["broker", "trainer", "checkpoint"]
     assert len({SERVICES[name]["hostname"] for name in together}) == 1
     assert all("user" not in SERVICES[name] for name in together)
+
+
+def test_the_hosts_of_the_cluster_train_together_and_have_runs_of_their_own() -> None:
+    hosts = [SERVICES[name] for name in ("host-1", "host-2")]
+    commands = [interpolated(host["command"]) for host in hosts]
+    assert [command.pop(4) for command in commands] == ["--node-rank=0", "--node-rank=1"]
+    assert commands[0] == commands[1]
+    assert {"--nnodes=2", "--master-addr=host-1"} <= set(commands[0])
+    assert commands[0][1] == "digits", "the run that train-host waits for"
+    assert "--run-name=digits" in commands[0]
+    assert len({mounts(host)["/runs"] for host in hosts}) == 2
+    config = (CONTAINERS / "nats" / "server.conf").read_text()
+    servers = [name for name in SERVICES if name.startswith("nats-")]
+    assert re.findall(r"//([\w-]+):6222", config) == servers
+    assert all(words(SERVICES[name]["command"])[-1] == name == SERVICES[name]["hostname"] for name in servers)
+
+
+def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_training(tmp_path: Path) -> None:
+    bus = tmp_path / "bus"
+    bus.write_text('#!/bin/sh\necho "bus $*"\n')
+    bus.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    training = "trap 'echo stopped; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    command = [CONTAINERS / "train-host", "digits", "sh", "-c", training]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+        host.terminate()
+        assert host.communicate(timeout=30)[0].splitlines() == ["stopped", "bus bridge digits"]
+    assert host.returncode == 7
 
 
 def test_prometheus_asks_the_exporter() -> None:

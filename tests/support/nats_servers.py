@@ -1,5 +1,7 @@
-"""A real NATS server with JetStream, which tests kill, stop and start again."""
+"""Real NATS servers with JetStream, one or a cluster, which tests kill, stop and start again."""
 
+import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -8,44 +10,69 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nats
 from helpers import wait_for
+from paths import FOLDERS
 
 from bus.jetstream.connection import NatsServers
+from bus.processes import is_running
+from bus.runs.bridged import read_bridge
 
 BESIDE_PYTHON = Path(sys.executable).with_name("nats-server")
-DEBIANS = Path("/usr/sbin/nats-server")
+DEBIANS = FOLDERS["nats-server"]
+
+
+def wait_for_copy(run_dir, attempt=1):
+    """Waits until the bridge of a run says that all up to an attempt is there, and has ended."""
+
+    def is_copied():
+        bridge = read_bridge(run_dir)
+        is_whole = bridge is not None and (bridge.state, bridge.attempt) == ("done", attempt)
+        return is_whole and not is_running(bridge.pid, bridge.started)
+
+    wait_for(is_copied, f"the copy of {run_dir.name}", 60)
 
 
 class NatsServer:
     """A server with a store of its own, at a port of its own."""
 
-    def __init__(self, folder, program=BESIDE_PYTHON, options=""):
+    def __init__(self, folder, program=BESIDE_PYTHON, options="", start=True, config=None, host="127.0.0.1"):
+        """``config`` makes all of its configuration from itself, instead of what is by default."""
+        assert program.exists(), (
+            f"{program} is not there: {'apt-get install nats-server' if program == DEBIANS else 'make setup'}"
+        )
         self.store = folder / "store"
         self._folder = folder
         self._program = program
         self._options = options
+        self._config = config
+        self._host = host
         self._process = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.address = f"nats://127.0.0.1:{self.port}"
+        self.port = free_port()
+        self.address = f"nats://{host}:{self.port}"
         self.servers = NatsServers.parse(self.address)
-        self.start()
+        if start:
+            self.start()
 
-    def start(self):
+    def start(self, wait=True):
         """Starts it, again at the same port and with the same store."""
         config = self._folder / "server.conf"
-        config.write_text(
-            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._options}\n'
-        )
+        text = f'listen: "{self._host}:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._options}\n'
+        config.write_text(text if self._config is None else self._config(self))
         with open(self._folder / "server.log", "a") as log:
             self._process = subprocess.Popen([self._program, "-c", config], stdout=log, stderr=log)
-        wait_for(self._answers, "the NATS server")
+        if wait:
+            wait_for(self._answers, "the NATS server")
+
+    @property
+    def is_running(self):
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
 
     def _answers(self):
-        assert self._process.poll() is None, (self._folder / "server.log").read_text()
+        assert self.is_running, (self._folder / "server.log").read_text()
         with socket.socket() as there:
-            return there.connect_ex(("127.0.0.1", self.port)) == 0
+            return there.connect_ex((self._host, self.port)) == 0
 
     def kill(self):
         """As a power failure would, but for what the system has."""
@@ -55,13 +82,32 @@ class NatsServer:
     def signal(self, number):
         """Stops it with ``SIGSTOP``, or lets it go on."""
         os.kill(self._process.pid, number)
+        if number == signal.SIGSTOP:
+            # Its threads end what they do: one of them may answer yet.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def give_room(self, stream):
+        """Lets a full stream grow, as its operator would."""
+
+        async def change():
+            client = await nats.connect(self.address)
+            jetstream = client.jetstream()
+            config = (await jetstream.stream_info(stream)).config
+            await jetstream.update_stream(config.evolve(max_bytes=-1))
+            await client.close()
+
+        asyncio.run(change())
 
     def set_back(self, to):
+        """Kills it, gives it an older copy of its store, and starts it."""
+        self.replace_store(to)
+        self.start()
+
+    def replace_store(self, to):
         """Kills it and gives it an older copy of its store."""
         self.kill()
         shutil.rmtree(self.store)
         shutil.copytree(to, self.store)
-        self.start()
 
     def copy_store(self, to):
         """A copy of its store, made while it stands still."""
@@ -69,3 +115,77 @@ class NatsServer:
         shutil.copytree(self.store, to)
         self.signal(signal.SIGCONT)
         return to
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class NatsCluster:
+    """Three servers that keep streams together; their streams have three replicas where a bridge is made so."""
+
+    def __init__(self, folder, size=3):
+        names = [f"n{number}" for number in range(1, size + 1)]
+        routes = {name: free_port() for name in names}
+        listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())
+        self.nodes = {}
+        for name in names:
+            (folder / name).mkdir(parents=True)
+            cluster = f'name: tests, listen: "127.0.0.1:{routes[name]}", routes: [{listed}], no_advertise: true'
+            options = f'server_name: "{name}"\ncluster {{ {cluster} }}\n'
+            self.nodes[name] = NatsServer(folder / name, options=options, start=False)
+        self.address = ",".join(node.address for node in self.nodes.values())
+        self.servers = NatsServers.parse(self.address)
+        self.start()
+
+    def start(self):
+        """Starts those that do not run, and waits until they have a leader."""
+        for node in self.nodes.values():
+            if not node.is_running:
+                node.start(wait=False)
+        wait_for(self._answers, "a leader of the cluster", 60)
+
+    def _answers(self):
+        async def ask(jetstream):
+            return await jetstream.account_info()
+
+        return self._asked(ask) is not None
+
+    def leader_of(self, stream):
+        """The server that leads a stream's replicas, and the names of the others; ``None`` while they have none."""
+
+        async def ask(jetstream):
+            cluster = (await jetstream.stream_info(stream)).cluster
+            return None if cluster is None else cluster.leader
+
+        leader = self._asked(ask)
+        return None if not leader else (leader, [name for name in self.nodes if name != leader])
+
+    def _asked(self, ask):
+        async def ignore(error):
+            pass
+
+        async def connect():
+            options = {"allow_reconnect": False, "connect_timeout": 1, "error_cb": ignore}
+            client = await nats.connect(list(self.servers.addresses), **options)
+            try:
+                return await ask(client.jetstream(timeout=1))
+            finally:
+                await client.close()
+
+        with contextlib.suppress(Exception):
+            return asyncio.run(connect())
+        return None
+
+    def kill(self, *names):
+        """Kills some, or all; those that do not run are left as they are."""
+        for name in names or self.nodes:
+            if self.nodes[name].is_running:
+                self.nodes[name].kill()
+
+    def signal(self, number):
+        """Sends all a signal."""
+        for node in self.nodes.values():
+            node.signal(number)

@@ -7,5 +7,9 @@ SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 DATA = TESTS / "data"
 ROOT = TESTS.parent
-FOLDERS = {"composer": Path(sys.prefix) / "composer", "node_modules": ROOT / "examples" / "node" / "node_modules"}
-"""Folders that something is installed in for some tests alone."""
+FOLDERS = {
+    "composer": Path(sys.prefix) / "composer",
+    "nats-server": Path("/usr/sbin/nats-server"),
+    "node_modules": ROOT / "examples" / "node" / "node_modules",
+}
+"""Folders and programs that are installed for some tests alone."""

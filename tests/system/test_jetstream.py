@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from brokers import free_address, start_broker
 from helpers import wait_for
-from nats_servers import NatsServer
+from nats_servers import wait_for_copy
+from safetensors.torch import load_file
 
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from bus.runs.bridged import read_bridge
@@ -17,21 +19,12 @@ PYTHON = (sys.executable, "-m")
 
 
 @pytest.fixture
-def server(tmp_path):
-    folder = tmp_path / "nats"
-    folder.mkdir()
-    made = NatsServer(folder)
-    yield made
-    made.kill()
-
-
-@pytest.fixture
-def bridge(server, runs_dir):
+def bridge(nats_server, runs_dir):
     """Starts the bridge of a run, by the command."""
     begun = []
 
     def begin(run):
-        arguments = (*PYTHON, "bus", "bridge", run, "--runs-dir", str(runs_dir), "--stream", server.address)
+        arguments = (*PYTHON, "bus", "bridge", run, "--runs-dir", str(runs_dir), "--stream", nats_server.address)
         begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 
@@ -52,35 +45,35 @@ def on_disk(publisher):
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= last, f"event {last} on disk")
 
 
-def attach(server, run):
+def attach(nats_server, run):
     """A subscriber, as soon as the bridge has said that there is such a run."""
 
     def there():
         try:
-            return Subscriber(run, stream=server.address)
+            return Subscriber(run, stream=nats_server.address)
         except RunNotFoundError:
             return None
 
     return wait_for(there, "the run in the stream")
 
 
-def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(server, bridge, runs_dir):
+def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(nats_server, bridge, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 1)
         copying = bridge("r")
-        with attach(server, "r") as early:
+        with attach(nats_server, "r") as early:
             following = iter(early)
             got = [next(following)]
             publish(publisher, 2000)
             on_disk(publisher)
             got += [next(following) for _ in range(1000)]
-            with attach(server, "r") as middle:
+            with attach(nats_server, "r") as middle:
                 publish(publisher, 500)
                 publisher.close()
                 got += list(following)
                 assert list(middle) == got
     assert copying.wait(60) == 0
-    with attach(server, "r") as late:
+    with attach(nats_server, "r") as late:
         assert not late.live
         assert list(late) == got
     assert got == list(Recording(runs_dir / "r"))
@@ -88,13 +81,13 @@ def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(serv
     assert {str(one.ending) for one in (early, middle, late)} == {"finished"}
 
 
-def test_what_is_asked_for_and_commanded_reaches_the_training(server, bridge, runs_dir):
+def test_what_is_asked_for_and_commanded_reaches_the_training(nats_server, bridge, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 1)
         bridge("r")
         with (
-            attach(server, "r"),
-            Subscriber("r", stream=server.address, events=[Event.BATCH_END, Event.AFTER_FORWARD]) as subscriber,
+            attach(nats_server, "r"),
+            Subscriber("r", stream=nats_server.address, events=[Event.BATCH_END, Event.AFTER_FORWARD]) as subscriber,
         ):
             following = iter(subscriber)
             assert next(following).event is Event.BATCH_END
@@ -104,7 +97,7 @@ def test_what_is_asked_for_and_commanded_reaches_the_training(server, bridge, ru
             assert next(following).event is Event.AFTER_FORWARD
 
 
-def test_the_same_files_from_the_directory_and_from_the_stream(server, bridge, runs_dir, tmp_path):
+def test_the_same_files_from_the_directory_the_broker_and_the_stream(nats_server, bridge, runs_dir, tmp_path):
     command = ("trainer", "digits", "--max-duration", "2ep", "--run-name", "d", "--runs-dir", runs_dir, "--no-progress")
     subprocess.run([*PYTHON, *map(str, command)], check=True, capture_output=True)
     assert bridge("d").wait(60) == 0
@@ -115,23 +108,32 @@ def test_the_same_files_from_the_directory_and_from_the_stream(server, bridge, r
         subprocess.run([*PYTHON, "consumers", *chosen, *where], check=True, capture_output=True)
         return path.read_bytes()
 
-    assert logged("stream.jsonl", "--stream", server.address) == logged("directory.jsonl", "--runs-dir", str(runs_dir))
+    there = logged("directory.jsonl", "--runs-dir", str(runs_dir))
+    assert there
+    assert logged("stream.jsonl", "--stream", nats_server.address) == there
+    address = free_address()
+    broker = start_broker(address, "--runs-dir", str(runs_dir))
+    try:
+        assert logged("broker.jsonl", "--broker", address) == there
+    finally:
+        broker.terminate()
+        broker.communicate(timeout=30)
     listed = subprocess.run(
-        [*PYTHON, "bus", "runs", "--stream", server.address], check=True, capture_output=True, text=True
+        [*PYTHON, "bus", "runs", "--stream", nats_server.address], check=True, capture_output=True, text=True
     )
     assert "finished" in listed.stdout
 
 
-def test_mistakes_are_told_in_a_line(server):
+def test_mistakes_are_told_in_a_line(nats_server):
     with pytest.raises(BrokerError, match="no NATS server answers at nats://127"):
         Subscriber("r", stream="nats://127.0.0.1:9")
     with pytest.raises(ConfigurationError, match="'localhost' is not the address of a NATS server"):
         Subscriber("r", stream="localhost")
     with pytest.raises(RunNotFoundError, match="has no run 'r'"):
-        Subscriber("r", stream=server.address)
+        Subscriber("r", stream=nats_server.address)
 
 
-def test_a_bridge_that_is_killed_is_followed_by_another(server, bridge, runs_dir):
+def test_a_bridge_that_is_killed_is_followed_by_another(nats_server, bridge, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         for _ in range(5):
             copying = bridge("r")
@@ -141,12 +143,12 @@ def test_a_bridge_that_is_killed_is_followed_by_another(server, bridge, runs_dir
         last = bridge("r")
         publish(publisher, 100)
     assert last.wait(60) == 0
-    with attach(server, "r") as subscriber:
+    with attach(nats_server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
 
 
-def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_dir, monkeypatch):
-    monkeypatch.setenv("OFFLOOP_STREAM", server.address)
+def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, runs_dir, monkeypatch):
+    monkeypatch.setenv("OFFLOOP_STREAM", nats_server.address)
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 300)
 
@@ -158,25 +160,51 @@ def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_d
         os.kill(first.pid, signal.SIGKILL)
         publish(publisher, 300)
         wait_for(lambda: publisher.poll() or copying().pid != first.pid, "the next bridge")
-    wait_for(lambda: copying().state == "done", "the end of the copy")
-    with attach(server, "r") as subscriber:
+    wait_for_copy(runs_dir / "r")
+    with attach(nats_server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
     shown = subprocess.run(
         [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
     )
-    assert f"done, to {server.address}" in shown.stdout
+    assert f"done, to {nats_server.address}" in shown.stdout
 
 
-def test_several_readers_share_a_connection(server, bridge, runs_dir):
+def test_several_readers_share_a_connection(nats_server, bridge, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 10)
     bridge("r").wait(60)
 
     async def read():
-        async with Subscriber("r", stream=server.address) as subscriber:
+        async with Subscriber("r", stream=nats_server.address) as subscriber:
             return [snapshot async for snapshot in subscriber]
 
-    with attach(server, "r") as first, attach(server, "r") as second:
+    with attach(nats_server, "r") as first, attach(nats_server, "r") as second:
         assert first._gateway is second._gateway
         first.close()
         assert len(list(second)) == len(asyncio.run(read())) == 10
+
+
+def test_a_training_is_the_same_whatever_becomes_of_the_servers(nats_server, runs_dir, tmp_path):
+    def weights(name, stream=None, during=None):
+        folder = tmp_path / name
+        options = ("--max-duration", "1ep", "--seed", "3", "--run-name", name, "--runs-dir", runs_dir, "--no-progress")
+        where = ("--stream", stream) if stream else ()
+        command = ("trainer", "digits", *options, "--save-folder", folder, *where)
+        with subprocess.Popen([*PYTHON, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as job:
+            if during is not None:
+                wait_for(lambda: read_bridge(runs_dir / name), "the bridge")
+                during()
+            errors = job.communicate(timeout=100)[1]
+            assert job.returncode == 0, errors
+        tensors = load_file(sorted(folder.rglob("*.safetensors"))[-1])
+        return {name: values.numpy().tobytes() for name, values in tensors.items() if "model" in name}
+
+    off = weights("off")
+    assert off
+    assert weights("on", nats_server.address) == off
+    assert weights("killed", nats_server.address, nats_server.kill) == off
+    nats_server.start()
+    assert weights("stopped", nats_server.address, lambda: nats_server.signal(signal.SIGSTOP)) == off
+    nats_server.signal(signal.SIGCONT)
+    for name in ("on", "killed", "stopped"):
+        wait_for_copy(runs_dir / name)

@@ -70,6 +70,25 @@ def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> N
         gold_trainer(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"stream_to": "http://x", "publish": True},
+            "'http://x' is not the address of a NATS server: write nats://HOST:4222",
+        ),
+        ({"stream_to": " , ", "publish": True}, "no NATS server is named"),
+        (
+            {"stream_to": "nats://x", "broker": "tcp://127.0.0.1:1"},
+            "give '--stream' to the 'bus broker' that you name",
+        ),
+    ],
+)
+def test_where_a_run_is_copied_to_is_checked_at_the_start(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        gold_trainer(**arguments)
+
+
 def test_an_argument_given_by_its_position_counts_too() -> None:
     with pytest.raises(ConfigurationError, match=r"eval_interval is given twice: .* evaluation=EvalConfig"):
         Trainer(GoldMLP(), None, None, None, None, "1ep", 0, evaluation=EvalConfig(), publish=False)

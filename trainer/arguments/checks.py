@@ -5,9 +5,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError
+from bus.errors import ConfigurationError, InvalidTimeError
 from bus.types.event import Event
+from bus.types.time import Time, TimeInput, TimeUnit
 
+MAX_BATCHES = 1_000_000
+"""The most that a flight recorder may be asked to hold; its memory is bounded besides."""
 PRECISIONS = ("fp32", "amp_bf16", "amp_fp16")
 
 
@@ -28,6 +31,19 @@ def check_precision(precision: Any, argument: str) -> None:
     """Raises :class:`bus.errors.ConfigurationError` for numbers that nothing is computed in."""
     if precision not in PRECISIONS:
         raise ConfigurationError(f"{argument} {precision!r} is not allowed: use {', '.join(PRECISIONS)}")
+
+
+def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -> int:
+    """How many batches to keep."""
+    try:
+        time = None if isinstance(given, bool) else Time.from_input(given, TimeUnit.BATCH)
+    except InvalidTimeError:
+        time = None
+    if time is None or time.unit is not TimeUnit.BATCH or not 1 <= time.value <= MAX_BATCHES:
+        raise ConfigurationError(
+            f"{argument} {given!r} is not allowed: use a number of batches from 1 to {MAX_BATCHES:,}, such as 200ba"
+        )
+    return int(time.value)
 
 
 def check_record(record: str | Iterable[Event | str], argument: str) -> set[Event]:

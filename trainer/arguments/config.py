@@ -17,6 +17,7 @@ from trainer.arguments.checks import (
     PRECISIONS,
     check_config,
     check_flag,
+    check_flight_recorder,
     check_path,
     check_precision,
     check_record,
@@ -121,6 +122,10 @@ def read_duration(text: str) -> TimeInput:
     if duration.value == 0:
         raise ConfigurationError(f"{text} is over at once: use 1ep or more")
     return duration
+
+
+def _read_flight_recorder(text: str) -> TimeInput:
+    return f"{check_flight_recorder(text)}ba"
 
 
 def _read_microbatch_size(text: str) -> int | str:
@@ -241,10 +246,14 @@ class StreamConfig(ArgumentGroup):
         publish: whether there is a stream to watch and record.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         broker: the address of a shared broker, such as ``tcp://127.0.0.1:5570``; by default one is started.
+        stream_to: where to copy the run, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``; of a training on
+            several hosts each has a broker and a recording of its own then.
         key: a file with your secret key, for a broker that requires one, by default ``$OFFLOOP_KEY``.
         broker_key: a file with that broker's public key, by default ``$OFFLOOP_BROKER_KEY``.
         record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a
             consumer requests them.
+        flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
+            ``200ba``; they are written to a recording of their own when the run fails, hangs or sees NaN, or is asked.
         max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
         backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.
         config: what else to write down about the run in ``run.json``.
@@ -263,9 +272,13 @@ class StreamConfig(ArgumentGroup):
     publish: Annotated[bool, Option()] = True
     runs_dir: Annotated[PathInput | None, check_path, Option(metavar="DIR", path="any")] = None
     broker: Annotated[str | None, Option(metavar="ADDRESS")] = None
+    stream_to: Annotated[str | None, Option("--stream", metavar="ADDRESS")] = None
     key: Annotated[str | None, Option(metavar="FILE")] = None
     broker_key: Annotated[str | None, Option(metavar="FILE")] = None
     record: Annotated[str | Iterable[Event | str] | None, check_record, Option(metavar="EVENTS")] = None
+    flight_recorder: Annotated[
+        TimeInput | None, check_flight_recorder, Option(metavar="BATCHES", read=_read_flight_recorder)
+    ] = None
     max_delay: Annotated[float, check_max_delay] = 0.05
     backlog_bytes: Annotated[int | None, Option(metavar="N")] = None
     config: Annotated[Mapping[str, Any] | None, check_config] = None

@@ -5,30 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from bus.types.event import Event
+from bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 from trainer.engine.state import State
 from trainer.fields.field import Field, FieldNotReadyError
-
-MAX_SPANS = 512
-"""The most spans of one batch; those of further microbatches are left out."""
-
-_BEGINS = {
-    Event.EPOCH_START: "data",
-    Event.BEFORE_DATALOADER: "data",
-    Event.BEFORE_FORWARD: "forward",
-    Event.BEFORE_LOSS: "loss",
-    Event.BEFORE_BACKWARD: "backward",
-    Event.AFTER_TRAIN_BATCH: "optimizer",
-}
-_ENDS = {
-    Event.AFTER_DATALOADER: ("data",),
-    Event.AFTER_FORWARD: ("forward",),
-    # In loops that do not tell where the forward pass ends and the loss begins, both are one phase.
-    Event.AFTER_LOSS: ("loss", "forward"),
-    Event.AFTER_BACKWARD: ("backward",),
-    Event.BATCH_END: ("optimizer",),
-}
-# After these a batch begins: what an evaluation takes belongs to none.
-_BETWEEN = {Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
 
 _MILLISECOND = 1_000_000
 
@@ -50,10 +29,10 @@ class TimingEvent(Protocol):
 class _HostTime:
     """The same for a device that has finished whenever the host continues."""
 
-    __slots__ = ("_at",)
+    __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self._at = time.perf_counter_ns()
+        self.at = time.perf_counter_ns()
 
     def query(self) -> bool:
         return True
@@ -62,7 +41,7 @@ class _HostTime:
         """Nothing is on its way."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        milliseconds: float = (end_event._at - self._at) / _MILLISECOND
+        milliseconds: float = (end_event.at - self.at) / _MILLISECOND
         return milliseconds
 
 
@@ -74,7 +53,7 @@ class PhaseProbe:
     been passed, without waiting for them.
     """
 
-    marks = frozenset({*_BEGINS, *_ENDS, *_BETWEEN})
+    marks = frozenset({*BEGINS, *ENDS, *BETWEEN})
     """The events at which :meth:`before` and :meth:`after` are to be called."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
@@ -99,7 +78,7 @@ class PhaseProbe:
             self._published_batches += 1
         if not self.is_timing:
             return
-        if event in _ENDS and self._open is not None and self._open[0] in _ENDS[event]:
+        if event in ENDS and self._open is not None and self._open[0] in ENDS[event]:
             phase, began = self._open
             self._open = None
             # The last phase of a batch has its place however many there are.
@@ -114,13 +93,13 @@ class PhaseProbe:
         """To be called when everything was done for an event; ``published`` are the nanoseconds that it took to find
         out what there was to publish, and to publish it, ``own`` those of them in which the thread was at work."""
         self._published += own
-        if event in _BETWEEN:
+        if event in BETWEEN:
             self._begin_batch()
         if not self.is_timing:
             return
         # What lies between the last batch of an epoch and the next epoch is not a wait for data.
-        if event in _BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
-            self._open = (_BEGINS[event], self._mark())
+        if event in BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
+            self._open = (BEGINS[event], self._mark())
         if not self._batch.publishing:
             self._batch.published_at = max(0, time.perf_counter_ns() - published - self._began)
         self._batch.publishing += published
@@ -138,7 +117,7 @@ class PhaseProbe:
             raise FieldNotReadyError(
                 "this batch began before the field was requested, or the request changed within it"
             )
-        return found.value() if found.ready() else found
+        return found if self._on_device and not found.ready() else found.value()
 
     def _begin_batch(self) -> None:
         self._open, self._found = None, None
@@ -151,11 +130,11 @@ class PhaseProbe:
 class _Batch:
     """The phases of one batch, whose times may still be on their way."""
 
-    def __init__(self, began: int, origin: TimingEvent, on_device: bool) -> None:
+    def __init__(self, began: int, origin: Any, on_device: bool) -> None:
         self._began = began
         self._origin = origin
         self._on_device = on_device
-        self.spans: list[tuple[str, TimingEvent, TimingEvent]] = []
+        self.spans: list[tuple[str, Any, Any]] = []
         self.published_at = 0
         self.publishing = 0
         self.all_publishing = [0, 0]
@@ -168,10 +147,15 @@ class _Batch:
         """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
         nanoseconds of the thread's own time publishing took in how many batches, all since the last report
         before. Waits for the GPU when they are not :meth:`ready`."""
-        for mark in self._marks():
-            if not mark.query():
-                mark.synchronize()
-        spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
+        if self._on_device:
+            for mark in self._marks():
+                if not mark.query():
+                    mark.synchronize()
+            spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
+        else:
+            # With every batch of a flight recorder, so without a call for each.
+            origin = self._origin.at
+            spans = [[phase, begin.at - origin, end.at - begin.at] for phase, begin, end in self.spans]
         if self.publishing:
             spans.append(["publishing", self.published_at, self.publishing])
         return {
@@ -190,7 +174,8 @@ class _Batch:
             yield self._origin
 
     def _since(self, mark: TimingEvent) -> int:
-        return round(self._origin.elapsed_time(mark) * _MILLISECOND)
+        milliseconds: float = self._origin.elapsed_time(mark)
+        return round(milliseconds * _MILLISECOND)
 
 
 PHASE_FIELDS: dict[str, Field] = {

@@ -131,6 +131,17 @@ class StatePublisher:
         if hasattr(state.model, "flops_per_batch"):
             self._with_more = self._with_more | _WITH_FLOPS
 
+    @property
+    def context(self) -> bytes:
+        """What changes rarely, as it is packed for :meth:`bus.publisher.publisher.Publisher.send`."""
+        if self._state.context_changed:
+            self._pack_context()
+        return self._context
+
+    def send_through(self, send: Callable[..., None]) -> None:
+        """Sends by another function in the place of the publisher's, with the same arguments."""
+        self._send = send
+
     def publish(self, event: Event) -> None:
         """Gathers the fields of an event and sends it, if it is due."""
         phases = self._phases

@@ -1,6 +1,7 @@
 """The stream of a training, from its start to its end, with what hangs on it."""
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.net.curve import ClientSecurity, client_security, client_security_for
+from bus.net.nats_addresses import find_servers
+from bus.protocol.flight_ring import FlightRing
 from bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
 from bus.publisher.redaction import redact
-from bus.runs.directory import RunInfo, changed_in_words, read_run
+from bus.runs.directory import RunInfo, changed_in_words, read_run, runs_dir
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.time import Time
-from trainer.arguments.checks import as_list, check_record
+from trainer.arguments.checks import as_list, check_flight_recorder, check_record
 from trainer.arguments.config import StreamConfig
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
@@ -23,6 +26,8 @@ from trainer.engine.state import State
 from trainer.fields.registry import check_fields
 from trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
 from trainer.stream.barrier import ConsumerBarrier, check_wait_for
+from trainer.stream.flight import FlightRecorder, make_ring
+from trainer.stream.hosts import start_on_hosts
 from trainer.stream.publishing import StatePublisher
 from trainer.stream.tensor_sharing import TensorSharing, share_tensors
 
@@ -40,6 +45,7 @@ class TrainingStream:
         self._callbacks = as_list(callbacks, object, "callbacks")
         self._loggers = as_list(loggers, object, "loggers")
         self._security = _check_keys(config)
+        self._servers = _check_servers(config)
         self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
         check_backlog_bytes(self._backlog_bytes)
         wanting = _check_consumers(self._callbacks, self._loggers, config.publish)
@@ -54,6 +60,8 @@ class TrainingStream:
         self.publisher: Publisher | None = None
         """What takes the snapshots; ``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
+        self._ring: FlightRing | None = None
+        self._flight: FlightRecorder | None = None
 
     def start(
         self,
@@ -89,6 +97,9 @@ class TrainingStream:
         if self._waits_for:
             barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
             publish = barrier.publish
+        if self._ring is not None:
+            self._flight = FlightRecorder(state, published, publisher, publish, self._ring, clock)
+            return Engine(state, logger, self._flight.wanted, self._flight.publish)
         return Engine(state, logger, publisher.wanted, publish)
 
     def _start_publisher(
@@ -101,8 +112,12 @@ class TrainingStream:
         facts: Mapping[str, Any],
     ) -> Publisher:
         config = self._config
+        if config.flight_recorder is not None:
+            # torchrun says how many ranks are on this host.
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", state.world_size))
+            self._ring = make_ring(check_flight_recorder(config.flight_recorder), here)
 
-        def start(broker: str | None) -> Publisher:
+        def start(broker: str | None, **agreed: Any) -> Publisher:
             return Publisher(
                 state.run_name,
                 runs_dir=config.runs_dir,
@@ -116,9 +131,18 @@ class TrainingStream:
                 max_delay=config.max_delay,
                 backlog_bytes=self._backlog_bytes,
                 on_command=control.take,
+                flight=self._ring,
+                stream_to=self._servers if broker is None else None,
+                **agreed,
             )
 
-        publisher = start(config.broker) if ranks is None else rank_zero_first(ranks, start, config.broker)
+        if ranks is None:
+            publisher = start(config.broker)
+        elif config.broker is None:
+            root, is_copied = runs_dir(config.runs_dir).absolute(), self._servers is not None
+            publisher = start_on_hosts(ranks, start, root, state.run_name, is_copied=is_copied)
+        else:
+            publisher = rank_zero_first(ranks, start, config.broker)
         if state.rank == 0 and config.broker is None:
             _warn_of_another_training(read_run(publisher.run_dir))
         return publisher
@@ -129,6 +153,8 @@ class TrainingStream:
         attempt = None if publisher is None else publisher.attempt
         recording = None if publisher is None else publisher.recording
         where = _where_to_watch(recording, self._config, run_name)
+        if self._servers is not None:
+            where += f", or elsewhere with: consumer --stream {self._servers} --run {run_name} --callbacks speed,lr"
         return f"run {run_name}{_which_attempt(attempt, resumed_from)}: {where}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
@@ -142,6 +168,8 @@ class TrainingStream:
         finally:
             if self.sharing is not None:
                 self.sharing.close()
+            if self._flight is not None:
+                self._flight.close()
             if self._attached is not None:
                 self._attached.wait()
 
@@ -172,6 +200,18 @@ def _check_keys(config: StreamConfig) -> ClientSecurity | None:
         return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
     if key or broker_key:
         raise ConfigurationError("key and broker_key are for a shared broker: name that with broker= (--broker)")
+    return None
+
+
+def _check_servers(config: StreamConfig) -> str | None:
+    """Where a broker of the run's own copies it."""
+    if config.broker is None and config.publish:
+        return find_servers(config.stream_to)
+    if config.stream_to is not None:
+        raise ConfigurationError(
+            "stream_to (--stream) is for a broker of the run's own: give '--stream' to the 'bus broker' that you name "
+            "with broker= (--broker), and leave out publish=False"
+        )
     return None
 
 

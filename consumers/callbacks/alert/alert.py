@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError, close_matches
+from bus.errors import ConfigurationError, OffloopError, close_matches
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from bus.runs.alerts import RunAlert, note_alert
@@ -56,7 +56,8 @@ class Alert(Callback):
     ``webhook`` is POSTed a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``,
     ``run``, ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, up to three times. ``command`` is a program and its
     arguments; it is run without a shell, with that object on its standard input and ``ALERT_STATUS``, ``ALERT_RULE``
-    and so on in its environment. Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
+    and so on in its environment. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
+    Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
     that is killed and goes on may send a notice twice, with the same ``id``.
 
     Raises :class:`bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule, and for a
@@ -73,6 +74,7 @@ class Alert(Callback):
         command: Sequence[str] | None = None,
         timeout: float = 10.0,
         every: int = 1,
+        dump: bool = False,
     ) -> None:
         self._rules = [Rule.parse(text) for text in _listed(rules)]
         if not self._rules:
@@ -87,6 +89,7 @@ class Alert(Callback):
         asked = (rule.field for rule in self._rules)
         self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
         self.every = every  # type: ignore[misc]
+        self._dumps = dump
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
@@ -182,11 +185,24 @@ class Alert(Callback):
                 run_dir,
                 RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch),
             )
+        if self._dumps and notice.status == "firing":
+            self._dump(notice)
         for action in self._actions:
             try:
                 action(notice)
             except OSError as error:
                 _say(f"the notice of {notice.rule!r} could not be given: {error}")
+
+    def _dump(self, notice: Notice) -> None:
+        command = self._keeper.context.command
+        if command is None:
+            return  # a recording, which is over
+        try:
+            outcome = command("dump", "alert", reason=str(notice))
+        except OffloopError as error:
+            _say(f"the flight recorder was not written: {error}")
+        else:
+            _say(str(outcome))
 
 
 class _Values(Logger):

@@ -1,14 +1,18 @@
 """Where the time of a step goes, and who is waited for."""
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from bus.errors import ConfigurationError
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.snapshot import Snapshot
 from bus.trace.phases import read_phases
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
+from consumers.callbacks.phases.hosts import HostArrivals, LastArrival
 from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
 
 _NAME = "time/phase"
@@ -30,6 +34,11 @@ class Phases(Callback):
     ``input-bound: 63 % of the step waits for data``, ``evaluation-bound``, ``publishing-bound``, ``bound by other
     work``, ``compute-bound``, or, with several ranks, ``straggling rank 2: arrived last in 9 of 10 batches, the others
     wait 12 ms``. A straggler is found by who arrives last where the ranks meet, whatever their clocks say.
+
+    Of a run on several hosts, read with ``--stream``, it is sought over all of them, in the last ``window`` windows
+    that the hosts send about once a second: ``straggling host node17, rank 139: arrives last, the others wait 40 ms``;
+    ``straggling host node17`` alone where its ranks take turns. All else is about the ranks of the first host. A
+    recording has nothing of other hosts: a replay of it names the stragglers of that host.
 
     Args:
         every: which batches are measured: each 10th, or an interval such as ``1ep``.
@@ -55,6 +64,9 @@ class Phases(Callback):
         # When the batch at hand began on each rank.
         self._resumed: dict[int, int] = {}
         self._evaluation = _Evaluation()
+        self._arrivals = HostArrivals()
+        self._arrived: deque[LastArrival] = deque(maxlen=window)
+        self._has_hosts = False
 
     def demand(self) -> Demand:
         """The phases of some batches, and when evaluations begin and end."""
@@ -86,6 +98,11 @@ class Phases(Callback):
         self._settled = state["settled"]
         self._resumed = dict(state["resumed"])
         self._evaluation.load_state_dict(state["evaluation"])
+
+    def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
+        """Takes in who arrived last over all hosts."""
+        self._has_hosts = True
+        self._arrived.extend(self._arrivals.add(windows))
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """A batch begins, and evaluations are counted from here."""
@@ -125,7 +142,9 @@ class Phases(Callback):
         step = max(passed, reached) - paused
         reports = self._reports.setdefault(batch, {})
         reports[state.rank] = Report(step, phases.totals(), arrival)
-        if len(reports) == state.world_size:
+        # What ranks of other hosts do is in their windows.
+        expected = len(self._resumed) if self._has_hosts else state.world_size
+        if len(reports) == expected:
             self._settle(batch, logger)
         elif len(self._reports) > _UNSETTLED:
             # Some rank says nothing any more.
@@ -147,7 +166,7 @@ class Phases(Callback):
         evaluation = self._evaluation.seconds_per_batch(batch)
         means = {**self._window.means(), "evaluation": evaluation}
         logger.log_metrics({f"{_NAME}/{part}": seconds for part, seconds in means.items()}, batch)
-        self._tell(self._window.verdict(evaluation, self._verdict), batch, logger)
+        self._tell(self._window.verdict(evaluation, self._verdict, self._arrived), batch, logger)
 
     def _tell(self, verdict: Verdict | None, batch: int, logger: Logger) -> None:
         kind = None if verdict is None else verdict.kind

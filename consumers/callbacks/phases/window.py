@@ -1,13 +1,15 @@
 """Where the time of the last batches went, and what that says."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
 from operator import add
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from bus.printing import one_line
 from bus.trace.phases import PHASES
+from consumers.callbacks.phases.hosts import LastArrival
 
 _MEET_IN_FORWARD = 4
 
@@ -117,6 +119,9 @@ class _Candidate(NamedTuple):
         return _KEEPS if self.verdict.kind == known else 1.0
 
 
+_NOTHING = _Candidate(0.0, 1.0, Verdict("", ""))
+
+
 def sample_of(reports: Mapping[int, Report]) -> Sample:
     """A batch from what its ranks said of it."""
     divided = [_divide(report) for _, report in sorted(reports.items())]
@@ -156,16 +161,17 @@ class Window:
         """Seconds of each part of a batch."""
         return {part: fmean(sample.seconds[place] for sample in self._samples) for place, part in enumerate(MEASURED)}
 
-    def verdict(self, evaluation: float, known: str | None) -> Verdict | None:
+    def verdict(self, evaluation: float, known: str | None, arrivals: Collection[LastArrival] = ()) -> Verdict | None:
         """What dominates, once the window is half full; ``None`` when nothing does. ``evaluation`` is how many seconds
         of evaluating there are for each batch; ``known`` the kind of the verdict so far, which stands until another one
-        is clearly right."""
+        is clearly right; ``arrivals`` who came last in windows of batches over all hosts: with some a straggler is
+        sought there."""
         step = fmean(sample.step for sample in self._samples) if self._samples else 0.0
         if 2 * len(self._samples) < self._size or step <= 0:
             return None
         means = self.means()
         candidates = [
-            self._straggler(step),
+            self._straggling_host(arrivals) if arrivals else self._straggler(step),
             self._part("input", means["data"] / step, "input-bound: {} of the step waits for data"),
             self._part(
                 "evaluation",
@@ -189,7 +195,7 @@ class Window:
         last = Counter(sample.straggler for sample in self._samples if sample.straggler is not None)
         rank, times = min(last.items(), key=lambda one: (-one[1], one[0]), default=(0, 0))
         if times < _STRAGGLES * len(self._samples):
-            return _Candidate(0.0, 1.0, Verdict("", ""))
+            return _NOTHING
         late = [sample for sample in self._samples if sample.straggler == rank]
         waited = fmean(sample.waited for sample in late)
         text = (
@@ -205,6 +211,22 @@ class Window:
         share = waited * times / len(self._samples) / step
         return _Candidate(share, self._threshold / 3, Verdict(f"straggler {rank}", text))
 
+    def _straggling_host(self, arrivals: Collection[LastArrival]) -> "_Candidate":
+        """Over all hosts: one rank, or the ranks of one host in turns."""
+        found = [one for one in arrivals if one.waited > 0 and one.step > 0]
+        (host, rank), times = _most_often((one.host, one.rank) for one in found)
+        late = [one for one in found if (one.host, one.rank) == (host, rank)]
+        if times < _STRAGGLES * len(arrivals):
+            host, times = _most_often(one.host for one in found)
+            late, rank = [one for one in found if one.host == host], None
+        if 2 * len(arrivals) < self._size or times < _STRAGGLES * len(arrivals):
+            return _NOTHING
+        waited, step = fmean(one.waited for one in late), fmean(one.step for one in late)
+        who = f"host {one_line(host)}" + ("" if rank is None else f", rank {rank}")
+        text = f"straggling {who}: arrives last, the others wait {_milliseconds(waited)}"
+        share = waited * times / len(arrivals) / step
+        return _Candidate(share, self._threshold / 3, Verdict(f"straggler {who}", text))
+
     def state_dict(self) -> list[list[Any]]:
         """The batches, as plain values."""
         return [list(sample) for sample in self._samples]
@@ -212,6 +234,11 @@ class Window:
     def load_state_dict(self, state: list[list[Any]]) -> None:
         """Takes up what :meth:`state_dict` gave."""
         self._samples.extend(Sample(*values) for values in state)
+
+
+def _most_often(names: Iterable[Any]) -> tuple[Any, int]:
+    counted = Counter(names)
+    return min(counted.items(), key=lambda one: (-one[1], one[0]), default=((None, None), 0))
 
 
 def _percent(share: float) -> str:

@@ -10,6 +10,7 @@ from bus.errors import OffloopError
 from bus.subscriber.commands import sent_by
 from consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
 from consumers.dashboard.terminal.screen import TerminalScreen
+from consumers.dashboard.view.rank_map import usual_quantity
 from consumers.dashboard.view.series import Axis
 from consumers.dashboard.view.tap import MonitoredRun
 
@@ -129,9 +130,12 @@ class Display:
         self._shown.is_replay = not self._shown.commands
         width, height = self._screen.size
         # The state is asked for first: it may be a command that changed something.
-        now = (self._view.status, self._view.version, width, height)
+        # A host that falls silent changes nothing but the time since.
+        is_silent = self._view.rank_count > 1 and self._view.rank_map().silent
+        tick = int(time.monotonic()) if is_silent else None
+        now = (self._view.status, self._view.version, width, height, tick)
         if self._changed or self._screen.is_blank or now != self._seen:
-            if self._seen is not None and self._seen[2:] != now[2:]:  # type: ignore[index]
+            if self._seen is not None and self._seen[2:4] != now[2:4]:  # type: ignore[index]
                 self._screen.redraw()
             self._seen, self._changed = now, False
             self._screen.draw(frame(self._view, self._shown, width, height), width, height)
@@ -157,6 +161,8 @@ class Display:
             shown.page, shown.scroll = "run" if shown.page == "help" else "help", 0
         elif key == "e":
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
+        elif key == "r":
+            shown.page = "run" if shown.page == "ranks" else "ranks"
         elif key == "enter" and shown.page == "run":
             self._keep_chart()
         elif key == "escape" and self._is_from_table and shown.page == "run" and not shown.find:
@@ -218,6 +224,12 @@ class Display:
             return
         if shown.page == "help":
             shown.scroll = _within(shown.scroll + lines + pages * _PAGE, len(HELP))
+            return
+        if shown.page == "ranks":
+            known = self._view.rank_map().quantities
+            if known:
+                place = known.index(shown.quantity) if shown.quantity in known else known.index(usual_quantity(known))
+                shown.quantity = known[_within(place + lines + pages * _PAGE, len(known) - 1)]
             return
         names = self._metrics()
         if names:

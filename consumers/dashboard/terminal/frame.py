@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from bus.printing import one_line
 from consumers.dashboard.terminal.draw import chart, has_logarithm, number, smoothed, sparkline, stacked_bar
 from consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
+from consumers.dashboard.terminal.ranks import rank_lines
 from consumers.dashboard.view.log import LogEntry, folded
 from consumers.dashboard.view.phases import PHASES
-from consumers.dashboard.view.progress import duration
-from consumers.dashboard.view.ranks import RankView, straggler
+from consumers.dashboard.view.progress import duration, seconds_text
 from consumers.dashboard.view.run_view import RunView
 from consumers.dashboard.view.series import Axis
 
@@ -31,7 +31,6 @@ _ENOUGH_ABOVE = 28
 _PHASE_LINES = 3
 _VALUE_WIDTH = 10
 _RECENT_STEPS = 20
-_RANK_WIDTH = 66
 _TIME_WIDTH = 9
 _LEAST_LOG_WIDTH = 2
 
@@ -60,6 +59,7 @@ HELP = (
     ("s a", "more or less smoothing"),
     ("x", "chart over batches, samples, epochs, or time"),
     ("l", "chart with a logarithmic scale, and back"),
+    ("r", "the ranks alone, by what ↑ ↓ choose: arrival, step time, memory, ..., and back"),
     ("e", "the log of events alone, with the whole of its lines, and back"),
     ("S", "stop the training, after the batch at hand (asks first)"),
     ("p", "pause the training (asks first), or let it go on"),
@@ -76,7 +76,9 @@ class Shown:
     """What of a view is shown."""
 
     page: str = "run"
-    """``run``, ``log`` or ``help``."""
+    """``run``, ``ranks``, ``log`` or ``help``."""
+    quantity: str | None = None
+    """By what ranks are shown; ``None`` for what tells stragglers apart."""
     metric: str | None = None
     """The metric that is chosen: a chart shows it."""
     kept: tuple[str, ...] = ()
@@ -106,6 +108,8 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     room = max(height - len(lines) - 1, 0)
     if shown.page == "help":
         body = _help(width, shown.scroll, room)
+    elif shown.page == "ranks":
+        body = _all_ranks(view, shown, width, room)
     elif shown.page == "log":
         body = [rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
     elif width >= _WIDE:
@@ -177,7 +181,7 @@ def _progress(view: RunView, width: int) -> "Text":
 
 def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     """Everything in one column: what is worth the most stays when there is little room."""
-    below = _phases(view, shown, width) + _ranks(view.ranks(), width, 4)
+    below = _phases(view, shown, width) + _ranks(view, shown, width, 5)
     if room < len(below) + _LEAST_ABOVE:
         below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
     entries = folded(view.log())
@@ -193,7 +197,7 @@ def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
     names = [name for group in groups.values() for name in group]
     if not names:
         empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
-        return [rule("metrics", width), text_line(empty, "dim"), *[text_line()] * max(room - 2, 0)]
+        return [rule("metrics", width), text_line(empty, "dim"), *(text_line() for _ in range(room - 2))]
     chosen = shown.metric if shown.metric in names else names[0]
     rows = len(names) + len(groups) + bool(shown.find)
     chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
@@ -219,7 +223,7 @@ def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -
 
 
 def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    above = _phases(view, shown, width) + _ranks(view.ranks(), width, max(room // 3, 3))
+    above = _phases(view, shown, width) + _ranks(view, shown, width, max(room // 3, 3) + 1)
     return [*above, rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
 
 
@@ -311,30 +315,18 @@ def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
         if share >= 0.001 and len(legend) + len(name) + 7 <= width:
             legend.append("■ " if shown.colors else f"{_LETTERS[name]} ", style)
             legend.append(f"{name} {share:.0%}  ")
-    return [rule(f"step  {_seconds(seconds)}{device}", width, cost), bar, legend]
+    return [rule(f"step  {seconds_text(seconds)}{device}", width, cost), bar, legend]
 
 
-def _ranks(ranks: Sequence[RankView], width: int, most: int) -> "list[Text]":
-    if len(ranks) < 2:
-        return []
-    slow = straggler(ranks)
-    shown = sorted(ranks, key=lambda one: (-(one.last_share or 0.0), one.rank))[:most] if len(ranks) > most else ranks
-    title = f"{len(ranks)} ranks" + ("" if slow is None else f"  the others wait for rank {slow.rank}")
-    lines = [rule(title, width)]
-    for one in shown:
-        speed = "-" if one.seconds_per_batch is None else _seconds(one.seconds_per_batch)
-        if width < _RANK_WIDTH:
-            text = f"rank {one.rank:<2}{one.batch:>8}{speed:>9}"
-        else:
-            text = f"rank {one.rank:<4} batch {one.batch:<8} {f'{speed} a batch':<18}"
-        if one.last_share is not None:
-            text += f" last {one.last_share:4.0%}, {_seconds(one.late or 0.0)} late"
-        if one.behind:
-            text += f"  {one.behind} behind"
-        lines.append(text_line(text, "bold red" if slow is not None and one.rank == slow.rank else ""))
-    if len(ranks) > most:
-        lines.append(text_line(f"and {len(ranks) - most} more, which arrive earlier", "dim"))
-    return lines
+def _ranks(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    return rank_lines(view.rank_map(), shown.quantity, width, room) if view.rank_count > 1 else []
+
+
+def _all_ranks(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """The ranks alone, with as many by name as there is room for."""
+    if view.rank_count < 2:
+        return [rule("ranks", width), text_line("there is one rank, with nothing to compare it with", "dim")]
+    return rank_lines(view.rank_map(), shown.quantity, width, room, with_map=True)
 
 
 def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
@@ -380,6 +372,7 @@ def _help(width: int, scroll: int, room: int) -> "list[Text]":
         line.append(meaning)
         lines.append(line)
     lines += [text_line(), text_line("! in a curve: a value there is NaN or infinite", "dim")]
+    lines += [text_line("in a map of ranks: x silent, ? behind the others, · no value; red: waited for", "dim")]
     most = max(len(lines) - max(room - 1, 0), 0)
     first = min(scroll, most)
     more = f"{most - first} more lines below: ↓" if most > first else "" if not most else "↑"
@@ -392,7 +385,7 @@ def _footer(view: RunView, shown: Shown, width: int) -> "Text":
         message = text_line(asked or "", "reverse")
         message.truncate(width, overflow="ellipsis")
         return message
-    keys = [*shown.leaving, "? help", "↑↓ metric", "/ find", "e log"]
+    keys = [*shown.leaving, "? help", "↑↓ metric", "/ find", "e log", *(["r ranks"] if view.rank_count > 1 else [])]
     if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["S stop", "p pause", "c checkpoint"]
     return key_line(keys, width)
@@ -406,9 +399,3 @@ def _beside(left: "list[Text]", right: "list[Text]", column: int) -> "list[Text]
         line.append(" " * (column - line.cell_len))
         lines.append(line.append_text(right[place]) if place < len(right) else line)
     return lines
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

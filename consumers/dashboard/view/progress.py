@@ -26,6 +26,13 @@ def duration(seconds: float | None) -> str:
     return f"{whole // _MINUTE}:{whole % _MINUTE:02}"
 
 
+def seconds_text(seconds: float) -> str:
+    """A short time in the unit that fits it."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
 class ProgressView(NamedTuple):
     """How far a run is."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from bus.errors import require
 from bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
 from bus.protocol.frames import EventBody
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import CheckpointMark, Ending
 from bus.protocol.snapshot import Snapshot
 from bus.recording.summary import Summary
@@ -29,7 +30,8 @@ from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
 from consumers.dashboard.view.preview import Preview
 from consumers.dashboard.view.progress import ProgressView, RunProgress
-from consumers.dashboard.view.ranks import Ranks, RankView
+from consumers.dashboard.view.rank_map import RankMap, RankView
+from consumers.dashboard.view.ranks import Ranks
 from consumers.dashboard.view.series import Axis, Series
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
@@ -139,6 +141,12 @@ class RunView:
                     self._see_phases(block.rank, body)
                 if block.rank == 0 and "logged" in body.fields:
                     self._metrics.logged(body.fields["logged"])
+
+    def take_windows(self, windows: Sequence[HostWindow]) -> None:
+        """Takes what hosts say of their ranks."""
+        with self._lock:
+            self.version += 1
+            self._ranks.take_windows(window for window in windows if window.attempt == self.attempt)
 
     def preview(self, summary: Summary) -> None:
         """Shows what a summary says of the run until the events up to there have come."""
@@ -291,9 +299,20 @@ class RunView:
             return self._phases.get(0, Phases()).publishing()
 
     def ranks(self) -> list[RankView]:
-        """Every rank."""
+        """Every rank whose events have come."""
         with self._lock:
             return self._ranks.view()
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks are known, of all hosts."""
+        with self._lock:
+            return self._ranks.count
+
+    def rank_map(self) -> RankMap:
+        """All ranks side by side, of all hosts."""
+        with self._lock:
+            return self._ranks.map(is_live=self._status in ("waiting", "live"))
 
     def log(self, after: int = 0) -> list[LogEntry]:
         """The lines of the log with higher numbers than that."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from bus.errors import OffloopError
 from bus.protocol.blocks import EventBlock
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
 from bus.recording.summary import Summary
@@ -119,6 +120,10 @@ class RunTap(Callback):
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Takes in an event of any rank."""
         self._run.view.see(state)
+
+    def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
+        """Takes in what hosts say of their ranks."""
+        self._run.view.take_windows(windows)
 
     def begin_history(self, recording: Path) -> None:
         """Shows what the summary beside the recording says, if there is one."""

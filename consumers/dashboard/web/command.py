@@ -1,12 +1,13 @@
 """The commands ``bus dashboard`` and ``bus ui``."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bus.cli.options import broker_options, check_broker, runs_dir_option
+from bus.cli.options import broker_options, check_broker, runs_dir_option, stream_options
 from bus.printing import say
 from bus.terminal import HELP
 from consumers.dashboard.web.access import FIRST_PORT, Listening
@@ -107,12 +108,14 @@ def dashboard(
     metavar="FILE",
     help="A broker's public key: one for all, or one for each in their order. Default: $OFFLOOP_BROKER_KEY.",
 )
+@functools.partial(stream_options, into="stream")
 @_serving_options
 def ui(
     runs_dirs: tuple[str, ...],
     brokers: tuple[str, ...],
     key: str | None,
     broker_keys: tuple[str, ...],
+    stream: str | None,
     host: str,
     port: int | None,
     tokens: Path | None,
@@ -123,8 +126,8 @@ def ui(
 ) -> None:
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
-    RUNS_DIR is where runs live, and there may be several. Default, unless --broker is given: $OFFLOOP_RUNS_DIR, else
-    'runs' in the current folder.
+    RUNS_DIR is where runs live, and there may be several. Default, unless --broker or --stream is given:
+    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
     """
     if (key or broker_keys) and not brokers:
         raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
@@ -132,10 +135,12 @@ def ui(
         raise click.UsageError(
             f"{len(broker_keys)} times --broker-key for {len(brokers)} times --broker: give one for all or for each"
         )
-    from consumers.dashboard.web.places import places_of
+    from consumers.dashboard.web.places import RunsElsewhere, places_of
     from consumers.dashboard.web.site import Site
 
-    places = places_of(runs_dirs, brokers, key, broker_keys)
+    elsewhere = [] if stream is None else [RunsElsewhere(stream)]
+    here = places_of(runs_dirs, brokers, key, broker_keys) if runs_dirs or brokers or not elsewhere else []
+    places = [*here, *elsewhere]
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
     site = Site(listening, places, every=every)
     site.start()

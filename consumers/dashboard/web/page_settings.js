@@ -42,7 +42,7 @@ export function hashOf(settings) {
 }
 
 // What other parts of the page keep in its address, by a name of theirs.
-const KEPT = ["image"];
+const KEPT = ["image", "ranks"];
 
 export function keptOf(name) {
   return new URLSearchParams(location.hash.replace(/^#/, "")).getAll(name);

@@ -17,6 +17,7 @@ from consumers.dashboard.web.run_checkpoints import CheckpointsPanel
 from consumers.dashboard.web.run_files import FilesPanel
 from consumers.dashboard.web.run_folder import RunFolder, look_into
 from consumers.dashboard.web.run_images import ImagesPanel
+from consumers.dashboard.web.run_ranks import RanksPanel
 from consumers.dashboard.web.units import scale_of
 from consumers.dashboard.web.units import value_text as metric_text
 
@@ -28,15 +29,6 @@ _LOOK_SECONDS = 0.5
 _REST_SECONDS = 3.0
 _RESTS = 10
 """Looking into directories takes no more than one part in so many of a processor."""
-
-_RANK_COLUMNS = (
-    ("rank", "rank"),
-    ("batch", "batch"),
-    ("seconds", "seconds a batch"),
-    ("last", "arrives last"),
-    ("late", "after the first"),
-    ("behind", "batches behind"),
-)
 
 
 class Panels:
@@ -128,36 +120,6 @@ class LogPanel(Panel):
             rank = f" rank {entry.rank}" if entry.rank else ""
             kind = "" if entry.kind in ("event", "begin", "text") else f"{entry.kind}: "
             self._log.push(f"{at}  {label}{rank}{'  ' if label else ''}{kind}{entry.text}", classes=entry.kind)
-
-
-class RanksPanel(Panel):
-    """The ranks beside each other."""
-
-    def __init__(self) -> None:
-        super().__init__("Ranks", "view_column", is_open=True)
-        with self.box:
-            self._table = table("Ranks", "key")
-
-    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
-        """Shows how they stand."""
-        if not self.is_open:
-            return
-        ranks = [run.view.ranks() for run in runs]
-        # A rank alone has nobody to be compared with.
-        self.show(any(len(of_run) > 1 for of_run in ranks))
-        rows = []
-        for number, of_run in enumerate(ranks):
-            for view in of_run:
-                told = {
-                    "rank": str(view.rank),
-                    "batch": f"{view.batch:,}",
-                    "seconds": "" if view.seconds_per_batch is None else f"{view.seconds_per_batch:.4g}",
-                    "last": "" if view.last_share is None else f"{view.last_share:.0%} of batches",
-                    "late": "" if view.late is None else f"{1000 * view.late:.3g} ms",
-                    "behind": str(view.behind),
-                }
-                rows.append({"key": f"{number}/{view.rank}", "run": labels[number], **told})
-        self.fill(self._table, [*([("run", "run")] if len(runs) > 1 else []), *_RANK_COLUMNS], rows)
 
 
 class HyperparametersPanel(Panel):

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from bus.errors import RunNotFoundError
 from bus.net.curve import ClientSecurity, client_security
+from bus.net.nats_addresses import is_nats
 from bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, read_run, runs_dir
 from consumers.runner.streams import RemoteRunInfo, find_remote, list_remote
 
@@ -61,7 +62,7 @@ class RunsElsewhere(NamedTuple):
     @property
     def in_words(self) -> str:
         """The broker as pages name it."""
-        return f"the broker {self.address}"
+        return f"NATS at {self.address}" if is_nats(self.address) else f"the broker {self.address}"
 
     def list(self) -> Sequence[RemoteRunInfo]:
         """All of them, the newest first."""
@@ -154,7 +155,7 @@ def _labels(places: Sequence[Place]) -> list[str]:
 
 def _parts(place: Place) -> list[str]:
     if isinstance(place, RunsElsewhere):
-        return [place.address.removeprefix("tcp://")]
+        return [place.address.removeprefix("tcp://").removeprefix("nats://")]
     return os.path.abspath(runs_dir(place.directory)).split("/")
 
 

@@ -59,8 +59,8 @@ def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
     return next((scale for ending, scale in _ENDINGS if metric.endswith(ending)), ())
 
 
-def value_text(value: float | None, scale: Scale = ()) -> str:
-    """A value for people: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
+def value_text(value: float | None, scale: Scale = (), digits: int = _DIGITS) -> str:
+    """A value for people, with so many significant digits: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
     if value is None:
         return ""
     if not math.isfinite(value):
@@ -72,19 +72,19 @@ def value_text(value: float | None, scale: Scale = ()) -> str:
         factor, suffix = fitting[-1] if fitting else scale[0]
     elif size and not _SMALLEST_PLAIN <= size < _LARGEST_PLAIN:
         power = math.floor(math.log10(size))
-        return f"{_plain(value / 10.0**power)}e{power}" if abs(power) < _MOST_POWER else f"{value:.{_DIGITS}g}"
+        return f"{_plain(value / 10.0**power, digits)}e{power}" if abs(power) < _MOST_POWER else f"{value:.{digits}g}"
     else:
         factor, suffix = (_MILLION, "M") if size >= _MILLION else (1.0, "")
-    return _plain(value / factor) + suffix
+    return _plain(value / factor, digits) + suffix
 
 
 _MOST_POWER = 300
 
 
-def _plain(value: float) -> str:
-    """With five significant digits, separators for thousands and no zeros at the end."""
+def _plain(value: float, digits: int) -> str:
+    """With so many significant digits, separators for thousands and no zeros at the end."""
     if not value:
         return "0"
-    decimals = max(_DIGITS - 1 - math.floor(math.log10(abs(value))), 0)
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     text = f"{round(value, decimals):,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -182,7 +183,7 @@ def test_without_a_command_it_shows_the_help(monkeypatch, capsys):
         cli.main()
     told = capsys.readouterr()
     assert (ended.value.code, told.out) == (2, "")
-    assert "\n  replay     Serve a recording as if it were live.\n" in told.err
+    assert re.search(r"\n  replay +Serve a recording as if it were live\.\n", told.err)
 
 
 @pytest.mark.parametrize(

@@ -2,38 +2,34 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
+import nats
 import pytest
 from helpers import wait_for
-from nats_servers import NatsServer
 from run_folders import WrittenRun, write_run
 
+from bus import BrokerError, Event, Publisher, Recording, Subscriber
 from bus.errors import RecordingError
 from bus.jetstream.bridge import Bridge, BridgeReplacedError
 from bus.jetstream.gateway import Gateway
+from bus.protocol.frames import MAX_FRAME
 from bus.recording.writer import RecordingWriter
+from bus.runs.bridged import read_bridge
 from bus.runs.directory import read_run
 from bus.subscriber.source import RemoteRun
 from bus.types.timeouts import Timeouts
 
 
-@pytest.fixture
-def server(tmp_path):
-    folder = tmp_path / "nats"
-    folder.mkdir()
-    made = NatsServer(folder)
-    yield made
-    made.kill()
-
-
 class Copying:
     """A bridge in a thread."""
 
-    def __init__(self, path, server, **options):
+    def __init__(self, path, nats_server, **options):
         self.said, self.error = [], None
-        self.bridge = Bridge(path, server.servers, say=self.said.append, **options)
+        self.bridge = Bridge(path, nats_server.servers, say=self.said.append, **options)
         self._runner = asyncio.Runner()
         self._loop = self._runner.get_loop()
         self._task = self._loop.create_task(self.bridge.copy())
@@ -69,11 +65,11 @@ class Copying:
 
 
 @pytest.fixture
-def copying(server):
+def copying(nats_server):
     made = []
 
     def begin(path, **options):
-        made.append(Copying(path, server, **options))
+        made.append(Copying(path, nats_server, **options))
         return made[-1]
 
     yield begin
@@ -81,9 +77,9 @@ def copying(server):
         one.stop()
 
 
-def in_stream(server, run, attempt=1):
+def in_stream(nats_server, run, attempt=1):
     """The bytes of a recording, as a reader elsewhere gets them."""
-    with Gateway(server.servers) as gateway:
+    with Gateway(nats_server.servers) as gateway:
         remote = RemoteRun(gateway.address, run, timeouts=Timeouts(answer=20.0))
         remote._file._which = {"run": run, "attempt": attempt}
         try:
@@ -99,30 +95,30 @@ def in_stream(server, run, attempt=1):
     raise AssertionError("it does not come")
 
 
-def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, server, copying):
+def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, nats_server, copying):
     path = write_run(tmp_path, "run.1", losses=[0.5] * 300)
     WrittenRun(tmp_path, "run.1").train([0.4] * 5).end("failed", "boom")
     copying(path).wait()
     for attempt in (1, 2):
-        assert in_stream(server, "run.1", attempt) == (path / f"recording-{attempt}.mcap").read_bytes()
+        assert in_stream(nats_server, "run.1", attempt) == (path / f"recording-{attempt}.mcap").read_bytes()
     # Again: there is nothing to do.
     again = copying(path)
     again.wait()
     assert (again.status.state, again.status.refilled) == ("done", 0)
 
 
-def test_what_is_larger_than_a_message_comes_whole(tmp_path, server, copying):
+def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
     import random
 
     run = WrittenRun(tmp_path, "large")
-    run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(3 << 20)})
+    run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(MAX_FRAME - 1000)})
     run.writer.flush()
     path = run.end()
     copying(path).wait()
-    assert in_stream(server, "large") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "large") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, server, copying):
+def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "live").train([1.0] * 10)
     live = copying(run.path)
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
@@ -130,44 +126,44 @@ def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, server, cop
     wait_for(lambda: live.status.copied == run.writer.size and live.status.lag_events == 0, "the bridge")
     path = run.end()
     live.wait()
-    assert in_stream(server, "live") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "live") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path, server, copying):
+def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "killed")
     live = copying(run.path)
     for _ in range(4):
         run.train([1.0] * 20)
         wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
-        server.kill()
+        nats_server.kill()
         run.train([0.5] * 20)
         wait_for(lambda: live.status.state == "waiting", "the bridge")
         assert live.status.lag_events > 0
-        server.start()
+        nats_server.start()
     path = run.end()
     live.wait()
-    assert in_stream(server, "killed") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "killed") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_what_servers_have_forgotten_is_sent_again(tmp_path, server, copying):
+def test_what_servers_have_forgotten_is_sent_again(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "forgotten").train([1.0] * 20)
     live = copying(run.path)
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
-    before = server.copy_store(tmp_path / "older")
+    before = nats_server.copy_store(tmp_path / "older")
     for _ in range(5):
         run.train([0.5] * 20)
         wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
-    server.set_back(before)
+    nats_server.set_back(before)
     run.train([0.25] * 20)
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
     assert live.status.refilled > 0
     assert any("forgotten" in line for line in live.said)
     path = run.end()
     live.wait()
-    assert in_stream(server, "forgotten") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "forgotten") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_a_second_bridge_takes_over_and_the_first_ends(tmp_path, server, copying):
+def test_a_second_bridge_takes_over_and_the_first_ends(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "twice").train([1.0] * 20)
     first = copying(run.path)
     wait_for(lambda: first.status.copied == run.writer.size, "the bridge")
@@ -183,10 +179,10 @@ def test_a_second_bridge_takes_over_and_the_first_ends(tmp_path, server, copying
         ended.wait()
     path = run.end()
     other.wait()
-    assert in_stream(server, "twice") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "twice") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, server, copying):
+def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, nats_server, copying):
     import random
 
     run = WrittenRun(tmp_path, "full")
@@ -196,42 +192,99 @@ def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, server, 
     wait_for(lambda: live.status.state == "paused", "the bridge")
     assert live.status.copied < run.writer.size
     assert any("takes no more" in line for line in live.said)
-    _make_room(server, "ol_full")
+    nats_server.give_room("ol_full")
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
     path = run.end()
     live.wait()
-    assert in_stream(server, "full") == (path / "recording-1.mcap").read_bytes()
+    assert in_stream(nats_server, "full") == (path / "recording-1.mcap").read_bytes()
 
 
-def _make_room(server, stream):
-    import nats
-
-    async def change():
-        client = await nats.connect(server.address)
-        jetstream = client.jetstream()
-        config = (await jetstream.stream_info(stream)).config
-        config.max_bytes = -1
-        await jetstream.update_stream(config)
-        await client.close()
-
-    asyncio.run(change())
-
-
-def test_a_stream_of_another_run_of_that_name_is_left_alone(tmp_path, server, copying):
+def test_a_stream_of_another_run_of_that_name_is_left_alone(tmp_path, nats_server, copying):
     copying(write_run(tmp_path / "one", "name")).wait()
     other = copying(write_run(tmp_path / "two", "name"))
     with pytest.raises(RecordingError, match="another run"):
         other.wait()
 
 
-def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, server, copying):
+def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, nats_server, copying):
     """A footer was copied, and another broker continued the file in its place."""
     path = write_run(tmp_path, "resumed", status="lost")
     copying(path).wait()
     closed = (path / "recording-1.mcap").read_bytes()
-    assert in_stream(server, "resumed") == closed
+    assert in_stream(nats_server, "resumed") == closed
     RecordingWriter.resume(path / "recording-1.mcap", "resumed", 1, read_run(path).id).close()
     continued = (path / "recording-1.mcap").read_bytes()
     assert not continued.startswith(closed)
     copying(path).wait()
-    assert in_stream(server, "resumed") == continued
+    assert in_stream(nats_server, "resumed") == continued
+
+
+def test_an_attempt_without_a_recording_is_named_and_the_others_are_copied(tmp_path, nats_server, copying):
+    path = write_run(tmp_path, "partly", losses=[0.5] * 10)
+    WrittenRun(tmp_path, "partly").train([0.4] * 5).end()
+    (path / "recording-1.mcap").unlink()
+    copy = copying(path)
+    copy.wait()
+    assert in_stream(nats_server, "partly", 2) == (path / "recording-2.mcap").read_bytes()
+    assert copy.said == ["attempt 1 of run partly has no recording any more: not copied"]
+
+
+def test_more_replicas_than_servers_are_refused_in_a_line(tmp_path, nats_server, copying):
+    with pytest.raises(BrokerError, match="does not make the stream ol_many: replicas > 1 not supported"):
+        copying(write_run(tmp_path, "many"), replicas=3).wait()
+
+
+def test_what_the_stream_lacks_comes_from_the_host_or_is_named(nats_server, runs_dir):
+    with (
+        Publisher("r", runs_dir=runs_dir) as publisher,
+        contextlib.closing(LiveCopy(runs_dir / "r", nats_server)) as copy,
+    ):
+        for number in range(300):
+            publisher.publish(Event.BATCH_END, batch=number, noise=bytes(2000))
+            if number % 60 == 59:
+                wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything on disk")
+                wait_for(lambda: copy.has_all, "the bridge")
+        delete_message(nats_server, "ol_r", 3)
+        with Subscriber("r", stream=nats_server.address) as early:
+            following = iter(early)
+            got = [next(following) for _ in range(300)]
+            publisher.close()
+            got += list(following)
+    assert got == list(Recording(runs_dir / "r"))
+    copy.finish()
+    with Subscriber("r", stream=nats_server.address) as late:
+        rest = list(late)
+        assert "damaged" in late.damage
+        missing = {snapshot.seq for snapshot in got} - {snapshot.seq for snapshot in rest}
+        assert missing
+        assert missing == {number for gap in late.gaps for number in range(gap.first, gap.last + 1)}
+
+
+class LiveCopy:
+    """The command ``bus bridge`` in a process of its own."""
+
+    def __init__(self, path, nats_server):
+        command = [sys.executable, "-m", "bus", "bridge", str(path), "--stream", nats_server.address]
+        self._path = path
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    @property
+    def has_all(self):
+        status = read_bridge(self._path)
+        return status is not None and status.copied == (self._path / "recording-1.mcap").stat().st_size
+
+    def finish(self):
+        assert self.process.wait(30) == 0
+
+    def close(self):
+        if self.process.poll() is None and sys.exc_info()[0] is not None:
+            self.process.kill()
+
+
+def delete_message(nats_server, stream, number):
+    async def delete():
+        client = await nats.connect(nats_server.address)
+        await client.jetstream().delete_msg(stream, number)
+        await client.close()
+
+    asyncio.run(delete())

@@ -218,6 +218,8 @@ def test_a_reader_in_another_process_sees_everything_once_and_never_damage(tmp_p
 class Arriving:
     """A recording of which only the front is there yet."""
 
+    is_coming = False
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.there = 0
@@ -247,6 +249,8 @@ def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tm
 
 class Copied:
     """A recording of which a copy is read that grows with :meth:`fetch`."""
+
+    is_coming = False
 
     def __init__(self, path: Path) -> None:
         self.path = path

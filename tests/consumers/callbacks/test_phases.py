@@ -1,11 +1,13 @@
 """Where the time of a step goes: the figures, the verdicts, and which rank the others wait for."""
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from consumers_stream import Collector
 from hypothesis import given
 from hypothesis import strategies as st
+from many_hosts import many_hosts
 from paths import SUPPORT
 from phase_jobs import BATCHES, NAME, SECONDS_A_ROW, train
 from timeline_stream import MS, RankStream
@@ -22,7 +25,9 @@ from training import Act
 
 from bus.errors import ConfigurationError
 from bus.plugins.options import convert_options, options_of
+from bus.protocol.host_windows import HostWindow
 from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import PlainStream
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from bus.subscriber.commands import send_command
@@ -267,6 +272,47 @@ def test_a_straggler_is_worth_a_word_sooner_and_ranks_that_take_turns_are_none()
                 stream, 1, ("data", 13.0 if is_late else 1.0), ("forward", 10), ("backward", 13 if is_late else 25)
             )
     assert verdicts(logged(turns)) == ["compute-bound: 78 % of the step computes"]
+
+
+class WithWindows(PlainStream):
+    """A stream with what hosts say of their ranks: of so many windows one before each further batch."""
+
+    def __init__(self, snapshots: Sequence[Snapshot], windows: Iterable[Sequence[HostWindow]]) -> None:
+        super().__init__(self._in_turn(snapshots))
+        self._windows = iter(windows)
+        self._ready: list[HostWindow] = []
+
+    async def _in_turn(self, snapshots: Sequence[Snapshot]) -> AsyncIterator[Snapshot]:
+        for snapshot in snapshots:
+            self._ready += next(self._windows, ())
+            # For longer than what looks for windows rests.
+            await asyncio.sleep(0.3)
+            yield snapshot
+
+    def host_windows(self) -> list[HostWindow]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def heard_beside(windows: Iterable[Sequence[HostWindow]]) -> list[str]:
+    """The verdicts over the first of 64 ranks, with windows of 8 hosts."""
+    stream, heard = RankStream(0, 64), Heard()
+    events = [stream.event(Event.FIT_START), *steps(stream, 4, ("data", 1), ("forward", 80), ("backward", 19))]
+    run_session(lambda _, __: WithWindows(events, windows), [Phases(every=1, window=4)], [heard])
+    return verdicts(heard)
+
+
+def test_a_straggler_is_sought_over_all_hosts_where_they_say_who_is_late() -> None:
+    told = heard_beside([many_hosts(8, 8, number, slow=59) for number in range(1, 5)])[-1]
+    assert re.fullmatch(r"straggling host node007, rank 59: arrives last, the others wait (39|40)\S* ms", told)
+    # Ranks of one host in turns.
+    told = heard_beside([many_hosts(8, 8, number, slow=56 + number) for number in range(1, 5)])[-1]
+    assert re.fullmatch(r"straggling host node007: arrives last, the others wait (39|40)\S* ms", told)
+    # A host of which nothing comes is not waited for.
+    windows = [one for number in range(1, 15) for one in many_hosts(8, 8, number, slow=59, without=(3,))]
+    assert heard_beside([windows])[-1].startswith("straggling host node007, rank 59: ")
+    # Without windows only the ranks are compared whose events come.
+    assert heard_beside([]) == ["compute-bound: 98 % of the step computes"]
 
 
 def test_ranks_that_all_wait_for_data_are_input_bound() -> None:

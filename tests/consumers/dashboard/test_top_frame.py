@@ -1,5 +1,6 @@
 """What the terminal dashboard draws, as text: for any run and any size of a terminal."""
 
+import itertools
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from consumers_stream import snapshots_of_training
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from many_hosts import many_hosts
 from rich.cells import cell_len
 
 from bus.protocol.order import Ending
@@ -58,7 +60,7 @@ def points(*values: float) -> Points:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "log", "help"]), st.integers(0, 100))
+@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "ranks", "log", "help"]), st.integers(0, 100))
 def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
     for view in (WAITING, RUNNING):
         drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll, commands=True), width, height)
@@ -115,6 +117,51 @@ def test_wide_letters_move_nothing() -> None:
     ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
     assert len(ends) == 3
     assert len(set(ends)) == 1
+
+
+def view_of_hosts(hosts: int, ranks: int, **options: Any) -> RunView:
+    view = RunView("large")
+    for window in range(1, 7):
+        view.take_windows(many_hosts(hosts, ranks, window, **options))
+    return view
+
+
+def test_many_ranks_are_a_map_of_blocks_and_the_slowest_by_name() -> None:
+    view = view_of_hosts(16, 8, slow=77, late=(20,), nan=41)
+    lines = drawn(view, Shown(page="ranks"), width=80, height=24)
+    assert lines[2].startswith("── 128 ranks on 16 hosts ")
+    assert "arrival 0 µs ▁▂▃▄▅▆▇█" in lines[2]
+    assert "the others wait for rank 77 on node009: 39.9 ms a batch" in "\n".join(lines)
+    blocks = " ".join(lines[6:9]).split()
+    assert [blocks.index(name) for name in ("node000", "node009")] == [0, 18]
+    cells = dict(zip(blocks[::2], blocks[1::2], strict=True))
+    assert cells["node009"][5] == "█"
+    assert cells["node002"][4] == "?"
+    assert max(cells["node001"]) <= "▄"
+    slowest = next(line for line in lines if line.startswith("rank "))
+    assert slowest.split()[:3] == ["rank", "77", "node009"]
+    assert "above the median  last 100%" in slowest
+    # By another quantity.
+    lines = drawn(view, Shown(page="ranks", quantity="memory"), width=80, height=24)
+    assert "memory 60 GiB" in lines[2]
+    # Beside everything else there is room for little: what is worth the most stays.
+    text = "\n".join(drawn(view, width=80, height=24))
+    assert "the others wait for rank 77 on node009" in text
+    assert "█" in text.partition("ranks on")[2].partition("\n")[2]
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(1, 2), (3, 1), (300, 8), (1, 100)])
+def test_a_map_of_ranks_folds_to_any_terminal(hosts: int, ranks: int) -> None:
+    view = view_of_hosts(hosts, ranks)
+    for page, width, height in itertools.product(("ranks", "run"), (1, 10, 25, 80, 200), (1, 4, 6, 9, 24)):
+        drawn(view, Shown(page=page), width, height)
+
+
+def test_where_ranks_do_not_fit_each_block_is_the_worst_of_a_host() -> None:
+    lines = drawn(view_of_hosts(300, 8, slow=77), Shown(page="ranks"), width=80, height=24)
+    place = next(number for number, line in enumerate(lines) if "each the worst of a host" in line)
+    assert "".join(lines[place + 1 :])[9] == "█"
+    assert "x silent, ? behind" in "\n".join(drawn(RunView("run"), Shown(page="help"), width=100, height=40))
 
 
 def test_ranks_stand_side_by_side_and_the_one_that_is_waited_for_is_named() -> None:

@@ -45,6 +45,8 @@ class GrowingRecording:
         """Offset behind the last whole check record."""
         self.total = 0
         """Events up to there."""
+        self.mark: Mark | None = None
+        """That check record."""
         self.parts: deque[Part] = deque()
         """Those that have been found and not been dropped."""
         self._before = 0
@@ -59,7 +61,7 @@ class GrowingRecording:
         size = self.size
         while (found := self._next_mark(size)) is not None:
             mark, self._at = found
-            self.end, self.total = self._at, mark.total
+            self.mark, self.end, self.total = mark, self._at, mark.total
             self.parts.append(Part(self.end, mark.total, time.monotonic()))
         return self.end
 
@@ -68,6 +70,10 @@ class GrowingRecording:
         while self.parts and self.parts[0].end <= offset:
             self._before = self.parts.popleft().total
         return self.total - (self._before if offset else 0)
+
+    def piece(self, offset: int, end: int, most: int) -> bytes:
+        """What goes into the next message: up to ``end``, at most so many bytes."""
+        return self.read(offset, min(end - offset, most))
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes of the file, fewer where it ends.

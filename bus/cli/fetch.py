@@ -1,0 +1,71 @@
+"""The command ``bus fetch``."""
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bus.cli.options import parse_bound_option, stream_options
+from bus.errors import BrokerError, ConfigurationError
+from bus.printing import say
+from bus.terminal import HELP
+
+if TYPE_CHECKING:
+    from bus.recording.window import Bound
+
+_POLL_SECONDS = 0.2
+
+
+@click.command(name="fetch", short_help="Get a part of a recording from a host.", context_settings=HELP)
+@click.argument("run")
+@click.option("--host", required=True, metavar="NAME", help="Whose recording: $OFFLOOP_HOST there, or its host name.")
+@click.option("--from", "start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
+@click.option("--to", "until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
+@click.option("-o", "--output", metavar="FILE", help="What to write. Default: RUN-HOST.mcap, here.")
+@click.option("--force", is_flag=True, help="Replace the file that is there.")
+@stream_options
+def fetch_part(
+    run: str,
+    host: str,
+    start: "Bound | None",
+    until: "Bound | None",
+    output: str | None,
+    force: bool,
+    broker: str | None,
+) -> None:
+    """Get a part of a recording from a host of a run on several hosts, of which the stream has windows alone.
+
+    The host cuts it out, as 'bus cut' does, and sends it through the servers: its bridge has to be there. A TIME is a
+    training time (2ep, 100ba, 0.5dur, or 90sec spent training), the time since the recording began (+90s), or a date
+    with a time (2026-11-21T10:00). What is written is a recording: consumer --replay FILE.
+    """
+    from bus.files import atomic_output
+    from bus.net.requests import RequestClient, list_remote_hosts
+
+    if broker is None:
+        raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
+    hosts = [str(one.get("host")) for one in list_remote_hosts(broker, run)]
+    if host not in hosts:
+        known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'bus runs' with --stream lists runs"
+        raise ConfigurationError(f"run {run!r} at {broker} has no host {host!r}: {known}", value=host)
+    target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
+    part = {"run": run, "host": host, "start": start and str(start), "until": until and str(until)}
+    ask = RequestClient(broker)
+    try:
+        with atomic_output(target, [], force) as draft, open(draft, "wb") as file:
+            while True:
+                data = ask("cut", {**part, "offset": file.tell()}).get("data")
+                if data is None:
+                    time.sleep(_POLL_SECONDS)
+                elif not isinstance(data, bytes):
+                    raise BrokerError(f"host {host} has answered something else than a part of a recording")
+                elif data:
+                    file.write(data)
+                else:
+                    break
+            size = file.tell()
+    finally:
+        ask.close()
+    say(f"{size:,} bytes of run {run} from host {host} are in {target}: consumer --replay {target}")

@@ -1,0 +1,102 @@
+"""The command ``bus nats-config``."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bus.net.nkeys import public_nkey
+from bus.terminal import HELP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TEAM = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_NAME = re.compile(r"\$?[A-Za-z0-9_-]{1,100}")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}")
+_DEFAULT_TEAM = "offloop"
+_FILE = click.Path(path_type=Path)
+
+
+def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callable[..., None]]":
+    return click.option(f"--{role}", role, multiple=True, metavar="[TEAM:]KEY", help=help_text)
+
+
+@click.command("nats-config", short_help="Write the configuration of a NATS server.", context_settings=HELP)
+@_users("publish", "Who copies runs to the servers: the training's hosts. More than once.")
+@_users("view", "Who reads runs, and asks for fields within the viewers' budget.")
+@_users("command", "Who also commands trainings.")
+@click.option("--cert", type=_FILE, metavar="FILE", help="The server's certificate, in PEM.")
+@click.option("--cert-key", type=_FILE, metavar="FILE", help="The certificate's secret key.")
+@click.option("--ca", type=_FILE, metavar="FILE", help="With --cluster: who signed the servers' certificates.")
+@click.option("--listen", metavar="HOST:PORT", help="Default: 0.0.0.0:4222 with --cert, else 127.0.0.1:4222.")
+@click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
+@click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
+@click.option("--name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE of its environment.")
+def nats_config(
+    publish: tuple[str, ...],
+    view: tuple[str, ...],
+    command: tuple[str, ...],
+    cert: Path | None,
+    cert_key: Path | None,
+    ca: Path | None,
+    listen: str | None,
+    store_dir: Path,
+    cluster: str | None,
+    name: str | None,
+) -> None:
+    """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
+    its users may do.
+
+    KEY is a public nkey, U..., or the file NAME.nkey that 'bus keygen --nats NAME' wrote. A team sees nothing of
+    another's runs. Paths are those on the server's machine.
+    """
+    from bus.jetstream.server_config import ServerConfig
+
+    teams = _teams({"publish": publish, "view": view, "command": command})
+    hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
+    if bool(cert) != bool(cert_key):
+        raise click.UsageError("--cert and --cert-key go together")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise click.UsageError(f"{host!r} is not a host: write --cluster one.example,two.example,three.example")
+    if hosts and not (cert and ca and name):
+        raise click.UsageError(
+            "servers of a cluster prove who they are to each other: add --cert, --cert-key, --ca and --name"
+        )
+    if name and not _NAME.fullmatch(name):
+        raise click.UsageError(f"{name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
+    if listen and not re.fullmatch(r"\S+:\d{1,5}", listen):
+        raise click.UsageError(f"{listen!r} is not an address to listen at: write HOST:PORT")
+    config = ServerConfig(
+        listen or ("0.0.0.0:4222" if cert else "127.0.0.1:4222"), store_dir, teams, cert, cert_key, ca, name, hosts
+    )
+    if cert is None and not config.is_here:
+        raise click.UsageError(
+            f"beyond this machine a server needs TLS: add --cert and --cert-key to --listen {listen}"
+        )
+    # As it is, for a file.
+    click.echo(str(config), nl=False)
+
+
+def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:
+    """The roles of each key, by team."""
+    teams: dict[str, dict[str, list[str]]] = {}
+    for role, users in given.items():
+        for user in users:
+            team, colon, key = user.partition(":")
+            if not colon:
+                team, key = _DEFAULT_TEAM, user
+            if not _TEAM.fullmatch(team):
+                raise click.UsageError(f"{team!r} is not a team's name: use letters, digits, '_' and '-'")
+            public = public_nkey(key)
+            others = [other for other, known in teams.items() if other != team and public in known]
+            if others:
+                raise click.UsageError(
+                    f"the nkey {public} is in the teams {others[0]} and {team}: a user is in one, make another nkey"
+                )
+            teams.setdefault(team, {}).setdefault(public, []).append(role)
+    if not teams:
+        raise click.UsageError("no user is named: give --publish, --view or --command with a public nkey")
+    return teams

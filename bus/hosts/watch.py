@@ -1,0 +1,125 @@
+"""Reads a run on its host, and writes the host's windows beside its recording."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from bus.errors import OffloopError
+from bus.hosts.windows import LATE_NS, HostWindows
+from bus.protocol.host_windows import HostWindow
+from bus.protocol.snapshot import Snapshot
+from bus.recording.host_windows import WindowsWriter, windows_path
+from bus.recording.recording import Recording
+from bus.runs.directory import Attempt, read_run
+from bus.subscriber.subscriber import Subscriber
+from bus.types.demand import Demand, Want
+from bus.types.event import Event
+
+PHASES_EVERY = 10
+"""Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""
+_FRESH_NS = 10_000_000_000
+_LOOK_SECONDS = 1.0
+
+
+async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str], None] = print) -> None:
+    """Writes the windows of an attempt of the run in a directory until it has ended, or another one has begun; those
+    that are there already are not made again. What keeps it from doing so is said, and ends it."""
+    try:
+        with closing(WindowsWriter(windows_path(attempt.recording, attempt.number))) as writer:
+            watching = _Watching(path, attempt, host, writer)
+            if read_run(path).last.number == attempt.number:
+                await watching.follow()
+            else:
+                watching.read()
+    except OffloopError as error:
+        say(f"no more is said of the ranks of this host: {error}")
+
+
+class _Watching:
+    """Takes an attempt's events, and appends the windows that come of them."""
+
+    def __init__(self, path: Path, attempt: Attempt, host: str, writer: WindowsWriter) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._writer = writer
+        ranks = [publisher["rank"] for publisher in attempt.publishers if type(publisher.get("rank")) is int]
+        self._windows = HostWindows(
+            host,
+            attempt.number,
+            ranks,
+            attempt.world_size,
+            attempt.local_world_size,
+            None if writer.last is None else writer.last.last,
+            self._memory_of,
+        )
+        self._heard = time.monotonic()
+        self._now_ns = 0
+        self._pids: dict[int, int] = {}
+        self._has_gpu = False
+        self._asked = 0
+
+    def read(self) -> None:
+        """Takes an attempt that has ended."""
+        for snapshot in Recording(self._attempt.recording).snapshots():
+            self._take(snapshot)
+        self._append(self._windows.finish())
+
+    async def follow(self) -> None:
+        """Takes the newest attempt until it has ended."""
+        demand = Demand({Event.BATCH_END: Want(1, {"phases": PHASES_EVERY})})
+        async with Subscriber(self._path, events=[Event.INIT, Event.BATCH_END], demand=demand) as subscriber:
+            waiting = asyncio.create_task(self._wait())
+            try:
+                async for snapshot in subscriber:
+                    self._take(snapshot)
+                    if self._asked != self._windows.batches and subscriber.live:
+                        self._asked = self._windows.batches
+                        subscriber.ask_for(_demand(self._asked, self._has_gpu))
+            finally:
+                waiting.cancel()
+        self._append(self._windows.finish())
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self._heard, self._now_ns = time.monotonic(), snapshot.time_ns
+        if snapshot.event is Event.INIT:
+            self._has_gpu |= snapshot.get("device_name") not in (None, "cpu")
+        elif snapshot.event is Event.BATCH_END:
+            self._append(self._windows.take(snapshot))
+
+    async def _wait(self) -> None:
+        """Closes windows that are waited for while nothing comes from any rank."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            quiet = time.monotonic() - self._heard
+            if quiet > LATE_NS / 1e9:
+                with suppress(OffloopError):  # said at the next event
+                    self._append(self._windows.close_late(self._now_ns + round(quiet * 1e9)))
+
+    def _append(self, windows: Iterable[HostWindow]) -> None:
+        for window in windows:
+            self._writer.append(window)
+
+    def _memory_of(self, rank: int) -> float | None:
+        """What a rank's process has of this machine's memory, where it is now that it is asked."""
+        if self._has_gpu or abs(time.time_ns() - self._now_ns) > _FRESH_NS:
+            return None
+        if rank not in self._pids:
+            with suppress(OffloopError):
+                publishers = read_run(self._path).last.publishers
+                self._pids |= {one["rank"]: one["pid"] for one in publishers if "rank" in one and "pid" in one}
+        try:
+            pages = Path(f"/proc/{self._pids[rank]}/statm").read_text().split()[1]
+        except (KeyError, OSError, IndexError):
+            return None
+        return float(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _demand(batches: int, has_gpu: bool) -> Demand:
+    """What is asked of the training where a window has so many batches: memory and norm once in each, at its end."""
+    fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}
+    if has_gpu:
+        fields["memory_stats"] = batches
+    return Demand({Event.BATCH_END: Want(1, fields)})

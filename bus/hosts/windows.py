@@ -1,0 +1,230 @@
+"""Windows from the events of a host's ranks."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from bus.protocol.host_windows import (
+    ARRIVAL,
+    GRADIENT_NORM,
+    LOSS,
+    MEMORY,
+    PHASE,
+    STEP,
+    THROUGHPUT,
+    HostWindow,
+    Quantity,
+    summarize,
+)
+from bus.protocol.snapshot import Snapshot
+from bus.trace.phases import PHASES, read_phases
+
+LATE_NS = 5_000_000_000
+"""For how long after its first rank has ended a window the others are waited for."""
+_LEAST_NS = 1_000_000_000
+_RESERVED = "reserved_bytes.all.current"
+
+
+class _Batch(NamedTuple):
+    """A batch on one rank."""
+
+    ended_ns: int
+    values: dict[str, float]
+    samples: int | None
+
+
+class _Window(NamedTuple):
+    """A window that its first rank has ended."""
+
+    first: int
+    last: int
+    began_ns: int
+    ended_ns: int
+
+
+@dataclass
+class _Rank:
+    batch: int = 0
+    """How many batches it has trained."""
+    batches: dict[int, _Batch] = field(default_factory=dict)
+    """Those of windows that are not closed, and the one before."""
+
+
+class HostWindows:
+    """Makes windows of what the ranks of a host publish at the ends of batches.
+
+    A window ends with a batch whose number is divisible by the smallest power of two that lasts at least a second, as
+    long as the window's own batches took. It is closed when all ranks have ended it, or :data:`LATE_NS` after the first
+    of them. Takes times from events; knows no clock.
+
+    Args:
+        host: what the host is called.
+        attempt: the attempt's number.
+        ranks: the ranks that are known to be of this host; others are as soon as they are heard.
+        world_size: the ranks of all hosts.
+        count: how many ranks the host has.
+        after: the last batch of the last window that was made before.
+        memory_of: the bytes that a rank's process has, where they can be known now.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        attempt: int,
+        ranks: Iterable[int],
+        world_size: int,
+        count: int,
+        after: int | None = None,
+        memory_of: Callable[[int], float | None] = lambda rank: None,
+    ) -> None:
+        self._host = host
+        self._attempt = attempt
+        self._world_size = world_size
+        self._count = count
+        self._memory_of = memory_of
+        self._ranks = {rank: _Rank() for rank in ranks}
+        self._after = self._closed = after or 0
+        self._furthest = 0
+        # The first batch of the window at hand, and when the batch before it, or the first one that was seen, ended.
+        self._first: int | None = None
+        self._mark: tuple[int, int] | None = None
+        self._ended: deque[_Window] = deque()
+        self.batches = 1
+        """Of how many batches a window is at the moment: a power of two."""
+
+    def take(self, snapshot: Snapshot) -> list[HostWindow]:
+        """Takes the end of a batch; returns the windows that are closed with it."""
+        batch, now_ns = snapshot.timestamp.values.batch, snapshot.time_ns
+        rank = self._ranks.setdefault(snapshot.rank, _Rank())
+        if batch <= rank.batch:
+            return []
+        rank.batch = batch
+        if batch <= self._closed:
+            # Of what was closed without it, and before this began, the end alone is needed, to time the next one.
+            rank.batches.clear()
+        rank.batches[batch] = _Batch(now_ns, *_values(snapshot))
+        if batch > self._furthest:
+            self._furthest = batch
+            self._look(batch, now_ns)
+        return self.close_late(now_ns)
+
+    def _look(self, batch: int, now_ns: int) -> None:
+        """Ends the window at hand, if one of its length ends with a batch, which has just ended on the first rank."""
+        if batch <= self._after:
+            self._mark = batch, now_ns
+            return
+        if self._first is None:
+            self._first = batch if self._mark is None else self._after + 1
+        if self._mark is None:
+            # How long it took is not known.
+            self._mark = batch, now_ns
+            return
+        before, began_ns = self._mark
+        took = max(now_ns - began_ns, 1) / (batch - before)
+        self.batches = 1 << max(0, math.ceil(math.log2(_LEAST_NS / took)))
+        if batch % self.batches == 0:
+            self._ended.append(_Window(self._first, batch, began_ns, now_ns))
+            self._first, self._mark = batch + 1, (batch, now_ns)
+
+    def close_late(self, now_ns: int) -> list[HostWindow]:
+        """The windows that all ranks have ended, and those that are waited for no longer."""
+        closed = []
+        while self._ended:
+            window = self._ended[0]
+            ended = sum(rank.batch >= window.last for rank in self._ranks.values())
+            if ended < max(self._count, len(self._ranks)) and now_ns < window.ended_ns + LATE_NS:
+                break
+            closed.append(self._close(self._ended.popleft()))
+        return closed
+
+    def finish(self) -> list[HostWindow]:
+        """All that is left, when nothing more comes: the last window may be a short one."""
+        if self._first is not None and self._mark is not None and self._furthest >= self._first:
+            ended_ns = max(known.batches[self._furthest].ended_ns for known in self._at(self._furthest))
+            self._ended.append(_Window(self._first, self._furthest, self._mark[1], ended_ns))
+            self._first = self._furthest + 1
+        return [self._close(self._ended.popleft()) for _ in range(len(self._ended))]
+
+    def _at(self, batch: int) -> list[_Rank]:
+        """The ranks that have ended a batch, whose end is still known."""
+        return [rank for rank in self._ranks.values() if batch in rank.batches]
+
+    def _close(self, window: _Window) -> HostWindow:
+        first, last = window.first, window.last
+        ranks = sorted(self._ranks)
+        values: dict[str, dict[int, list[tuple[int, float]]]] = {}
+        for rank in ranks:
+            for name, batch, value in self._quantities(rank, first, last):
+                values.setdefault(name, {}).setdefault(rank, []).append((batch, value))
+        made = HostWindow(
+            self._host,
+            self._attempt,
+            tuple(ranks),
+            self._world_size,
+            first,
+            last,
+            max((known.batches[last].ended_ns for known in self._at(last)), default=window.ended_ns),
+            (window.ended_ns - window.began_ns) / 1e9,
+            tuple(self._ranks[rank].batch for rank in ranks),
+            tuple(rank for rank in ranks if self._ranks[rank].batch < last),
+            {name: _summary(name, ranks, of_ranks) for name, of_ranks in values.items()},
+        )
+        self._closed = last
+        for known in self._ranks.values():
+            kept = max((batch for batch in known.batches if batch <= last), default=0)
+            known.batches = {batch: one for batch, one in known.batches.items() if batch >= kept}
+        return made
+
+    def _quantities(self, rank: int, first: int, last: int) -> Iterator[tuple[str, int, float]]:
+        """The values of a rank in a window: of what, after how many batches, how much."""
+        batches = self._ranks[rank].batches
+        took = samples = 0.0
+        has_memory = False
+        for batch in range(first, last + 1):
+            here, before = batches.get(batch), batches.get(batch - 1)
+            if here is None:
+                continue
+            for name, value in here.values.items():
+                has_memory |= name == MEMORY
+                yield name, batch, value
+            if before is not None:
+                seconds = (here.ended_ns - before.ended_ns) / 1e9
+                yield STEP, batch, seconds
+                if here.samples is not None:
+                    took, samples = took + seconds, samples + here.samples
+        if took > 0:
+            yield THROUGHPUT, last, samples / took
+        if not has_memory and (memory := self._memory_of(rank)) is not None:
+            yield MEMORY, last, memory
+
+
+def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
+    """What a batch's end says: values by name, and how many samples it had."""
+    get = snapshot.get
+    values: dict[str, float] = {}
+    for name, value in ((LOSS, get("loss")), (GRADIENT_NORM, get("gradient_norm"))):
+        if isinstance(value, int | float):
+            values[name] = float(value)
+    memory = get("memory_stats")
+    if isinstance(memory, dict) and isinstance(reserved := memory.get(_RESERVED), int | float):
+        values[MEMORY] = float(reserved)
+    phases = read_phases(get("phases"))
+    if phases is not None:
+        for name, nanoseconds in phases.totals().items():
+            if name in PHASES:
+                values[PHASE + name] = nanoseconds / 1e9
+        if starts := phases.starts("backward"):
+            values[ARRIVAL] = (starts[0] - snapshot.time_ns) / 1e9
+    samples = get("batch_size")
+    return values, samples if type(samples) is int else None
+
+
+def _summary(name: str, ranks: Sequence[int], of_ranks: Mapping[int, list[tuple[int, float]]]) -> Quantity:
+    values = [[value for _, value in of_ranks.get(rank, ())] for rank in ranks]
+    not_finite = (
+        (batch, rank) for rank, found in of_ranks.items() for batch, value in found if not math.isfinite(value)
+    )
+    # Not all ranks have values of the same batches.
+    return replace(summarize(name, ranks, values, ()), first_nan=min(not_finite, default=None))

@@ -1,0 +1,228 @@
+"""A client of NATS servers that knows which errors do not pass: it fails at once where waiting does not help. It is
+imported where a connection is begun, because it needs ``nats``."""
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+from nats.errors import Error, SecureConnRequiredError
+
+from bus.errors import BrokerError, OffloopError
+from bus.jetstream import names
+from bus.jetstream.connection import NatsServers, check_version, in_words, tls_context
+from bus.jetstream.roles import roles_for
+from bus.net.nkeys import load_nkey
+from bus.printing import one_line
+
+_RECONNECT_SECONDS = 0.5
+_PENDING_BYTES = 4 << 20
+_BUFFER_BYTES = 32 << 10
+_FLUSH_SECONDS = 10
+
+_VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"", re.IGNORECASE)
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+_ACTIONS = {"publish": "publish", "subscription": "subscribe"}
+
+_NOT_SIGNED = (18, 19, 20, 21)
+_EXPIRED = 10
+_NOT_YET = 9
+_OTHER_NAME = (62, 64)
+"""Of OpenSSL, ``man verify``."""
+
+
+class _Transport(TcpTransport):
+    """Closes what did not become a TLS connection, and keeps asyncio from warning where the other side closes one."""
+
+    async def connect_tls(self, *arguments: Any, **options: Any) -> None:
+        try:
+            await super().connect_tls(*arguments, **options)
+        except BaseException:
+            self.abort()
+            raise
+        if self._io_writer is not None:
+            self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                writer.transport.abort()
+
+
+class NatsClient(Client):
+    """A connection of the task that makes it: an error that does not pass cancels that task, and :attr:`failure` says
+    why.
+
+    Args:
+        servers: where it connects to.
+        say: shows a line to the user who waits for servers that are away.
+
+    Raises:
+        ConfigurationError: the key or the certificate cannot be used.
+    """
+
+    def __init__(self, servers: NatsServers, say: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self.failure: OffloopError | None = None
+        self.trouble = ""
+        """Why there was no connection last."""
+        self._to = servers
+        self._say = say
+        self._nkey = None if servers.nkey is None else load_nkey(servers.nkey)
+        self._context = tls_context(servers)
+        self._task = asyncio.current_task()
+        self._is_away = self._was_connected = False
+        self._trying = asyncio.Lock()
+        self._is_viewer = False
+        self._may_command: bool | None = None
+
+    async def begin(self, name: str) -> None:
+        """Connects, as long as it takes.
+
+        Raises:
+            BrokerError: the servers are too old.
+        """
+        options: dict[str, Any] = {"reconnect_time_wait": _RECONNECT_SECONDS}
+        if self._nkey is not None:
+            # An inbox that no other user may read.
+            options |= {"nkeys_seed_str": self._nkey.seed, "inbox_prefix": f"_INBOX.{self._nkey.public}"}
+        await self.connect(
+            servers=list(self._to.addresses),
+            name=name,
+            max_reconnect_attempts=-1,
+            error_cb=self._note,
+            reconnected_cb=self._note_return,
+            tls=self._context,
+            # What cannot be sent is not kept: it is known what has arrived, and the rest is sent again.
+            pending_size=_PENDING_BYTES,
+            **options,
+        )
+        check_version(self.connected_server_version, self._to)
+        self._was_connected = True
+
+    async def close(self) -> None:
+        """Closes the connection, also one that was not made."""
+        await super().close()
+        if isinstance(self._transport, _Transport):
+            self._transport.abort()
+            await asyncio.sleep(0)
+
+    async def flush(self, timeout: int = _FLUSH_SECONDS) -> None:
+        """Waits until the servers have read all that was sent before.
+
+        Raises:
+            nats.errors.Error: they have not, within ``timeout`` seconds.
+        """
+        # By itself the client asks for the answer ahead of what it has yet to write.
+        await self._flush_pending(force_flush=True)
+        await super().flush(timeout)
+
+    async def may_command(self) -> bool:
+        """Whether the servers let this user command trainings, or only view them."""
+        async with self._trying:
+            if self._may_command is None:
+                self._is_viewer = False
+                await self.publish(names.ROLE_SUBJECT, b"")
+                # What the servers have against that comes before their answer to this.
+                await self.flush()
+                self._may_command = not self._is_viewer
+            return self._may_command
+
+    @property
+    def who(self) -> str:
+        """Whom the servers see."""
+        return "a client without a key" if self._nkey is None else f"the nkey {self._nkey.public}"
+
+    def fail(self, error: OffloopError) -> None:
+        """Ends what the task does with this connection."""
+        if self.failure is None:
+            self.failure = error
+            if self._task is not None:
+                self._task.cancel()
+
+    async def _note(self, error: Exception) -> None:
+        """Takes note of what went wrong: some of that passes."""
+        text = _certificate_trouble(error) if isinstance(error, ssl.SSLError) else in_words(error)
+        if any(refusal in text.lower() for refusal in _REFUSALS):
+            self.fail(self._refused(text))
+        elif isinstance(error, SecureConnRequiredError):
+            self.fail(self._error("does not offer TLS: write nats:// and leave out --ca, or let its operator add it"))
+        elif isinstance(error, ssl.SSLError) and not self._was_connected:
+            self.fail(self._error(text))
+        if self.is_connected:
+            return
+        self.trouble = text
+        if not self._is_away and self._say is not None and self.failure is None:
+            self._is_away = True
+            self._say(f"no NATS server answers at {self._to} ({text}): waiting")
+
+    async def _note_return(self) -> None:
+        self._is_away, self._may_command = False, None
+        try:
+            check_version(self.connected_server_version, self._to)
+        except OffloopError as error:
+            self.fail(error)
+
+    def _error(self, text: str) -> BrokerError:
+        return BrokerError(f"NATS at {self._to} {text}", address=str(self._to))
+
+    def _refused(self, text: str) -> BrokerError:
+        if self._nkey is None:
+            return self._error(
+                "takes only clients that it knows: name the file with your nkey by --nkey or OFFLOOP_NKEY"
+            )
+        return self._error(
+            f"does not admit {self.who} ({text}): its operator adds it with 'bus nats-config', or you have another key"
+        )
+
+    async def _connect_to_server(self, s: Any) -> None:
+        s.last_attempt = time.monotonic()
+        transport: Any = _Transport()  # type: ignore[no-untyped-call]
+        self._transport = transport
+        await transport.connect(s.uri, _BUFFER_BYTES, self.options["connect_timeout"])
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # Before anything is sent: who is in between could say that there is no TLS.
+        if initial_connection and self._context is not None and not info.get("tls_required"):
+            raise SecureConnRequiredError
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        # By itself the client would close for good at all but the first of these.
+        text = one_line(err_msg.strip("' "))
+        if (found := _VIOLATION.search(text)) is not None:
+            self._note_violation(_ACTIONS[found[1].lower()], found[2])
+        elif any(refusal in text.lower() for refusal in _REFUSALS):
+            self.fail(self._refused(text))
+        else:
+            await self._process_op_err(Error(f"nats: {text}"))
+
+    def _note_violation(self, action: str, subject: str) -> None:
+        if subject == names.ROLE_SUBJECT:
+            self._is_viewer = True
+        else:
+            roles = " or ".join(roles_for(action, subject))
+            what = f"it takes the role {roles}, which" if roles else "that"
+            self.fail(
+                self._error(
+                    f"does not let {self.who} {action} to {subject!r}: {what} its operator gives with 'bus nats-config'"
+                )
+            )
+
+
+def _certificate_trouble(error: ssl.SSLError) -> str:
+    code = getattr(error, "verify_code", None)
+    if code in _NOT_SIGNED:
+        return "has a certificate that --ca (or OFFLOOP_CA) has not signed: name the certificate of who signed it"
+    if code == _EXPIRED:
+        return "has a certificate that has expired: its operator has to renew it"
+    if code == _NOT_YET:
+        return "has a certificate that is not valid yet: compare this machine's clock with the server's"
+    if code in _OTHER_NAME:
+        return "has a certificate for another name: write the name in the address that the certificate has"
+    return f"does not agree on TLS ({in_words(error)}): see what its log says"

@@ -1,0 +1,206 @@
+"""What bridges say of their runs, as a reader elsewhere knows it."""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bus.jetstream import names
+from bus.jetstream.connection import API_SECONDS, passing_errors
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js.client import JetStreamContext
+
+FRESH_SECONDS = 5.0
+"""For how long a bridge that says nothing new counts as there."""
+_FETCHED = 256
+_FIRST_SECONDS = 2.5
+"""For how long an entry that was found is waited on to be said anew: bridges do so once a second."""
+
+
+@dataclass
+class _Entry:
+    said: dict[str, Any]
+    heard: float
+    """When it was last said anew, by this machine's ``time.monotonic``; minus infinity for one that was found."""
+    found: float
+    """When this reader first had it."""
+    looked: float
+    """When it was last looked up."""
+
+
+class KnownRuns:
+    """The entries of the bucket with runs. They are looked up once, and after that heard as bridges say them: whether
+    a bridge is there is decided by when this reader heard it, never by clocks of two machines."""
+
+    def __init__(self, client: "Client", jetstream: "JetStreamContext") -> None:
+        self._client = client
+        self._jetstream = jetstream
+        self._entries: dict[str, _Entry] = {}
+        self._is_listening = False
+        self._connection = -1
+        """After how many lost connections all entries were looked up; -1 before the first time."""
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
+        """The entries of all runs, or of one, the newest attempt of each; ``live`` says whether its bridge is there.
+        Of a run on several hosts that of the first rank's host, or of ``host``, or with ``*`` those of all of them.
+
+        Raises:
+            nats.errors.Error, OSError, TimeoutError: the servers do not answer, and never have.
+        """
+        await self._look()
+        await self._await_first(name)
+        now = time.monotonic()
+        newest: dict[tuple[str, str], dict[str, Any]] = {}
+        for entry in list(self._entries.values()):
+            said = entry.said
+            of = str(said.get("host"))
+            key = said["run"], of if host == "*" else ""
+            known = newest.get(key)
+            if name not in (None, said["run"]) or host not in (None, "*", of):
+                continue
+            if known is not None and _precedence(known) >= _precedence(said):
+                continue
+            is_there = now - entry.heard < FRESH_SECONDS
+            # Where the bridge is silent the run may continue unseen: more may come.
+            newest[key] = {**said, "live": bool(said.get("live")) and is_there}
+        return list(newest.values())
+
+    def is_going_on(self, run: str, host: str | None = None) -> bool:
+        """Whether more of a run may come, from one host or any, by what was last said of it."""
+        states = [
+            entry.said.get("status")
+            for entry in self._entries.values()
+            if entry.said["run"] == run and host in (None, entry.said.get("host"))
+        ]
+        return any(state in ("live", "paused", "running") for state in states)
+
+    async def _look(self) -> None:
+        """Looks up all entries, and then without waiting: all after each lost connection, and once in a while those of
+        which nothing is heard."""
+        if self._connection < 0:
+            async with self._looking:
+                if self._connection < 0:
+                    await self._look_up_all()
+        elif self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look_again())
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look_again(self) -> None:
+        with suppress(*passing_errors()):
+            if self._client.stats["reconnects"] != self._connection:
+                await self._look_up_all()
+            for key, entry in list(self._entries.items()):
+                now = time.monotonic()
+                if entry.said.get("live") and now - max(entry.heard, entry.looked) > FRESH_SECONDS:
+                    entry.looked = now
+                    await self._look_up(key)
+
+    async def _look_up_all(self) -> None:
+        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+        from nats.js.errors import NotFoundError
+
+        connection = self._client.stats["reconnects"]
+        subject = f"$KV.{names.RUNS_BUCKET}.>"
+        if not self._is_listening:
+            # The subscription is there again after each lost connection.
+            await self._client.subscribe(subject, cb=self._hear)
+            self._is_listening = True
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=60.0,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        # Not the library's watch of a bucket: it may say that there is nothing before the first entry has come.
+        try:
+            consumer = await self._jetstream.pull_subscribe(subject, stream=f"KV_{names.RUNS_BUCKET}", config=config)
+        except NotFoundError:
+            self._connection = connection
+            return
+        try:
+            left = (await consumer.consumer_info()).num_pending or 0
+            while left:
+                for found in await consumer.fetch(min(left, _FETCHED), timeout=API_SECONDS):
+                    left = found.metadata.num_pending
+                    if not _is_deleted(found):
+                        self._take(_key_of(found), found.data, is_heard=False)
+        finally:
+            with suppress(*passing_errors()):
+                await consumer.unsubscribe()
+        self._connection = connection
+
+    async def _look_up(self, key: str) -> None:
+        from nats.js.errors import NotFoundError
+
+        try:
+            bucket = await self._jetstream.key_value(names.RUNS_BUCKET)
+            found = await bucket.get(key)
+        except NotFoundError:
+            self._entries.pop(key, None)
+            return
+        self._take(key, found.value or b"", is_heard=False)
+
+    async def _hear(self, message: "Msg") -> None:
+        key = _key_of(message)
+        if _is_deleted(message):
+            self._entries.pop(key, None)
+        else:
+            self._take(key, message.data, is_heard=True)
+
+    def _take(self, key: str, value: bytes, is_heard: bool) -> None:
+        try:
+            said = json.loads(value)
+            is_one = isinstance(said["run"], str) and type(said["attempt"]) is int
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        known = self._entries.get(key)
+        if not is_one or (known is not None and not is_heard and _time_of(said) <= _time_of(known.said)):
+            return
+        now = time.monotonic()
+        # What has changed since it was last seen was said in between.
+        heard = now if is_heard or known is not None else float("-inf")
+        self._entries[key] = _Entry(said, heard, now if known is None else known.found, now)
+
+    async def _await_first(self, name: str | None) -> None:
+        """Waits for entries that were found and say that a run is live to be said anew."""
+        while any(
+            entry.said.get("live")
+            and entry.heard < entry.found
+            and time.monotonic() - entry.found < _FIRST_SECONDS
+            and name in (None, entry.said["run"])
+            for entry in self._entries.values()
+        ):
+            await asyncio.sleep(0.02)
+
+
+def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
+    """Of what hosts say of a run, the greatest counts: of the newest attempt, by the host of the first rank."""
+    ranks = said.get("ranks")
+    return said["attempt"], not isinstance(ranks, list) or 0 in ranks
+
+
+def _key_of(message: "Msg") -> str:
+    return message.subject.split(".", 2)[-1]
+
+
+def _is_deleted(message: "Msg") -> bool:
+    return "KV-Operation" in (message.headers or {})
+
+
+def _time_of(said: dict[str, Any]) -> float:
+    """When an entry was written, by its host's clock: of one host's entries the later one is the newer one."""
+    bridge = said.get("bridge")
+    when = bridge.get("time") if isinstance(bridge, dict) else None
+    return when if isinstance(when, float) else 0.0

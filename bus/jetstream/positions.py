@@ -1,0 +1,238 @@
+"""How far named readers are, in a key-value bucket: of each name one process at a time may write it.
+
+Who works under a name renews an entry every two seconds. Another one that asks for the name watches that entry: it is
+refused when it changes, and takes over when it has not changed for ten seconds, so clocks are not compared. Every write
+expects the revision of the one before. The first thing that the next holder writes is what it found, so the one that
+was replaced, however long it was paused, cannot write any more.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from bus.errors import BrokerError, ConfigurationError, OffloopError
+from bus.jetstream import names
+from bus.jetstream.connection import passing_errors
+from bus.printing import one_line
+from bus.runs.directory import host_name
+
+if TYPE_CHECKING:
+    from nats.js.client import JetStreamContext
+
+    from bus.jetstream.gateway import Gateway
+
+RENEW_SECONDS = 2.0
+STALE_SECONDS = 10.0
+"""A name that was not renewed for so long is given to the next one that asks for it."""
+
+_LOOK_SECONDS = 0.25
+_WRITE_SECONDS = 2.0
+_REST_SECONDS = 5.0
+"""Servers that have not answered are left alone for so long: each time costs the reader a wait."""
+_CLAIM_SECONDS = STALE_SECONDS + 20.0
+_TRIES = 5
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_NO_STREAM = 10059
+_ENVELOPE_BYTES = 4096
+"""Room for a message's subject and headers."""
+
+
+class ReplacedError(OffloopError):
+    """Another process works under this name now."""
+
+
+class _Found(NamedTuple):
+    """An entry as it is."""
+
+    revision: int = 0
+    holder: str = ""
+    """Who wrote it."""
+    value: bytes = b""
+
+
+@dataclass
+class _Entry:
+    """An entry as this process knows it."""
+
+    key: str
+    revision: int = 0
+
+
+class HeldPosition:
+    """The position of the reader ``name`` in an attempt of a run, for this process to write until :meth:`close`.
+
+    A name that another process holds is watched for up to ten seconds, which ``say`` reports to the user.
+
+    Raises:
+        ConfigurationError: another process works under this name.
+        BrokerError: the servers do not answer.
+    """
+
+    def __init__(self, gateway: "Gateway", run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
+        self._gateway = gateway
+        self._run = run
+        self._name = name
+        self._say = say
+        self._identity = f"{host_name()}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._holder = _Entry(names.holder_key(run, name))
+        self._position = _Entry(names.position_key(run, name, attempt))
+        self._replaced: ReplacedError | None = None
+        self._rests_until = 0.0
+        self._silent = -1
+        """The connection on which they have not answered."""
+        self._renewal: Future[None] | None = None
+        self.found = gateway.call(self._claim, _CLAIM_SECONDS)
+        """What was written last, under that name; empty when nothing was."""
+        self._renewal = gateway.begin(self._renew)
+
+    def write(self, value: bytes) -> None:
+        """Puts ``value`` in the place of what was there.
+
+        Raises:
+            ReplacedError: another process works under this name now: nothing was written.
+            BrokerError: it is not known to be stored; a later one may be.
+            ConfigurationError: it is too large.
+        """
+        if self._replaced is not None:
+            raise self._replaced
+        most = self._gateway.max_payload - _ENVELOPE_BYTES
+        if len(value) > most:
+            raise ConfigurationError(
+                f"the state of consumer {self._name!r} has {len(value):,} bytes, and the servers take {most:,}: "
+                "'--state-dir DIR' keeps it in a file",
+                value=len(value),
+            )
+        connection = self._gateway.connection
+        if time.monotonic() < self._rests_until and connection == self._silent:
+            raise BrokerError("the servers have not answered", address=self._gateway.stands_for)
+        try:
+            self._gateway.call(lambda jetstream: self._write(jetstream, self._position, value), _WRITE_SECONDS)
+        except BrokerError:
+            # Servers that were away and are there again are asked at once.
+            if self._gateway.is_connected:
+                self._rests_until, self._silent = time.monotonic() + _REST_SECONDS, connection
+            raise
+
+    def close(self) -> None:
+        """Gives the name free, if the servers answer. Can be called more than once."""
+        renewal, self._renewal = self._renewal, None
+        if renewal is None:
+            return
+        renewal.cancel()
+        if self._replaced is None:
+            with suppress(BrokerError, ReplacedError):
+                self._gateway.call(lambda jetstream: self._write(jetstream, self._holder, b""), _WRITE_SECONDS)
+
+    # -- in the gateway's thread --------------------------------------------------------------------------------------
+
+    async def _claim(self, jetstream: "JetStreamContext") -> bytes:
+        found = await self._read(jetstream, self._holder)
+        since = time.monotonic()
+        if found.value:
+            self._say(
+                f"consumer {self._name} was begun by {_in_words(found.holder)} and has not ended: looking for up to "
+                f"{STALE_SECONDS:g} s whether it is at work"
+            )
+        while found.value and time.monotonic() - since < STALE_SECONDS:
+            await asyncio.sleep(_LOOK_SECONDS)
+            again = await self._read(jetstream, self._holder)
+            if again.value and again.revision != found.revision:
+                raise self._at_work(again)
+            found = again
+        self._holder.revision = found.revision
+        try:
+            await self._write(jetstream, self._holder, self._identity.encode())
+        except ReplacedError:
+            raise self._at_work(await self._read(jetstream, self._holder)) from None
+        for _ in range(_TRIES):
+            last = await self._read(jetstream, self._position)
+            self._position.revision = last.revision
+            # The one before may be writing just now.
+            with suppress(ReplacedError):
+                await self._write(jetstream, self._position, last.value)
+                return last.value
+        raise self._at_work(last)
+
+    async def _renew(self, jetstream: "JetStreamContext") -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            try:
+                await self._write(jetstream, self._holder, self._identity.encode())
+            except ReplacedError as error:
+                self._replaced = error
+                return
+            except passing_errors():
+                """The next time comes soon."""
+
+    async def _write(self, jetstream: "JetStreamContext", entry: _Entry, value: bytes) -> None:
+        """Writes an entry, unless another process has."""
+        from nats.js.errors import APIError, NoStreamResponseError
+
+        for _ in range(_TRIES):
+            headers = {names.HOLDER: self._identity, "Nats-Expected-Last-Subject-Sequence": str(entry.revision)}
+            try:
+                written = await jetstream.publish(_subject(entry.key), value, headers=headers, stream=_STREAM)
+            except NoStreamResponseError:
+                """The bucket was removed, or its servers are away: reading it finds out."""
+            except APIError as error:
+                if error.err_code not in _WRONG_LAST_SEQUENCE:
+                    raise
+            else:
+                entry.revision = written.seq
+                return
+            found = await self._read(jetstream, entry)
+            if found.revision and found.revision >= entry.revision and found.holder != self._identity:
+                raise ReplacedError(
+                    f"consumer {self._name!r} of run {self._run!r} was taken over by {_in_words(found.holder)}: "
+                    "this one ends, and keeps nothing more"
+                )
+            # It is our own, of which the answer was lost; or the servers went back to an older state.
+            entry.revision = found.revision
+        raise TimeoutError("the entry changes again and again")
+
+    async def _read(self, jetstream: "JetStreamContext", entry: _Entry) -> _Found:
+        from nats.js.errors import NotFoundError
+
+        try:
+            message = await jetstream.get_last_msg(_STREAM, _subject(entry.key))
+        except NotFoundError as error:
+            if error.err_code == _NO_STREAM:
+                runs = await jetstream.stream_info(f"KV_{names.RUNS_BUCKET}")
+                await make_positions_bucket(jetstream, runs.config.num_replicas or 1)
+            return _Found()
+        headers = message.headers or {}
+        return _Found(message.seq or 0, headers.get(names.HOLDER, "?"), message.data or b"")
+
+    def _at_work(self, found: _Found) -> ConfigurationError:
+        return ConfigurationError(
+            f"a consumer named {self._name!r} is at work on run {self._run!r} already, {_in_words(found.holder)}: stop "
+            "that one, or choose another '--name'"
+        )
+
+
+async def make_positions_bucket(jetstream: "JetStreamContext", replicas: int) -> None:
+    """Makes the bucket, if it is not there."""
+    from nats.js.api import KeyValueConfig
+    from nats.js.errors import BadRequestError
+
+    with suppress(BadRequestError):  # it is there, with other settings
+        await jetstream.create_key_value(KeyValueConfig(names.POSITIONS_BUCKET, replicas=replicas))
+
+
+_STREAM = f"KV_{names.POSITIONS_BUCKET}"
+
+
+def _subject(key: str) -> str:
+    return f"$KV.{names.POSITIONS_BUCKET}.{key}"
+
+
+def _in_words(identity: str) -> str:
+    """``HOST/PID/TOKEN`` in words."""
+    host, _, rest = one_line(identity[:200]).partition("/")
+    return f"process {rest.partition('/')[0]} of {host}" if rest else "another process"

@@ -1,0 +1,154 @@
+"""The host's end of requests for what is in its recordings and not in the stream: how far one goes, ranges of it, and
+parts of it by training time."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bus.errors import BrokerError, OffloopError, ProtocolError
+from bus.processes import python_path
+from bus.protocol.frames import Control, encode_control, encode_heartbeat
+from bus.recording.growing import GrowingRecording
+from bus.recording.window import parse_bound
+from bus.runs.directory import RunInfo, read_run
+
+KINDS = ("fetch", "position", "cut")
+"""Requests that a host answers out of its recordings."""
+MAX_RANGE = 256 * 1024
+_KEPT_SECONDS = 30.0
+_MOST_CUTS = 4
+
+
+class RawRecordings:
+    """What a host gives of the recordings of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._recordings: dict[int, GrowingRecording] = {}
+        self._cuts: dict[tuple[object, ...], _Cut] = {}
+        self._cutting = asyncio.Semaphore(1)
+        self.used = float("-inf")
+        """When something was last asked for, by ``time.monotonic``."""
+
+    async def answer(self, control: Control) -> bytes:
+        """The answer to a request.
+
+        Raises:
+            OffloopError: there is none: no such attempt, no such time.
+        """
+        self.used = time.monotonic()
+        content, run = control.content, read_run(self._path)
+        number = content.get("attempt", run.last.number)
+        recording = self._recording(run, number)
+        end = recording.look()
+        if control.kind == "position":
+            places = {} if recording.mark is None else recording.mark.positions
+            positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
+            return encode_heartbeat(run.recorded_as, number, time.time_ns(), positions, end, positions)
+        offset = content.get("offset")
+        if type(offset) is not int or offset < 0:
+            raise ProtocolError("a range has an offset")
+        said: dict[str, Any] = {"run": content.get("run"), "attempt": number, "offset": offset}
+        if "id" in content:
+            said["id"] = content["id"]
+        if control.kind == "cut":
+            said |= await self._cut(recording.path, number, content.get("start"), content.get("until"), offset)
+        else:
+            # What follows the last check record of a file that is written may be cut off.
+            end = end if run.live and number == run.last.number else recording.size
+            said["data"] = recording.read(offset, max(0, min(end - offset, MAX_RANGE)))
+        return encode_control("data", said)
+
+    def _recording(self, run: RunInfo, number: object) -> GrowingRecording:
+        attempt = next((one for one in run.attempts if one.number == number), None)
+        if attempt is None:
+            raise BrokerError(f"run {run.name!r} has no such attempt on this host: attempts are 1 to {run.last.number}")
+        if attempt.number not in self._recordings:
+            self._recordings[attempt.number] = GrowingRecording(attempt.recording)
+        return self._recordings[attempt.number]
+
+    async def _cut(self, path: Path, attempt: int, start: object, until: object, offset: int) -> dict[str, Any]:
+        for moment in (start, until):
+            if moment is not None:
+                parse_bound(moment if isinstance(moment, str) else "")
+        for key, known in list(self._cuts.items()):
+            if time.monotonic() - known.used > _KEPT_SECONDS:
+                self._cuts.pop(key).close()
+        wanted = attempt, start, until
+        if wanted not in self._cuts:
+            if len(self._cuts) >= _MOST_CUTS:
+                raise BrokerError(f"this host cuts {_MOST_CUTS} parts for others already: try again in a minute")
+            self._cuts[wanted] = _Cut(path, start, until, self._cutting)
+        return self._cuts[wanted].read(offset)
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        for cut in self._cuts.values():
+            cut.close()
+        for recording in self._recordings.values():
+            recording.close()
+
+
+class _Cut:
+    """A part of a recording, which a process of its own cuts out: at most one at a time, as the last of what the
+    machine has to do."""
+
+    def __init__(self, path: Path, start: object, until: object, turn: asyncio.Semaphore) -> None:
+        self.used = time.monotonic()
+        self._folder = tempfile.TemporaryDirectory(prefix="offloop-")
+        self._made = Path(self._folder.name) / "cut.mcap"
+        bounds = [f"--{name}={moment}" for name, moment in (("start", start), ("until", until)) if moment is not None]
+        self._command = [sys.executable, "-P", "-m", "bus", "cut", str(path), "-o", str(self._made), *bounds]
+        self._task = asyncio.create_task(self._make(turn))
+
+    async def _make(self, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": python_path()},
+            )
+            try:
+                with suppress(ProcessLookupError):  # it has ended already
+                    os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+                _, said = await process.communicate()
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        if not self._made.exists():
+            line = said.decode(errors="replace").strip().rpartition("\n")[2]
+            raise BrokerError(f"on its host: {line.removeprefix('error: ')}")
+
+    def read(self, offset: int) -> dict[str, Any]:
+        """A range of it: none at its end, and ``None`` as long as it is made.
+
+        Raises:
+            BrokerError: it could not be made.
+        """
+        self.used = time.monotonic()
+        if not self._task.done():
+            return {"data": None}
+        self._task.result()
+        try:
+            with open(self._made, "rb") as file:
+                return {"data": os.pread(file.fileno(), MAX_RANGE, offset)}
+        except OSError as error:
+            raise BrokerError(f"on its host: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Ends it."""
+        self._task.cancel()
+        self._folder.cleanup()
+
+
+def refusal(error: OffloopError, content: dict[str, Any]) -> bytes:
+    """What is answered to a request that cannot be met."""
+    asked = {"id": content["id"]} if "id" in content else {}
+    return encode_control("refused", {"reason": str(error), "error": type(error).__name__, **asked})

@@ -1,0 +1,76 @@
+"""What each role may do at NATS servers: the subjects to which it may publish, and those to which it may subscribe.
+
+``bus nats-config`` writes them for the operator. What a role lacks is nowhere allowed: there is no general permission
+for the API of JetStream, ``$JS.API.>``.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bus.jetstream import names
+
+
+class Role(NamedTuple):
+    """Permissions of a user."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+_API = "$JS.API"
+_READ_STREAMS = (
+    f"{_API}.STREAM.INFO.*",
+    f"{_API}.STREAM.MSG.GET.*",
+    # Of a consumer that ends by itself: a name, and the subject that it reads.
+    f"{_API}.CONSUMER.CREATE.*.>",
+    f"{_API}.CONSUMER.MSG.NEXT.*.*",
+    f"{_API}.CONSUMER.INFO.*.*",
+)
+_DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
+_POSITIONS = (f"{_API}.STREAM.CREATE.KV_{names.POSITIONS_BUCKET}", f"$KV.{names.POSITIONS_BUCKET}.>")
+
+_RUNS = f"$KV.{names.RUNS_BUCKET}.>"
+
+_VIEW = Role(publish=(*_READ_STREAMS, *_POSITIONS, "ol.v.>"), subscribe=(*_DATA, _RUNS))
+
+ROLES = {
+    "publish": Role(
+        publish=(
+            f"{_API}.STREAM.CREATE.*",
+            f"{_API}.STREAM.UPDATE.*",
+            f"{_API}.STREAM.INFO.*",
+            f"{_API}.STREAM.MSG.GET.*",
+            *_DATA,
+            # The inboxes of readers, which cannot be guessed: what they ask for is answered, also much later.
+            "_INBOX.>",
+            _RUNS,
+        ),
+        subscribe=("ol.q.>", "ol.v.>", "ol.d.>"),
+    ),
+    "view": _VIEW,
+    "command": Role(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
+}
+"""By name. ``command`` has what ``view`` has, and more."""
+
+
+def merged(roles: Iterable[str]) -> Role:
+    """What a user with several roles may do."""
+    given = [ROLES[name] for name in roles]
+    return Role(
+        tuple(dict.fromkeys(subject for role in given for subject in role.publish)),
+        tuple(dict.fromkeys(subject for role in given for subject in role.subscribe)),
+    )
+
+
+def roles_for(action: str, subject: str) -> list[str]:
+    """The roles that may do this: ``publish`` or ``subscribe`` to a subject, in which capitals do not count, because
+    that is how the client of NATS reports it."""
+    found = subject.lower()
+    return [name for name, role in ROLES.items() if any(_covers(one.lower(), found) for one in getattr(role, action))]
+
+
+def _covers(pattern: str, subject: str) -> bool:
+    wanted, parts = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        return len(parts) >= len(wanted) and _covers(".".join(wanted[:-1]), ".".join(parts[: len(wanted) - 1]))
+    return len(parts) == len(wanted) and all(a in ("*", b) for a, b in zip(wanted, parts, strict=True))

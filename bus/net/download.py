@@ -1,0 +1,65 @@
+"""Recordings of a broker elsewhere, as files: with them works here whatever works with a run of this machine."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bus.errors import BrokerError, RunNotFoundError
+from bus.net.curve import ClientSecurity
+from bus.net.nats_addresses import how_to_list, what_is_at
+from bus.net.requests import RequestClient
+from bus.protocol.frames import check_run_name
+
+
+def download(address: str, run: str, attempt: int, path: Path, security: ClientSecurity | None = None) -> int:
+    """Writes the recording of an attempt to ``path``, byte for byte as far as the broker has it, and returns how many
+    bytes that is. For NATS servers, which :class:`bus.jetstream.gateway.Gateway` stands for, it is put together from
+    the stream, and what that lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads the
+    file reports them as damage, by their offset.
+
+    Raises:
+        BrokerError: no broker answers, or it refuses: the message says from which byte on.
+        OSError: the file cannot be written.
+    """
+    client = RequestClient(address, security)
+    offset = 0
+    try:
+        with path.open("wb") as file:
+            while True:
+                try:
+                    data = client("fetch", {"run": run, "attempt": attempt, "offset": offset}).get("data")
+                except BrokerError as error:
+                    raise BrokerError(
+                        f"the recording of run {run!r} cannot be had from byte {offset:,} on: {error}", address=address
+                    ) from None
+                if not isinstance(data, bytes):
+                    raise BrokerError(f"what {address} answers is not a part of a recording", address=address)
+                if not data:
+                    return offset
+                offset += file.write(data)
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def downloaded(address: str, run: str, security: ClientSecurity | None = None) -> Iterator[Path]:
+    """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block.
+
+    Raises:
+        RunNotFoundError: the broker has no such run.
+        BrokerError: see :func:`download`.
+    """
+    client = RequestClient(address, security)
+    try:
+        listed = client("runs", {"run": check_run_name(run)}).get("runs")
+    finally:
+        client.close()
+    found = listed[0] if isinstance(listed, list) and listed else None
+    attempt = found.get("attempt") if isinstance(found, dict) else None
+    if type(attempt) is not int:
+        raise RunNotFoundError(f"{what_is_at(address)} has no run {run!r}: {how_to_list(address)}", run=run)
+    with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
+        path = Path(folder) / f"{run}-{attempt}.mcap"
+        download(address, run, attempt, path, security)
+        yield path

@@ -1,0 +1,60 @@
+"""Addresses of NATS servers, to which runs are copied; nothing of NATS is needed to check them."""
+
+import os
+from urllib.parse import urlsplit
+
+from bus.errors import ConfigurationError
+
+STREAM_VARIABLE = "OFFLOOP_STREAM"
+"""The environment variable with the servers to which runs are copied."""
+
+_SCHEMES = ("nats", "tls")
+
+
+def is_nats(address: str) -> bool:
+    """Whether an address is that of NATS servers, and not of a broker."""
+    return address.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
+def what_is_at(address: str) -> str:
+    """What is at an address, as errors name it."""
+    return f"NATS at {address}" if is_nats(address) else f"the broker at {address}"
+
+
+def how_to_list(address: str) -> str:
+    """How a user finds the runs there."""
+    return f"'bus runs --{'stream' if is_nats(address) else 'broker'} {address}' lists them"
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """The addresses in a text, with commas between them.
+
+    Raises:
+        ConfigurationError: one of them is malformed.
+    """
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        try:
+            parts = urlsplit(address)
+            fits = parts.scheme in _SCHEMES and parts.hostname and (parts.port or 1) and not parts.path.strip("/")
+        except ValueError:
+            fits = False
+        if not fits or parts.username or parts.password:
+            raise ConfigurationError(
+                f"{address[:100]!r} is not the address of a NATS server: write nats://HOST:4222, or "
+                "tls://HOST:4222; a key goes into a file for '--nkey'",
+                value=address,
+            )
+    if not addresses:
+        raise ConfigurationError("no NATS server is named: write nats://HOST:4222", value=text)
+    return addresses
+
+
+def find_servers(given: str | None) -> str | None:
+    """Where a run is to be copied: ``given``, else ``$OFFLOOP_STREAM``; ``None`` for nowhere.
+
+    Raises:
+        ConfigurationError: they are malformed.
+    """
+    servers = given if given is not None else os.environ.get(STREAM_VARIABLE) or None
+    return None if servers is None else ",".join(split_addresses(servers))

@@ -1,0 +1,136 @@
+"""Nkeys, by which NATS servers know their clients: a seed in a file that only its owner may read, and the public key
+that belongs to it (https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth)."""
+
+import os
+import re
+import shlex
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bus.errors import ConfigurationError, require
+from bus.net.keys import write_pair
+
+SEED_SUFFIX = ".nkey_secret"
+NKEY_SUFFIX = ".nkey"
+
+_PUBLIC = re.compile(r"U[A-Z2-7]{55}\Z")
+_SEED = re.compile(r"SU[A-Z2-7]{56}\Z")
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Nkey:
+    """A user's nkey."""
+
+    public: str
+    seed: str = field(repr=False)
+
+
+def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path, Nkey]:
+    """Makes an nkey and returns its files and itself: ``NAME.nkey``, which may be given away, and ``NAME.nkey_secret``,
+    which only its owner may read.
+
+    Raises:
+        ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
+            written.
+    """
+    require("an nkey", "nats", "nkeys")
+    import nkeys
+
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+    made = Nkey(_public_of(seed), seed)
+
+    def make(workshop: Path) -> tuple[Path, Path]:
+        files = workshop / f"{name}{NKEY_SUFFIX}", workshop / f"{name}{SEED_SUFFIX}"
+        for file, text in zip(files, (made.public, made.seed), strict=True):
+            file.write_text(f"{text}\n")
+        return files
+
+    return *write_pair(name, where, make), made
+
+
+def load_nkey(path: str | os.PathLike[str]) -> Nkey:
+    """Reads one's own nkey from the file with its seed.
+
+    Raises:
+        ConfigurationError: it is not there, is something else, or others may read it.
+    """
+    require("an nkey", "nats", "nkeys")
+    file = Path(path)
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    seed = _text(file)
+    if _PUBLIC.match(seed):
+        raise ConfigurationError(
+            f"{path} holds a public nkey where a seed is needed: use the file '{SEED_SUFFIX}' that "
+            "'bus keygen --nats' wrote beside it",
+            value=file,
+        )
+    public = _public_of(seed)
+    if not public:
+        raise ConfigurationError(
+            f"{path} holds no seed of a user's nkey: use a file that 'bus keygen --nats NAME' wrote, NAME{SEED_SUFFIX}",
+            value=file,
+        )
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"the seed {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make a new "
+            "one with 'bus keygen --nats' if another user may have read it",
+            value=file,
+        )
+    return Nkey(public, seed)
+
+
+def public_nkey(text: str) -> str:
+    """A public nkey, from itself or from the file with it.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if _PUBLIC.match(text):
+        return text
+    if _SEED.match(text):
+        raise ConfigurationError("this is the seed of an nkey, which is to be kept secret: give the public nkey, U...")
+    if not (text.endswith(NKEY_SUFFIX) or Path(text).is_file()):
+        raise ConfigurationError(
+            f"{text[:100]!r} is not a public nkey: write U and 55 characters, or the file NAME{NKEY_SUFFIX} "
+            "that 'bus keygen --nats NAME' wrote"
+        )
+    found = _text(Path(text))
+    if not _PUBLIC.match(found):
+        raise ConfigurationError(
+            f"{text} holds no public nkey: use a file that 'bus keygen --nats NAME' wrote, NAME{NKEY_SUFFIX}"
+        )
+    return found
+
+
+def _public_of(seed: str) -> str:
+    """The public key of a seed; nothing if that is none."""
+    import nkeys
+
+    if not _SEED.match(seed):
+        return ""
+    try:
+        prefix, raw = nkeys.decode_seed(seed.encode())
+        if nkeys.encode_seed(raw, prefix).decode() != seed:
+            return ""  # its checksum is another
+        return str(nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
+    except (nkeys.NkeysError, ValueError):
+        return ""
+
+
+def _text(file: Path) -> str:
+    try:
+        with open(file, "rb") as stream:
+            return stream.read(_MOST_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{file} cannot be read: {error.strerror or error}; 'bus keygen --nats NAME' makes an nkey", value=file
+    )

@@ -1,0 +1,219 @@
+"""The memory of a flight recorder: a ring in which one rank leaves its newest events, and from which the broker of its
+host reads them, also when the rank hangs or is dead.
+
+It is shared memory, so an event costs its rank no message, and is there for the broker the moment it is written. It
+consists of a front and of blocks, which are used again and again: a block is zeroed and numbered when it is entered,
+and an event in it counts once its length is written.
+
+=======  =====  ===================================================
+Offset   Bytes  The front
+=======  =====  ===================================================
+0        8      ``OLFLIGHT``
+8        16     the ring's token, random
+24       8      how many batches it is to hold
+32       8      blocks in use
+40       8      the block that is written to, counted from 0
+4096            the blocks, of 64 KiB: the number of the block among all
+                that were ever entered (8), zeros (8), then events: length
+                (4) and frame, up to a length of zero or the end
+=======  =====  ===================================================
+
+Numbers are little endian.
+"""
+
+import errno
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from mmap import mmap
+from typing import Any
+
+from bus.errors import ProtocolError
+from bus.tensors.shared_memory import allocate_memory, create_memory, discard_memory, open_memory
+
+BLOCK = 64 * 1024
+MEMORY = 256 * 1024 * 1024
+"""Bytes that the rings of one host may take together."""
+MAX_BATCHES = 1_000_000
+
+_MAGIC = b"OLFLIGHT"
+_FRONT = struct.Struct("<8s16sQQQ")
+_AT_BLOCKS = 4096
+_HEAD = 16
+_LENGTH = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+_TOKEN = 16
+_MAX_INTEGER = 1 << 31
+_EMPTY = bytes(BLOCK)
+_GROW = 16
+"""Blocks by which the memory grows."""
+MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
+"""Bytes of the largest event that fits."""
+
+
+class FlightRing:
+    """The writing end, in a rank's process: holds the last ``batches`` batches, in at most ``size`` bytes.
+
+    Raises:
+        OSError: the system has no memory for it.
+    """
+
+    def __init__(self, batches: int, size: int = MEMORY) -> None:
+        self.batch = 0
+        """How many batches have ended: to be kept up to date by the caller."""
+        self._batches = batches
+        self._most = max(2, size // BLOCK)
+        self._token = os.urandom(_TOKEN)
+        whole = _AT_BLOCKS + self._most * BLOCK
+        self._descriptor, self._shared = create_memory(whole, self._token, _AT_BLOCKS)
+        try:
+            self._memory = mmap(self._descriptor, whole)
+            self._allocated = self._made = self._entered = 0
+            # The blocks in use, the oldest first, each with the batches that had ended when it was left.
+            self._blocks: deque[tuple[int, int]] = deque()
+            self._at = self._end = 0
+            self._enter_block()
+        except BaseException:
+            discard_memory(self._descriptor, self._token)
+            raise
+
+    def to_wire(self) -> dict[str, Any]:
+        """What a broker needs to find it, beside the process."""
+        return {"fd": self._shared, "token": self._token}
+
+    def put(self, frame: bytes) -> bool:
+        """Leaves an event in the place of the oldest ones; whether it is not too large for that."""
+        at = self._at
+        size = len(frame)
+        end = at + 4 + size
+        if end > self._end:
+            if size > MAX_EVENT:
+                return False
+            at = self._enter_block()
+            end = at + 4 + size
+        self._memory[at + 4 : end] = frame
+        _LENGTH.pack_into(self._memory, at, size)
+        self._at = end
+        return True
+
+    def _enter_block(self) -> int:
+        blocks, batch = self._blocks, self.batch
+        if blocks:
+            blocks[-1] = blocks[-1][0], batch
+        if blocks and blocks[0][1] < batch - self._batches:
+            index, _ = blocks.popleft()
+        elif self._can_grow():
+            index = self._made
+            self._made += 1
+        elif blocks:
+            index, _ = blocks.popleft()
+        else:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        blocks.append((index, batch))
+        self._entered += 1
+        begin = _AT_BLOCKS + index * BLOCK
+        # Without a number first: a reader that finds another one after reading than before has read a mixture.
+        _NUMBER.pack_into(self._memory, begin, 0)
+        self._memory[begin + 8 : begin + BLOCK] = _EMPTY[8:]
+        _NUMBER.pack_into(self._memory, begin, self._entered)
+        _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, self._batches, self._made, index)
+        self._at, self._end = begin + _HEAD, begin + BLOCK
+        return self._at
+
+    def _can_grow(self) -> bool:
+        if self._made < self._allocated:
+            return True
+        more = min(_GROW, self._most - self._allocated)
+        if more > 0:
+            try:
+                allocate_memory(self._descriptor, _AT_BLOCKS + self._allocated * BLOCK, more * BLOCK)
+            except OSError:
+                # The blocks in use have to do.
+                self._most = self._allocated
+            else:
+                self._allocated += more
+        return more > 0 and self._made < self._allocated
+
+    def close(self) -> None:
+        """Gives the memory back; a broker that has it open keeps it."""
+        if self._end:
+            self._end = 0
+            self._memory.close()
+            discard_memory(self._descriptor, self._token)
+
+
+class FlightRingReader:
+    """The reading end, at the broker: opens the ring of a process, by what :meth:`FlightRing.to_wire` gave.
+
+    The memory stays as long as this is open, also when that process is gone. It is read and not mapped: a map of
+    memory that its owner shortens would end the broker.
+
+    Raises:
+        ProtocolError: it is something else.
+        OSError: it cannot be opened from here.
+    """
+
+    def __init__(self, pid: int, wire: Mapping[str, Any]) -> None:
+        shared, token = wire.get("fd"), wire.get("token")
+        if type(shared) is not int or not -1 <= shared <= _MAX_INTEGER:
+            raise ProtocolError("the flight recorder of a publisher has no descriptor")
+        if not isinstance(token, bytes) or len(token) != _TOKEN:
+            raise ProtocolError("the flight recorder of a publisher has no token")
+        self.token = token
+        self._descriptor = open_memory(pid, shared, token)
+        try:
+            self.batches = self._front()[0]
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _front(self) -> tuple[int, int, int]:
+        """How many batches it is to hold, the blocks in use, and the newest one."""
+        data = os.pread(self._descriptor, _FRONT.size, 0)
+        if len(data) < _FRONT.size:
+            raise ProtocolError("the memory of a flight recorder is too short")
+        magic, token, batches, blocks, newest = _FRONT.unpack(data)
+        if (magic, token) != (_MAGIC, self.token):
+            raise ProtocolError("the memory that a publisher names is not its flight recorder")
+        if not 1 <= batches <= MAX_BATCHES or not newest < blocks <= MEMORY // BLOCK:
+            raise ProtocolError("the front of a flight recorder is malformed")
+        return batches, blocks, newest
+
+    def position(self) -> object:
+        """What becomes another one with each event.
+
+        Raises ProtocolError for memory that is malformed by now."""
+        *_, newest = self._front()
+        return zlib.crc32(os.pread(self._descriptor, BLOCK, _AT_BLOCKS + newest * BLOCK))
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Each block in use, in no order: its number among all, and what is in it. Those that are overwritten
+        meanwhile, the oldest ones, are left out.
+
+        Raises ProtocolError for memory that is malformed by now."""
+        _, count, _ = self._front()
+        for index in range(count):
+            at = _AT_BLOCKS + index * BLOCK
+            data = os.pread(self._descriptor, BLOCK, at)
+            if len(data) == BLOCK and data[:8] == os.pread(self._descriptor, 8, at):
+                number = _NUMBER.unpack_from(data)[0]
+                if number:
+                    yield number, data
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        os.close(self._descriptor)
+
+
+def frames_in(block: bytes) -> Iterator[bytes]:
+    """The frames of the events in a block of :meth:`FlightRingReader.blocks`, oldest first."""
+    at = _HEAD
+    while at + _LENGTH.size < BLOCK:
+        (size,) = _LENGTH.unpack_from(block, at)
+        at += _LENGTH.size
+        if not size or at + size > BLOCK:
+            return
+        yield block[at : at + size]
+        at += size

@@ -1,0 +1,157 @@
+"""The file beside a recording in which a host keeps its windows, see :mod:`bus.protocol.host_windows`: one after the
+other as they are sent, only ever appended to. It can be made again from the recording."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+
+from bus.errors import ProtocolError, RecordingError
+from bus.files import open_file
+from bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
+from bus.recording.growing import Part
+
+_READ_BYTES = 4 * MAX_WINDOW
+
+
+def windows_path(recording: Path, attempt: int) -> Path:
+    """Where the windows of an attempt are."""
+    return recording.with_name(f"windows-{attempt}")
+
+
+class WindowsWriter:
+    """Appends windows to a file; cuts off what a process that was killed had begun.
+
+    Raises:
+        RecordingError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.last: HostWindow | None = None
+        """The last window in it."""
+        try:
+            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+            growing = GrowingWindows(path)
+            try:
+                for self.last in growing.windows():
+                    pass
+            finally:
+                growing.close()
+            os.truncate(self._descriptor, growing.end)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def append(self, window: HostWindow) -> None:
+        """Appends a window.
+
+        Raises:
+            RecordingError: it cannot be written.
+        """
+        data = encode_window(window)
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(None, "there is no room")
+        except OSError as error:
+            raise self._failure(error) from None
+        self.last = window
+
+    def _failure(self, error: OSError) -> RecordingError:
+        return RecordingError(f"the windows {self._path} cannot be written: {error.strerror}", path=self._path)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._descriptor)
+
+
+class GrowingWindows:
+    """A host's windows as they are written; none while there is no such file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+        self.end = 0
+        """Offset behind the last whole window."""
+        self.total = 0
+        """Windows up to there."""
+        self.parts: deque[Part] = deque()
+        """Those that have been found and not been dropped."""
+        self._before = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there for good: as :attr:`end`."""
+        return self.end
+
+    def look(self) -> int:
+        """Looks for further windows; returns :attr:`end`."""
+        for _ in self.windows():
+            pass
+        return self.end
+
+    def windows(self) -> Iterator[HostWindow]:
+        """The windows that have come since the last look. What is damaged ends them."""
+        while len(data := self.read(self.end, _READ_BYTES)) > 0:
+            begin = self.end
+            for size in _sizes(data):
+                at = self.end - begin
+                try:
+                    window = decode_window(data[at : at + size])
+                except ProtocolError:
+                    return
+                self.end, self.total = self.end + size, self.total + 1
+                self.parts.append(Part(self.end, self.total, time.monotonic()))
+                yield window
+            if self.end == begin:
+                return
+
+    def copied(self, offset: int) -> int:
+        """Forgets the windows before an offset; returns how many are not before it."""
+        while self.parts and self.parts[0].end <= offset:
+            self._before = self.parts.popleft().total
+        return self.total - (self._before if offset else 0)
+
+    def piece(self, offset: int, end: int, most: int) -> bytes:
+        """The window that begins there: one goes into a message."""
+        data = self.read(offset, min(MAX_WINDOW, end - offset))
+        return data[: next(_sizes(data), 0)]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, fewer where it ends.
+
+        Raises:
+            RecordingError: they cannot be read.
+        """
+        try:
+            if self._descriptor < 0:
+                self._descriptor = open_file(self.path)
+            return os.pread(self._descriptor, size, offset)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            message = f"the windows {self.path} cannot be read: {error.strerror}"
+            raise RecordingError(message, path=self.path) from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _sizes(data: bytes) -> Iterator[int]:
+    """The sizes of the whole windows at the beginning of a range of the file."""
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
+    unpacker.feed(data)
+    before = 0
+    while True:
+        try:
+            unpacker.skip()
+        except (msgpack.UnpackException, ValueError):
+            return
+        yield unpacker.tell() - before
+        before = unpacker.tell()

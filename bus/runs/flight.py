@@ -1,0 +1,70 @@
+"""What the flight recorder of a run has written, in the run's directory."""
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.files import open_directory, open_file, replace_file
+from bus.strict_json import plain
+
+FLIGHT_FILE = "flight.json"
+"""The newest dump of its broker, from when it is decided on: what bridges look at to let other hosts know."""
+MOST_DUMPS = 20
+"""Files that are written of an attempt."""
+
+_FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
+_MOST_BYTES = 1 << 16
+
+
+class AnnouncedDump(NamedTuple):
+    """A dump that a broker has decided on."""
+
+    id: str
+    """The same on all hosts that make one for the same reason."""
+    attempt: int
+    reason: str
+    detail: str
+    time: float
+    """In seconds since 1970."""
+
+
+def dump_path(run: Path, attempt: int, number: int) -> Path:
+    """The file of an attempt's dump with that number, counted from 1."""
+    return run / f"flight-{attempt}-{number}.mcap"
+
+
+def list_dumps(run: Path) -> list[Path]:
+    """The dumps in a run's directory, in the order of attempts and numbers."""
+    try:
+        found = [match for name in os.listdir(run) if (match := _FILE.fullmatch(name))]
+    except OSError:
+        return []
+    return [run / match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
+
+
+def announce_dump(run: Path, dump: AnnouncedDump) -> None:
+    """Writes down that a dump is decided on.
+
+    Raises:
+        OSError: the directory does not take it.
+    """
+    directory = open_directory(run)
+    try:
+        replace_file(directory, FLIGHT_FILE, json.dumps(plain(dump._asdict())))
+    finally:
+        os.close(directory)
+
+
+def read_announced(run: Path) -> AnnouncedDump | None:
+    """The newest dump of a run's broker on this host; ``None`` without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with open(open_file(run / FLIGHT_FILE), "rb") as file:
+            read = json.loads(file.read(_MOST_BYTES))
+        dump = AnnouncedDump(*(read[name] for name in AnnouncedDump._fields))
+        texts = dump.id, dump.reason, dump.detail
+        if all(isinstance(one, str) for one in texts) and isinstance(dump.attempt, int):
+            return dump._replace(time=float(dump.time))
+    return None

@@ -1,0 +1,508 @@
+// The ranks of a run: a heat map with a block of cells for each host, the slowest in a table, and what is known of one
+// of them. The server sends values of two bytes each, and only while the panel can be seen.
+import { keep, keptOf } from "page_settings";
+import { grouped, valueText } from "page_text";
+import { isDark } from "page_theme";
+import { markRaw } from "vue";
+
+const USUAL = "arrival";
+const NO_VALUE = 65535;
+const STEPS = 65534;
+const SETTLE_MS = 60;
+const PAINTED_MS = 1000;
+const LARGEST = 20;
+const SMALLEST = 3;
+const WITH_GAPS = 5; // cells of so many pixels have a gap between them
+const WITH_NAMES = 11; // and of so many each host has its name beside it
+const LEAST_OUTLINED = 8;
+const MOST_NAME = 130;
+const HEAD = 15;
+const LEAST_HEIGHT = 260;
+const MOST_HEIGHT = 560;
+const SHADES = 256;
+const OPAQUE = 0xff000000;
+const FAINT = 0x4d000000;
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+export default {
+  template: `
+    <div class="ranks">
+      <div class="ranks-controls" v-if="quantities.length">
+        <label v-if="runs.length > 1"><span>run</span>
+          <select :value="run" @change="choose({run: Number($event.target.value), cell: null})">
+            <option v-for="[number, label] in runs" :key="number" :value="number">{{ label }}</option>
+          </select></label>
+        <label v-if="map || rows.length > 1"><span>ranks by</span>
+          <select :value="quantity" @change="chooseQuantity($event.target.value)">
+            <option v-for="[name, text] in quantities" :key="name" :value="name">{{ text }}</option>
+          </select></label>
+        <span class="ranks-count" v-if="map">{{ countText }}</span>
+        <span class="ranks-legend" v-if="map" role="img" :aria-label="legendText">
+          <span>{{ map.lowText }}</span>
+          <span class="ranks-scale" aria-hidden="true"><i v-if="map.median !== null" :style="{left: medianPlace}" :title="'median ' + map.medianText"></i></span>
+          <span>{{ map.highText }}</span>
+          <span class="soft" v-if="map.medianText">median {{ map.medianText }}</span>
+        </span>
+      </div>
+      <ul class="ranks-facts" v-if="facts.length" aria-label="What stands out">
+        <li v-for="[kind, text] in facts" :key="kind" :class="kind">{{ text }}</li>
+      </ul>
+      <div class="ranks-map" ref="map" v-show="map" tabindex="0" role="img" :aria-label="summary" aria-keyshortcuts="ArrowLeft ArrowRight ArrowUp ArrowDown Enter"
+           @keydown="onKey" @pointermove="onPointer" @pointerleave="leave" @blur="leave" @click="onClick">
+        <canvas ref="canvas" aria-hidden="true"></canvas>
+        <div v-if="tip" class="ranks-cursor" :style="tip.box" aria-hidden="true"></div>
+        <div v-if="tip" class="ranks-tip" :style="tip.style"><b>{{ tip.value }}</b> {{ tip.text }}</div>
+      </div>
+      <span class="sr-only" aria-live="polite">{{ spoken }}</span>
+      <div class="ranks-below">
+      <section v-if="detail" class="rank-detail" :aria-label="detail.title" ref="detail" tabindex="-1">
+        <header><h3>{{ detail.title }}</h3><span class="soft">{{ detail.facts }}</span>
+          <button type="button" class="rank-link" @click="choose({cell: null})">close</button></header>
+        <div class="ranks-scroll" tabindex="0" role="region" :aria-label="'Values of ' + detail.title"><table>
+          <thead><tr><th scope="col">quantity</th><th scope="col">this rank</th><th scope="col">median of all</th><th scope="col">apart</th>
+            <th scope="col" v-if="detail.batches.length > 1">last {{ detail.batches.length }} windows</th></tr></thead>
+          <tbody><tr v-for="one in detail.values" :key="one.name"><th scope="row">{{ one.name }}</th><td>{{ one.value }}</td><td>{{ one.median }}</td><td>{{ one.apart }}</td>
+            <td v-if="detail.batches.length > 1"><svg viewBox="0 0 120 22" preserveAspectRatio="none" aria-hidden="true"><polyline :points="lineOf(one.past)"></polyline></svg></td></tr></tbody>
+        </table></div>
+        <div v-for="[what, command] in detail.commands" :key="what" class="rank-command">
+          <span class="soft">{{ what }}</span><code>{{ command }}</code>
+          <button type="button" class="rank-link" :aria-label="'Copy: ' + what" @click="copy(command)">{{ copied === command ? "copied" : "copy" }}</button>
+        </div>
+      </section>
+      <div v-if="rows.length" class="ranks-scroll" tabindex="0" role="region" aria-label="Table of ranks">
+        <h3 v-if="title">{{ title }}</h3>
+        <table aria-label="Ranks">
+          <thead><tr><th v-for="label in columns" :key="label" scope="col">{{ label }}</th></tr></thead>
+          <tbody><tr v-for="[cell, values] in rows" :key="cell" :class="{'rank-chosen': cell === cellChosen}">
+            <td v-for="(value, place) in values" :key="place">
+              <button v-if="place === 0" type="button" class="rank-link" :aria-label="'Rank ' + value" :aria-pressed="String(cell === cellChosen)"
+                      @click="open(cell)">{{ value }}</button>
+              <template v-else>{{ value }}</template></td>
+          </tr></tbody>
+        </table>
+      </div>
+      </div>
+    </div>`,
+  data: () => ({
+    runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null, detail: null,
+    columns: [], rows: [], title: "",
+    asked: { run: 0, quantity: keptOf("ranks")[0] || USUAL, cell: null },
+    tip: null, spoken: "", copied: "",
+  }),
+  computed: {
+    cellChosen() {
+      return this.asked.cell;
+    },
+    countText() {
+      const named = this.hosts.filter(([name]) => name).length;
+      const ranks = this.hosts.reduce((sum, [, count]) => sum + count, 0);
+      return `${grouped(ranks)} ranks` + (named ? ` on ${grouped(named)} ${named === 1 ? "host" : "hosts"}` : "");
+    },
+    medianPlace() {
+      const { low, high, median } = this.map;
+      return `${100 * Math.min(Math.max((median - low) / (high - low), 0), 1)}%`;
+    },
+    quantityText() {
+      return this.quantities.find(([name]) => name === this.quantity)?.[1] || "";
+    },
+    legendText() {
+      const { lowText, highText, medianText } = this.map;
+      return `Colours: ${this.quantityText} from ${lowText} to ${highText}, median ${medianText}`;
+    },
+    summary() {
+      if (!this.map) return "";
+      const facts = this.facts.map(([, text]) => text).join("; ");
+      return `Heat map of ${this.countText} by ${this.quantityText}. ${facts ? facts + ". " : ""}Arrow keys move from rank to rank, Enter opens one; the table below has the slowest.`;
+    },
+  },
+  created() {
+    // Kept out of Vue's sight: it would follow every number.
+    this.cells = new Uint16Array();
+    this.starts = []; // of each host its first cell
+    this.plan = null; // where cells are drawn
+    this.cursor = null; // the cell under the pointer, or the keyboard's
+    this.seen = false;
+  },
+  mounted() {
+    this.observer = new IntersectionObserver((entries) => this.onSeen(entries.at(-1).isIntersecting), { rootMargin: "100px" });
+    this.observer.observe(this.$el);
+    this.sizes = new ResizeObserver(() => this.draw());
+    this.sizes.observe(this.$el);
+    this.dark = isDark();
+    this.theme = new MutationObserver(() => {
+      // The class is written anew with every update of the page.
+      if (isDark() === this.dark) return;
+      this.dark = isDark();
+      this.draw();
+    });
+    this.theme.observe(document.body, { attributeFilter: ["class"] });
+    this.onVisibility = () => this.tell();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    this.tell(true);
+  },
+  beforeUnmount() {
+    this.observer.disconnect();
+    this.sizes.disconnect();
+    this.theme.disconnect();
+    document.removeEventListener("visibilitychange", this.onVisibility);
+  },
+  methods: {
+    // What the server calls: all that has changed. The answer, once it is drawn, lets it send the next.
+    async frame(update) {
+      const began = performance.now();
+      const { number, map, ...rest } = update;
+      if (rest.detail && rest.detail.cell !== this.detail?.cell) this.spoken = `${rest.detail.title} is open below the map`;
+      Object.assign(this, rest);
+      if (map !== undefined) {
+        this.cells = map ? cellsOf(map.cells) : new Uint16Array();
+        this.map = map && { ...map, cells: null };
+      }
+      if (rest.hosts) {
+        this.hosts = markRaw(rest.hosts);
+        this.starts = [];
+        rest.hosts.reduce((sum, [, count]) => (this.starts.push(sum), sum + count), 0);
+        this.plan = null;
+      }
+      await this.$nextTick();
+      this.draw();
+      if (this.tip && this.cursor !== null) this.point(this.cursor);
+      await painted();
+      return [number, (performance.now() - began) / 1000];
+    },
+    onSeen(seen) {
+      this.seen = seen;
+      this.tell();
+    },
+    tell(fresh = false) {
+      this.fresh ||= fresh;
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        this.$emit("look", { ...this.asked, seen: this.seen && !document.hidden, fresh: this.fresh });
+        this.fresh = false;
+      }, SETTLE_MS);
+    },
+    choose(change) {
+      Object.assign(this.asked, change);
+      if (change.cell === null) this.detail = null;
+      this.tell();
+      this.draw();
+    },
+    chooseQuantity(name) {
+      this.choose({ quantity: name });
+      keep("ranks", name === USUAL ? [] : [name]);
+    },
+    open(cell) {
+      this.choose({ cell: this.asked.cell === cell ? null : cell });
+    },
+    rankOf(cell) {
+      const host = this.hostOf(cell);
+      const [, , ranks] = this.hosts[host];
+      const place = cell - this.starts[host];
+      return Array.isArray(ranks) ? ranks[place] : ranks + place;
+    },
+    hostOf(cell) {
+      let [low, high] = [0, this.starts.length - 1];
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (this.starts[middle] <= cell) low = middle;
+        else high = middle - 1;
+      }
+      return low;
+    },
+    valueOf(cell) {
+      const { least, greatest } = this.map;
+      const step = this.cells[cell];
+      return step === undefined || step === NO_VALUE ? null : least + (step / STEPS) * (greatest - least);
+    },
+    textOf(cell) {
+      const [name] = this.hosts[this.hostOf(cell)];
+      const notes = [
+        this.silent.includes(this.hostOf(cell)) ? "silent" : "",
+        this.late.includes(cell) ? "behind the others" : "",
+        cell === this.waiting ? "the others wait for it" : "",
+      ];
+      return [`rank ${this.rankOf(cell)}`, name ? `on ${name}` : "", ...notes.filter(Boolean).map((note) => `· ${note}`)].filter(Boolean).join(" ");
+    },
+    draw() {
+      const canvas = this.$refs.canvas;
+      const width = this.$refs.map?.clientWidth;
+      if (!canvas || !this.map || !width || !this.hosts.length) return;
+      if (!this.plan || this.plan.width !== width) this.plan = planOf(this.hosts, width, canvas);
+      const { size, gap, height } = this.plan;
+      const ratio = window.devicePixelRatio || 1;
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+      const pen = canvas.getContext("2d");
+      pen.scale(ratio, ratio);
+      const style = getComputedStyle(document.body);
+      const color = (name) => style.getPropertyValue(name).trim();
+      const [ink, soft, accent, card] = ["--ink", "--ink-soft", "--accent", "--card"].map(color);
+      const shades = shadesOf(color("--heat"));
+      const silent = new Set(this.silent);
+      const side = size - gap;
+      const unknown = this.paint(pen, canvas, ratio, shades, silent);
+      pen.strokeStyle = soft;
+      pen.lineWidth = 1;
+      for (const [x, y] of side > 3 ? unknown : []) pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+      for (const host of silent) this.strike(pen, host, soft);
+      this.drawNames(pen, ink, soft, silent);
+      for (const cell of this.late) this.ring(pen, cell, card, ink);
+      if (this.waiting !== null) this.outline(pen, this.waiting, ink, 1.5);
+      if (this.asked.cell !== null && this.asked.cell < this.cells.length) this.outline(pen, this.asked.cell, accent, 2.5);
+    },
+    // The cells, pixel by pixel: a pen takes far longer for thousands. Returns where those without a value are.
+    paint(pen, canvas, ratio, shades, silent) {
+      const { size, gap, across, labelWidth } = this.plan;
+      const { low, high, fewer, least, greatest } = this.map;
+      const { hosts, starts, cells } = this;
+      const { width } = canvas;
+      const image = pen.createImageData(width, canvas.height);
+      const pixels = new Uint32Array(image.data.buffer);
+      const unknown = [];
+      const scale = (greatest - least) / STEPS;
+      for (let host = 0; host < hosts.length; host++) {
+        const [left, top] = this.cornerOf(host);
+        const alpha = silent.has(host) ? FAINT : OPAQUE;
+        for (let place = 0; place < hosts[host][1]; place++) {
+          const x = left + labelWidth + (place % across) * size;
+          const y = top + Math.floor(place / across) * size;
+          const step = cells[starts[host] + place];
+          if (step === undefined || step === NO_VALUE) {
+            unknown.push([x, y]);
+            continue;
+          }
+          const share = Math.min(Math.max((least + step * scale - low) / (high - low), 0), 1);
+          const color = (shades[Math.round((fewer ? 1 - share : share) * (SHADES - 1))] | alpha) >>> 0;
+          const [from, until] = [Math.round(x * ratio), Math.round((x + size - gap) * ratio)];
+          const bottom = Math.min(Math.round((y + size - gap) * ratio), canvas.height);
+          for (let row = Math.round(y * ratio); row < bottom; row++) pixels.fill(color, row * width + from, row * width + until);
+        }
+      }
+      pen.putImageData(image, 0, 0);
+      return unknown;
+    },
+    drawNames(pen, ink, soft, silent) {
+      const { names, rows, size, blockWidth, labelWidth, head, rowHeight } = this.plan;
+      pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+      pen.textBaseline = "middle";
+      if (names) {
+        this.hosts.forEach(([name], host) => {
+          const [x, y] = this.cornerOf(host);
+          pen.fillStyle = silent.has(host) ? soft : ink;
+          pen.fillText(fitted(pen, name, labelWidth - 8), x, y + Math.min(size, rowHeight) / 2);
+        });
+      } else if (head) {
+        // What does not fit above one column is left out.
+        let end = -1;
+        pen.fillStyle = soft;
+        this.hosts.forEach(([name], host) => {
+          if (host % rows || !name) return;
+          const [x] = this.cornerOf(host);
+          if (x < end) return;
+          const wide = pen.measureText(name).width;
+          if (x + wide > this.plan.width && host) return;
+          pen.fillText(name, x, HEAD / 2);
+          end = x + Math.max(wide + 10, blockWidth);
+        });
+      }
+    },
+    // Where a host's block is; labels are at its left.
+    cornerOf(host) {
+      const { rows, blockWidth, rowHeight, head } = this.plan;
+      return [Math.floor(host / rows) * blockWidth, head + (host % rows) * rowHeight];
+    },
+    placeOf(cell) {
+      const { across, size, labelWidth } = this.plan;
+      const host = this.hostOf(cell);
+      const [x, y] = this.cornerOf(host);
+      const place = cell - this.starts[host];
+      return [x + labelWidth + (place % across) * size, y + Math.floor(place / across) * size];
+    },
+    strike(pen, host, color) {
+      const { across, size, labelWidth, gap } = this.plan;
+      const [x, y] = this.cornerOf(host);
+      const wide = Math.min(this.hosts[host][1], across) * size - gap;
+      const tall = Math.ceil(this.hosts[host][1] / across) * size - gap;
+      pen.strokeStyle = color;
+      pen.lineWidth = 1.5;
+      pen.beginPath();
+      pen.moveTo(x + labelWidth, y + tall / 2);
+      pen.lineTo(x + labelWidth + wide, y + tall / 2);
+      pen.stroke();
+    },
+    ring(pen, cell, card, ink) {
+      const [x, y] = this.placeOf(cell);
+      const side = this.plan.size - this.plan.gap;
+      pen.beginPath();
+      pen.arc(x + side / 2, y + side / 2, Math.max(side / 4, 1), 0, 2 * Math.PI);
+      pen.fillStyle = ink;
+      pen.fill();
+      pen.lineWidth = 1;
+      pen.strokeStyle = card;
+      pen.stroke();
+    },
+    outline(pen, cell, color, width) {
+      const [x, y] = this.placeOf(cell);
+      const side = this.plan.size - this.plan.gap;
+      pen.lineWidth = width;
+      pen.strokeStyle = color;
+      // A small cell would be no more than its outline.
+      const room = side < LEAST_OUTLINED ? 3 : 1;
+      pen.strokeRect(x - room, y - room, side + 2 * room, side + 2 * room);
+    },
+    cellAt(x, y) {
+      const { rows, columns, blockWidth, rowHeight, head, labelWidth, across, size } = this.plan;
+      const [column, row] = [Math.floor(x / blockWidth), Math.floor((y - head) / rowHeight)];
+      if (row < 0 || row >= rows || column < 0 || column >= columns) return null;
+      const host = column * rows + row;
+      if (host >= this.hosts.length) return null;
+      const [inX, inY] = [x - column * blockWidth - labelWidth, y - head - row * rowHeight];
+      const [left, top] = [Math.floor(inX / size), Math.floor(inY / size)];
+      const place = top * across + left;
+      return inX < 0 || left >= across || place < 0 || place >= this.hosts[host][1] ? null : this.starts[host] + place;
+    },
+    point(cell) {
+      this.cursor = cell;
+      if (cell === null || cell >= this.cells.length) this.tip = null;
+      else {
+        const [x, y] = this.placeOf(cell);
+        const isRight = x > this.plan.width / 2;
+        const style = { top: `${y + this.plan.size + 6}px`, ...(isRight ? { right: `${this.plan.width - x - this.plan.size}px` } : { left: `${x}px` }) };
+        const value = this.valueOf(cell);
+        const side = `${this.plan.size - this.plan.gap}px`;
+        const box = { left: `${x}px`, top: `${y}px`, width: side, height: side };
+        this.tip = { box, value: value === null ? "no value" : valueText(value, this.map.scale, 4), text: this.textOf(cell), style };
+      }
+    },
+    onPointer(event) {
+      if (!this.plan || event.pointerType === "touch") return;
+      const box = this.$refs.canvas.getBoundingClientRect();
+      this.point(this.cellAt(event.clientX - box.left, event.clientY - box.top));
+    },
+    leave() {
+      if (this.plan) this.point(null);
+    },
+    onClick(event) {
+      if (!this.plan) return;
+      const box = this.$refs.canvas.getBoundingClientRect();
+      const cell = this.cellAt(event.clientX - box.left, event.clientY - box.top);
+      if (cell !== null) this.open(cell);
+    },
+    onKey(event) {
+      if (!this.plan || event.ctrlKey || event.metaKey || event.altKey) return;
+      const move = MOVES[event.key];
+      if (event.key === "Enter" && this.cursor !== null) {
+        this.open(this.cursor);
+      } else if (event.key === "Escape" && this.cursor !== null) {
+        this.leave();
+      } else if (move) {
+        const from = this.cursor ?? this.asked.cell ?? null;
+        this.point(from === null ? (this.waiting ?? 0) : this.moved(from, move));
+        this.spoken = `${this.tip.text}: ${this.tip.value}`;
+      } else return;
+      event.preventDefault();
+      event.stopPropagation();
+    },
+    // The next cell in that direction, as they are drawn.
+    moved(cell, [right, down]) {
+      const { across, rows } = this.plan;
+      const host = this.hostOf(cell);
+      const place = cell - this.starts[host];
+      const count = this.hosts[host][1];
+      const into = (other, wanted) => {
+        if (other < 0 || other >= this.hosts.length) return cell;
+        return this.starts[other] + Math.min(Math.max(wanted, 0), this.hosts[other][1] - 1);
+      };
+      if (right) {
+        const next = place + right;
+        if (Math.floor(next / across) === Math.floor(place / across) && next >= 0 && next < count) return cell + right;
+        return into(host + right * rows, right > 0 ? place - (place % across) : place - (place % across) + across - 1);
+      }
+      const next = place + down * across;
+      if (next >= 0 && next < count) return this.starts[host] + next;
+      const top = place % across;
+      return into(host + down, down > 0 ? top : Math.floor((count - 1) / across) * across + top);
+    },
+    lineOf(values) {
+      const known = values.filter((value) => value !== null);
+      const [low, high] = [Math.min(...known), Math.max(...known)];
+      const span = high - low;
+      return values
+        .map((value, place) => [(120 * place) / Math.max(values.length - 1, 1), value])
+        .filter(([, value]) => value !== null)
+        .map(([x, value]) => `${x.toFixed(1)},${(span > 0 ? 20 - (18 * (value - low)) / span : 11).toFixed(1)}`)
+        .join(" ");
+    },
+    async copy(command) {
+      await navigator.clipboard?.writeText(command);
+      this.copied = command;
+    },
+    // What a test or a reader of the page can ask.
+    told() {
+      return { cells: this.cells.length, plan: this.plan && { ...this.plan }, quantity: this.quantity };
+    },
+    boxOf(cell) {
+      const [x, y] = this.placeOf(cell);
+      return { x, y, size: this.plan.size };
+    },
+  },
+};
+
+// How blocks of hosts are laid out: hosts run down the columns, with cells as large as there is room for.
+function planOf(hosts, width, canvas) {
+  const most = Math.max(...hosts.map(([, count]) => count));
+  const hasNames = hosts.some(([name]) => name);
+  const pen = canvas.getContext("2d");
+  pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const longest = hasNames ? Math.min(hosts.reduce((wide, [name]) => Math.max(wide, pen.measureText(name).width), 0), MOST_NAME) : 0;
+  const highest = Math.min(Math.max(LEAST_HEIGHT, 0.5 * window.innerHeight), MOST_HEIGHT);
+  for (let size = LARGEST; ; size--) {
+    const names = hasNames && size >= WITH_NAMES;
+    const labelWidth = names ? Math.ceil(longest) + 10 : 0;
+    const head = hasNames && !names ? HEAD : 0;
+    const gap = size >= WITH_GAPS ? 1 : 0;
+    const between = Math.max(Math.round(size * 0.8), 4);
+    const across = Math.max(Math.min(most, Math.floor((width - labelWidth) / size)), 1);
+    const down = Math.ceil(most / across);
+    const blockWidth = labelWidth + across * size + between;
+    const fitting = Math.max(Math.floor((width + between) / blockWidth), 1);
+    const rows = Math.ceil(hosts.length / fitting);
+    const columns = Math.ceil(hosts.length / rows);
+    const rowHeight = down * size + (down > 1 ? 4 : 0);
+    const height = head + rows * rowHeight;
+    if (height <= highest || size === SMALLEST) return { width, size, gap, names, labelWidth, head, across, blockWidth, rows, columns, rowHeight, height };
+  }
+}
+
+function cellsOf(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  return Uint16Array.from({ length: bytes.length / 2 }, (_, place) => view.getUint16(2 * place, true));
+}
+
+function shadesOf(stops) {
+  const colors = stops.split(",").map((one) => [1, 3, 5].map((at) => parseInt(one.trim().slice(at, at + 2), 16)));
+  return Array.from({ length: SHADES }, (_, shade) => {
+    const at = (shade / (SHADES - 1)) * (colors.length - 1);
+    const first = Math.min(Math.floor(at), colors.length - 2);
+    const mixed = colors[first].map((one, part) => Math.round(one + (at - first) * (colors[first + 1][part] - one)));
+    return (mixed[2] << 16) | (mixed[1] << 8) | mixed[0];
+  });
+}
+
+function fitted(pen, text, width) {
+  if (pen.measureText(text).width <= width) return text;
+  let end = text.length;
+  while (end && pen.measureText("…" + text.slice(text.length - end)).width > width) end--;
+  return "…" + text.slice(text.length - end);
+}
+
+// After the next picture is on the screen; a page that cannot be seen has none.
+function painted() {
+  return new Promise((resolve) => {
+    setTimeout(resolve, PAINTED_MS);
+    requestAnimationFrame(() => setTimeout(resolve));
+  });
+}

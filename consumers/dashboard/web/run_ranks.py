@@ -1,0 +1,297 @@
+"""The panel of ranks: a heat map of hosts and ranks, the slowest by name, and what is known of one of them."""
+
+import base64
+import functools
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bus.printing import one_line
+from bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
+from consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
+from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.frames import Frames
+from consumers.dashboard.web.panel import Panel
+from consumers.dashboard.web.units import SECONDS, Scale, scale_of, value_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from nicegui.element import Element
+    from nicegui.events import GenericEventArguments
+    from numpy.typing import NDArray
+
+_HERE = Path(__file__).parent
+_SECONDS_BETWEEN = 1.0
+_MOST_ROWS = 20
+_STEPS = 65534
+"""Into so many parts the values of a map are divided; one more stands for no value."""
+_BATCHES_FETCHED = 10
+_DIGITS = 4
+
+
+@functools.cache
+def _map_class() -> "type[Element]":
+    from nicegui.element import Element
+
+    class Ranks(
+        Element,
+        component=str(_HERE / "page_ranks.js"),
+        dependencies=[str(_HERE / f"page_{part}.js") for part in ("explore_settings", "settings", "text", "theme")],
+    ):
+        """Draws ranks; it says what of them somebody looks at."""
+
+    return Ranks
+
+
+@dataclass(frozen=True)
+class RanksLook:
+    """What of the ranks somebody looks at."""
+
+    seen: bool = False
+    run: int = 0
+    quantity: str = ARRIVAL
+    cell: int | None = None
+
+    @classmethod
+    def from_browser(cls, told: Any) -> "RanksLook":
+        """What a browser says; anything else than that counts as nothing."""
+        told = told if isinstance(told, dict) else {}
+        run, quantity, cell = told.get("run"), told.get("quantity"), told.get("cell")
+        return cls(
+            told.get("seen") is True,
+            run if type(run) is int and run >= 0 else 0,
+            quantity if isinstance(quantity, str) else ARRIVAL,
+            cell if type(cell) is int and cell >= 0 else None,
+        )
+
+
+class RanksPanel(Panel):
+    """The ranks beside each other, of all hosts."""
+
+    def __init__(self) -> None:
+        from nicegui import ui
+
+        super().__init__("Ranks", "view_column", is_open=True)
+        self._runs: Sequence[MonitoredRun] = ()
+        self._labels: Sequence[str] = ()
+        self._look = RanksLook()
+        self._shown: dict[str, Any] = {}
+        self._frames = Frames(self._send)
+        with self.box:
+            self._element = _map_class()()
+            self._element.on("look", self._on_look)
+        ui.timer(_SECONDS_BETWEEN, self._frames.refresh)
+
+    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
+        """Takes the runs; a rank alone has nobody to be compared with."""
+        self._runs, self._labels = list(runs), list(labels)
+        self.show(any(run.view.rank_count > 1 for run in runs))
+
+    async def _on_look(self, event: "GenericEventArguments") -> None:
+        look = RanksLook.from_browser(event.args)
+        if isinstance(event.args, dict) and event.args.get("fresh") is True:
+            # It has been made anew and has nothing.
+            self._shown.clear()
+        self._look = look
+        await self._frames.refresh()
+
+    async def _send(self) -> None:
+        if not (self._look.seen and self.is_open):
+            return
+        frame = ranks_frame(self._runs, self._labels, self._look)
+        news = {name: value for name, value in frame.items() if self._shown.get(name, _NOTHING) != value}
+        if not news:
+            return
+        is_drawn, _ = await self._frames.draw(self._element, news)
+        if is_drawn:
+            self._shown.update(news)
+        else:
+            self._shown.clear()
+
+
+_NOTHING = object()
+
+
+def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
+    """All that a browser is to show of the ranks."""
+    chosen = [number for number, run in enumerate(runs) if run.view.rank_count > 1]
+    if not chosen:
+        return {"map": None, "rows": [], "runs": []}
+    number = look.run if look.run in chosen else chosen[0]
+    view = runs[number].view
+    ranks = view.rank_map()
+    names = ranks.quantities
+    quantity = look.quantity if look.quantity in names else usual_quantity(names) if names else None
+    rows = _rows(ranks, quantity)
+    some_speak = len(ranks.silent) < len(ranks.hosts)
+    return {
+        "runs": [[one, one_line(labels[one])] for one in chosen],
+        "run": number,
+        "quantities": [[name, quantity_text(name)] for name in names],
+        "quantity": quantity,
+        "hosts": [_host(one.name, one.ranks) for one in ranks.hosts],
+        # Where all of them are, none stands out.
+        "silent": [place for place, host in enumerate(ranks.hosts) if host.silent is not None and some_speak],
+        "late": list(ranks.late),
+        "waiting": None if ranks.waiting is None else ranks.waiting.cell,
+        "facts": [list(fact) for fact in ranks.facts()],
+        "map": _map(ranks, quantity) if ranks.has_hosts or len(ranks) > FEW_RANKS else None,
+        "detail": _detail(ranks, look.cell, view.run_name),
+        **rows,
+    }
+
+
+def _host(name: str, ranks: Sequence[int]) -> list[Any]:
+    in_order = len(ranks) > 0 and tuple(ranks) == tuple(range(ranks[0], ranks[0] + len(ranks)))
+    return [one_line(name), len(ranks), ranks[0] if in_order else list(ranks)]
+
+
+def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
+    """The values as the browser draws them: two bytes each."""
+    import numpy as np
+
+    if quantity is None:
+        return None
+    values = ranks.values(quantity)
+    is_known = np.isfinite(values)
+    known = values[is_known].astype(np.float64)
+    least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    low, high = ranks.range(quantity)
+    scale = _scale(quantity)
+    return {
+        "cells": base64.b64encode(_quantized(values, is_known, least, greatest).tobytes()).decode("ascii"),
+        "least": least,
+        "greatest": greatest,
+        "low": low,
+        "high": high,
+        "median": ranks.median(quantity) if len(known) else None,
+        "scale": scale,
+        "lowText": ("≤ " if least < low else "") + _text(low, scale),
+        "highText": ("≥ " if greatest > high else "") + _text(high, scale),
+        "medianText": _text(ranks.median(quantity), scale) if len(known) else "",
+        "world": ranks.world_size,
+        "fewer": quantity == THROUGHPUT,
+    }
+
+
+def _quantized(
+    values: "NDArray[np.float32]", is_known: "NDArray[np.bool_]", least: float, greatest: float
+) -> "NDArray[np.uint16]":
+    import numpy as np
+
+    made = np.full(len(values), _STEPS + 1, "<u2")
+    # Divided first: the difference may be larger than a number can be.
+    span = greatest / 2 - least / 2
+    shares = (values[is_known].astype(np.float64) / 2 - least / 2) / span if span > 0 else np.zeros(is_known.sum())
+    made[is_known] = np.round(shares * _STEPS).astype("<u2")
+    return made
+
+
+def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
+    """The slowest ranks, or all where they are few; each with its cell."""
+    is_few = len(ranks) <= _MOST_ROWS
+    cells = list(range(len(ranks))) if is_few or quantity is None else ranks.slowest(quantity, _MOST_ROWS)
+    columns = [("rank", "rank"), *([("host", "host")] if ranks.has_hosts else [])]
+    if quantity not in (None, STEP, ARRIVAL):
+        columns.append(("value", quantity_text(str(quantity))))
+    if not is_few:
+        columns.append(("above", "below the median" if quantity == THROUGHPUT else "above the median"))
+    columns += [("batch", "batch"), ("seconds", "seconds a batch"), ("last", "arrives last")]
+    columns += [("late", "after the first"), ("behind", "batches behind")]
+    rows = []
+    for cell in cells[:_MOST_ROWS]:
+        view = ranks.row(cell)
+        value = math.nan if quantity is None else float(ranks.values(quantity)[cell])
+        above = math.nan if quantity is None else value - ranks.median(quantity)
+        told = {
+            "rank": str(view.rank),
+            "host": one_line(view.host),
+            "value": _text(value, _scale(quantity or "")),
+            "above": _text(abs(above), _scale(quantity or "")),
+            "batch": f"{view.batch:,}",
+            "seconds": "" if view.seconds_per_batch is None else f"{view.seconds_per_batch:.4g}",
+            "last": "" if view.last_share is None else f"{view.last_share:.0%} of batches",
+            "late": "" if view.late is None else f"{1000 * view.late:.3g} ms",
+            "behind": str(view.behind),
+        }
+        rows.append([cell, [told[key] for key, _ in columns]])
+    by = "" if is_few or quantity is None else f"The slowest by {quantity_text(quantity)}"
+    if quantity == THROUGHPUT and by:
+        by = "The least throughput"
+    elif quantity not in (STEP, ARRIVAL) and by:
+        by = f"The greatest by {quantity_text(str(quantity))}"
+    return {"columns": [label for _, label in columns], "rows": rows, "title": by}
+
+
+def _detail(ranks: RankMap, cell: int | None, run_name: str) -> dict[str, Any] | None:
+    """What is known of a rank: its values beside those of all, over the last windows, and what shows more."""
+    if cell is None or cell >= len(ranks):
+        return None
+    view = ranks.row(cell)
+    history = ranks.history(cell)
+    values = []
+    for name in ranks.quantities:
+        value, median = float(ranks.values(name)[cell]), ranks.median(name)
+        scale = _scale(name)
+        values.append(
+            {
+                "name": quantity_text(one_line(name)),
+                "value": _text(value, scale) or "-",
+                "median": _text(median, scale) or "-",
+                # Of arrivals the zero is the first rank of all: a share of it says nothing.
+                "apart": _apart(value, median, scale, with_share=name != ARRIVAL),
+                "past": [_finite(of_window.get(name)) for _, of_window in history],
+            }
+        )
+    return {
+        "cell": cell,
+        "title": ranks.name(cell),
+        "facts": f"batch {view.batch:,}" + (f", {view.behind:,} behind" if view.behind else ""),
+        "batches": [batch for batch, _ in history],
+        "values": values,
+        "commands": _commands(run_name, view.host, view.rank, view.batch) if view.host else [],
+    }
+
+
+def _commands(run: str, host: str, rank: int, batch: int) -> list[list[str]]:
+    where = '--stream "$OFFLOOP_STREAM"'
+    first = max(batch - _BATCHES_FETCHED, 0)
+    return [
+        [
+            "its events as they come",
+            f"consumer {where} --run {shlex.quote(run)} --ranks {rank} --callbacks speed,phases",
+        ],
+        [
+            "its host's last batches",
+            f"bus fetch {shlex.quote(run)} {where} --host {shlex.quote(host)} --from {first}ba --to {batch}ba",
+        ],
+    ]
+
+
+def _apart(value: float, median: float, scale: Scale, with_share: bool) -> str:
+    apart = value - median
+    if not math.isfinite(apart):
+        return ""
+    share = f" ({apart / abs(median):+.1%})" if median and with_share else ""
+    sign = "+" if apart >= 0 else "-"
+    return f"{sign}{_text(abs(apart), scale)}{share}"
+
+
+def _scale(quantity: str) -> Scale:
+    if quantity in (STEP, ARRIVAL) or quantity.startswith(PHASE):
+        return SECONDS
+    if quantity == MEMORY:
+        return scale_of("memory_bytes", {})
+    return scale_of("samples_per_sec", {}) if quantity == THROUGHPUT else ()
+
+
+def _text(value: float, scale: Scale) -> str:
+    """In as many digits as people compare."""
+    return "" if math.isnan(value) else value_text(value, scale, _DIGITS)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,46 @@
+"""What one host writes of its flight recorder, all hosts of the run write."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+from helpers import wait_for
+
+from bus import Publisher, Recording
+from bus.protocol.flight_ring import FlightRing
+from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.runs.directory import read_run
+from bus.runs.flight import list_dumps
+from bus.subscriber.commands import send_command
+from bus.types.timestamp import TrainingTime
+
+
+@contextlib.contextmanager
+def host(name, runs, nats_server):
+    """A rank with a flight recorder on a host of that name, its broker and its bridge; gives the run's directory."""
+    ring = FlightRing(5, 1 << 20)
+    with contextlib.closing(ring), Publisher("r", runs_dir=runs, flight=ring) as publisher:
+        publisher.publish("batch_end", batch=1, loss=0.5)
+        encode = event_encoder(Topic("r", "batch_end", 0), 1)
+        ring.put(encode(2, 2, 1, TrainingTime(batch=1), None, {"loss": 0.5}, pack_map({"world_size": 1})))
+        command = [sys.executable, "-m", "bus", "bridge", str(runs / "r"), "--stream", str(nats_server.servers)]
+        with subprocess.Popen(command, env={**os.environ, "OFFLOOP_HOST": name}) as bridge:
+            try:
+                wait_for(lambda: (runs / "r" / "bridge.json").exists(), "the bridge")
+                yield runs / "r"
+                publisher.close()
+                assert bridge.wait(30) == 0
+            finally:
+                bridge.kill()
+
+
+def test_a_dump_of_one_host_is_one_of_all_with_the_reason_and_whose_it_is(tmp_path, nats_server):
+    with host("one", tmp_path / "1", nats_server) as first, host("two", tmp_path / "2", nats_server) as second:
+        send_command(read_run(first), "dump", reason="look at it")
+        wait_for(lambda: list_dumps(second), "the dump of the other host")
+    # It does not go back and forth.
+    (own,), (others,) = list_dumps(first), list_dumps(second)
+    assert Recording(own).flight == ("asked", "look at it")
+    assert Recording(others).flight == ("asked", "on host one: look at it")
+    assert [one.fields["loss"] for one in Recording(others)] == [0.5]

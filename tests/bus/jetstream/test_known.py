@@ -1,0 +1,84 @@
+"""Readers elsewhere know which runs are live by what they hear, whatever clocks say."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+
+import nats
+import pytest
+from helpers import wait_for
+
+from bus import BrokerError
+from bus.jetstream.gateway import Gateway
+from bus.net.requests import ask_broker, list_remote_runs
+
+
+@contextlib.contextmanager
+def saying(nats_server, clock=0.0, **said):
+    """A bridge that says something of a run four times a second, by a clock of its own."""
+    ended = threading.Event()
+
+    async def say():
+        client = await nats.connect(nats_server.address)
+        with contextlib.suppress(nats.js.errors.BadRequestError):
+            await client.jetstream().create_key_value(bucket="ol_runs")
+        bucket = await client.jetstream().key_value("ol_runs")
+        while not ended.is_set():
+            now = time.time() + clock
+            entry = {"run": "r", "attempt": 1, "status": "live", "live": True, "bridge": {"time": now}, **said}
+            await bucket.put("r.1.h", json.dumps(entry).encode())
+            await asyncio.sleep(0.25)
+        await client.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(say(),))
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def state(gateway):
+    return next((run["live"] for run in list_remote_runs(gateway.address)), None)
+
+
+@pytest.mark.parametrize("clock", [-3600, 3600])
+def test_a_run_is_live_while_its_bridge_is_heard_whatever_its_clock_says(nats_server, clock):
+    with Gateway(nats_server.servers) as early:
+        with saying(nats_server, clock):
+            wait_for(lambda: state(early), "the run to be live")
+            with Gateway(nats_server.servers) as late:
+                assert state(late)
+                nats_server.kill()
+                nats_server.start()
+                wait_for(lambda: state(late), "the run to be live again")
+        with Gateway(nats_server.servers) as afterwards:
+            assert state(afterwards) is False
+        wait_for(lambda: state(early) is False, "the run not to be live")
+
+
+def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
+    with saying(nats_server), Gateway(nats_server.servers) as gateway:
+        wait_for(lambda: state(gateway), "the run to be live")
+        for _ in range(20):
+            assert state(gateway)
+        assert consumers(nats_server) <= 1
+
+
+def consumers(nats_server):
+    async def ask():
+        client = await nats.connect(nats_server.address)
+        try:
+            return (await client.jetstream().stream_info("KV_ol_runs")).state.consumer_count
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):
+    begin = time.monotonic()
+    with Gateway(nats_server.servers) as gateway, pytest.raises(BrokerError, match="has no bridge that answers"):
+        ask_broker(gateway.address, "command", {"run": "r", "command": "stop"})
+    assert time.monotonic() - begin < 4, "it waited for an answer"

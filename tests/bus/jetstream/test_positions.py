@@ -1,0 +1,173 @@
+"""How far a named reader is, kept by a real server: one process at a time may write it."""
+
+import signal
+import time
+
+import pytest
+from helpers import wait_for
+
+from bus import BrokerError, ConfigurationError
+from bus.jetstream import names, positions
+from bus.jetstream.gateway import Gateway
+from bus.jetstream.positions import HeldPosition, ReplacedError, make_positions_bucket
+
+
+@pytest.fixture
+def gateway(nats_server, monkeypatch):
+    monkeypatch.setattr(positions, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(positions, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(positions, "_REST_SECONDS", 1.0)
+    with Gateway.shared(nats_server.servers) as made:
+        made.call(lambda jetstream: make_positions_bucket(jetstream, 1), 5.0)
+        yield made
+
+
+@pytest.fixture
+def hold(gateway):
+    """Holds the position of the consumer ``mine``."""
+    held = []
+
+    def begin(attempt=1):
+        held.append(HeldPosition(gateway, "r", "mine", attempt, lambda text: None))
+        return held[-1]
+
+    yield begin
+    for one in held:
+        one.close()
+
+
+def pause(position):
+    """As a process does that is stopped."""
+    position._renewal.cancel()
+
+
+def test_the_next_one_finds_what_was_written_last(hold):
+    first = hold()
+    assert first.found == b""
+    first.write(b"one")
+    first.write(b"two")
+    first.close()
+    second = hold()
+    assert second.found == b"two"
+    second.close()
+    assert hold(attempt=2).found == b""
+
+
+def test_a_name_that_is_at_work_is_refused_to_another(hold):
+    first = hold()
+    with pytest.raises(ConfigurationError, match=r"a consumer named 'mine' is at work on run 'r' already, process \d+"):
+        hold()
+    first.write(b"one")
+
+
+def test_who_was_paused_and_replaced_writes_nothing_more(hold):
+    first = hold()
+    first.write(b"one")
+    pause(first)
+    second = hold()
+    assert second.found == b"one"
+    # Before the second one has written anything of its own.
+    with pytest.raises(ReplacedError, match="consumer 'mine' of run 'r' was taken over by process"):
+        first.write(b"late")
+    second.write(b"two")
+    first.close()
+    second.write(b"three")
+    second.close()
+    assert hold().found == b"three"
+
+
+def test_who_is_replaced_before_it_has_written_anything(hold):
+    first = hold()
+    pause(first)
+    second = hold()
+    with pytest.raises(ReplacedError):
+        first.write(b"late")
+    second.write(b"one")
+
+
+def test_who_goes_on_finds_out_also_without_writing(hold):
+    first = hold()
+    pause(first)
+    hold()
+    first._renewal = first._gateway.begin(first._renew)
+    wait_for(lambda: first._replaced, "the news")
+
+
+def test_an_answer_that_was_lost_is_no_other_process(hold, nats_server):
+    first = hold()
+    first.write(b"one")
+    nats_server.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(BrokerError, match="no answer"):
+        first.write(b"two")
+    with pytest.raises(BrokerError, match="the servers have not answered"):
+        first.write(b"two")
+    assert time.monotonic() - began < 4
+    nats_server.signal(signal.SIGCONT)
+
+    def written():
+        try:
+            first.write(b"three")
+        except BrokerError:
+            return False
+        return True
+
+    wait_for(written, "the servers")
+    first.close()
+    assert hold().found == b"three"
+
+
+def test_servers_that_went_back_to_an_older_state_take_the_newest_one(hold, nats_server, tmp_path):
+    first = hold()
+    first.write(b"one")
+    older = nats_server.copy_store(tmp_path / "older")
+    first.write(b"two")
+    nats_server.set_back(older)
+
+    def written():
+        try:
+            first.write(b"three")
+        except BrokerError:
+            return False
+        return True
+
+    wait_for(written, "the servers")
+    first.close()
+    assert hold().found == b"three"
+
+
+def test_servers_that_are_away_are_not_waited_for(hold, nats_server, gateway):
+    first = hold()
+    nats_server.kill()
+    wait_for(lambda: not gateway.is_connected, "the end of the connection")
+    began = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(BrokerError, match="no NATS server answers"):
+            first.write(b"one")
+    assert time.monotonic() - began < 1
+
+
+def test_what_is_larger_than_the_servers_take_is_refused_with_the_way_out(hold):
+    first = hold()
+    first.write(bytes(1_000_000))
+    with pytest.raises(
+        ConfigurationError, match=r"1,100,000 bytes, and the servers take .* '--state-dir DIR' keeps it"
+    ):
+        first.write(bytes(1_100_000))
+
+
+def test_a_bucket_that_was_removed_is_made_again(hold, gateway):
+    first = hold()
+    first.write(b"one")
+    gateway.call(
+        lambda jetstream: make_runs_bucket_and_remove(jetstream),
+        5.0,
+    )
+    first.write(b"two")
+    first.close()
+    assert hold().found == b"two"
+
+
+async def make_runs_bucket_and_remove(jetstream):
+    await jetstream.create_key_value(bucket=names.RUNS_BUCKET)
+    await jetstream.delete_key_value(names.POSITIONS_BUCKET)

@@ -1,0 +1,231 @@
+"""What hosts, viewers and those who command may do at NATS servers, and what they read where they may not."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+
+import nats
+import pytest
+from helpers import wait_for
+from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
+
+from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from bus.jetstream.connection import NatsServers, connected
+from bus.jetstream.gateway import Gateway
+from bus.jetstream.server_config import ServerConfig
+from bus.net.nkeys import make_nkey
+from bus.protocol.frames import decode_control, encode_control, split_frame
+
+PYTHON = (sys.executable, "-m")
+BOTH = [
+    pytest.param(BESIDE_PYTHON, id="current"),
+    pytest.param(DEBIANS, id="debian", marks=pytest.mark.needs("nats-server")),
+]
+
+
+class Roles:
+    """A server whose configuration is that of ``bus nats-config``, and the files of its users."""
+
+    def __init__(self, folder, program):
+        folder.mkdir(mode=0o700)
+        self.nkeys, self.seeds = {}, {}
+        for name in ("publish", "view", "command", "other"):
+            _, self.seeds[name], made = make_nkey(name, folder)
+            self.nkeys[name] = made.public
+        self.server = NatsServer(folder, program, config=self._config)
+
+    def _config(self, server):
+        teams = {
+            "vision": {self.nkeys[role]: [role] for role in ("publish", "view", "command")},
+            "speech": {self.nkeys["other"]: ["publish", "view", "command"]},
+        }
+        return str(ServerConfig(f"127.0.0.1:{server.port}", server.store, teams))
+
+    def servers(self, name):
+        return NatsServers.parse(self.server.address, self.seeds[name])
+
+
+@pytest.fixture
+def roles(tmp_path, request):
+    made = Roles(tmp_path / "nats", getattr(request, "param", BESIDE_PYTHON))
+    yield made
+    made.server.kill()
+
+
+@pytest.fixture
+def bridge(roles, runs_dir):
+    """Starts the bridge of a run with a user's nkey."""
+    begun = []
+
+    def begin(run, name="publish", *options):
+        where = ("--runs-dir", str(runs_dir), "--stream", roles.server.address, "--nkey", str(roles.seeds[name]))
+        arguments = (*PYTHON, "bus", "bridge", run, *where, *options)
+        begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.kill()
+        one.communicate()
+
+
+@pytest.fixture
+def attach(roles, monkeypatch):
+    def attached(name, run, **options):
+        monkeypatch.setenv("OFFLOOP_NKEY", str(roles.seeds[name]))
+
+        def there():
+            try:
+                return Subscriber(run, stream=roles.server.address, **options)
+            except RunNotFoundError:
+                return None
+
+        return wait_for(there, "the run in the stream")
+
+    return attached
+
+
+@pytest.mark.parametrize("roles", BOTH, indirect=True)
+def test_hosts_publish_viewers_view_and_those_who_command_command(roles, bridge, attach, runs_dir):
+    commands = []
+    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher, contextlib.ExitStack() as stack:
+        publisher.publish(Event.BATCH_END, loss=1 / 3)
+        publisher.poll()
+        copying = bridge("r")
+        viewer = stack.enter_context(attach("view", "r", events=[Event.BATCH_END, Event.AFTER_FORWARD]))
+        assert next(iter(viewer)).loss == 1 / 3
+        wait_for(lambda: publisher.poll() or Event.AFTER_FORWARD in publisher.wanted, "the viewer's demand")
+        assert publisher.unlimited_demand is not None, "the viewer has a budget"
+        with pytest.raises(BrokerError, match=r"may view runs there, not command them: .* the role command"):
+            viewer.command("stop")
+
+        commander = stack.enter_context(attach("command", "r", events=[Event.BATCH_END, Event.AFTER_LOSS]))
+        iter(commander)
+        wait_for(lambda: publisher.poll() or Event.AFTER_LOSS in publisher.wanted, "the commander's demand")
+        assert Event.AFTER_LOSS in str(publisher.unlimited_demand), "the commander has none"
+        assert commander.command("stop", wait=0).error is None
+        wait_for(lambda: publisher.poll() or commands, "the command")
+        assert [command.name for command in commands] == ["stop"]
+        publisher.close()
+        assert copying.wait(60) == 0
+        got = list(viewer)
+    assert got == list(Recording(runs_dir / "r"))[1:]
+
+
+TRIED = (
+    "ol.q.r.want",
+    "ol.q.r.command",
+    "ol.q.r.fetch.host",
+    "ol.v.r.want",
+    "ol.r.r.1.host",
+    "ol.w.r.1.host",
+    "ol.d.r",
+    "$KV.ol_runs.r.1.host",
+    "$KV.ol_pos.r.name",
+    "$JS.API.INFO",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.INFO.ol_r",
+    "$JS.API.STREAM.CREATE.ol_r",
+    "$JS.API.STREAM.UPDATE.ol_r",
+    "$JS.API.STREAM.DELETE.ol_r",
+    "$JS.API.STREAM.PURGE.ol_r",
+    "$JS.API.STREAM.MSG.GET.ol_r",
+    "$JS.API.STREAM.MSG.DELETE.ol_r",
+    "$JS.API.CONSUMER.CREATE.ol_r.name.subject",
+    "$JS.API.CONSUMER.DURABLE.CREATE.ol_r.name",
+    "$JS.API.CONSUMER.DELETE.ol_r.name",
+    "$JS.API.CONSUMER.MSG.NEXT.ol_r.name",
+    "_INBOX.other.x",
+)
+HEARD = ("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>", "_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>")
+VIEWED = {
+    *("ol.v.r.want", "$KV.ol_pos.r.name", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"),
+    *("$JS.API.CONSUMER.CREATE.ol_r.name.subject", "$JS.API.CONSUMER.MSG.NEXT.ol_r.name"),
+}
+MAY = {
+    "publish": (
+        {
+            *("ol.r.r.1.host", "ol.w.r.1.host", "ol.d.r", "$KV.ol_runs.r.1.host", "_INBOX.other.x"),
+            *(f"$JS.API.STREAM.{what}.ol_r" for what in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
+        },
+        {"ol.q.>", "ol.v.>"},
+    ),
+    "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"}),
+    "command": (
+        {*VIEWED, "ol.q.r.want", "ol.q.r.command", "ol.q.r.fetch.host"},
+        {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"},
+    ),
+}
+
+
+@pytest.mark.parametrize("roles", BOTH, indirect=True)
+def test_no_role_may_do_more_than_it_needs(roles):
+    for role, (published, heard) in MAY.items():
+        refused = asyncio.run(_tried(roles.server.address, roles.seeds[role]))
+        assert {subject for subject in TRIED if f'publish to "{subject}"'.lower() not in refused} == published
+        assert {subject for subject in HEARD if f'subscription to "{subject}"'.lower() not in refused} == heard
+
+
+async def _tried(address, seed):
+    """What the server refuses, in its words."""
+    refused = []
+
+    async def note(error):
+        refused.append(str(error))
+
+    client = await nats.connect(address, nkeys_seed=str(seed), error_cb=note)
+    for subject in TRIED:
+        await client.publish(subject, b"")
+    for subject in HEARD:
+        await client.subscribe(subject)
+    # The first one overtakes what was not written yet, as this client does it.
+    await client.flush()
+    await client.flush()
+    await client.close()
+    return " ".join(refused)
+
+
+def test_a_viewer_is_never_taken_for_one_who_commands(roles):
+    """As soon as its lease went by another subject, the servers would refuse it and end what it reads."""
+
+    async def ask():
+        for _ in range(20):
+            async with connected(roles.servers("view"), "viewer") as (client, _):
+                assert not await client.may_command()
+
+    asyncio.run(ask())
+
+
+def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_dir):
+    """A command by the subject of a viewer's lease is not passed on, and a team sees nothing of another's runs."""
+    commands = []
+    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher:
+        publisher.publish(Event.BATCH_END, loss=1.0)
+        publisher.poll()
+        bridge("r")
+        with attach("view", "r"):
+            answer = asyncio.run(_asked(roles, "ol.v.r.want", encode_control("command", STOP)))
+            assert "by the subject of 'want' of run 'r' is for something else" in answer
+            answer = asyncio.run(_asked(roles, "ol.v.r.statistics", encode_control("statistics", {"run": "s"})))
+            assert "is for something else" in answer
+        publisher.poll()
+        assert commands == []
+        with Gateway(roles.servers("other")) as gateway, pytest.raises(RunNotFoundError):
+            Subscriber("r", broker=gateway.stands_for)
+
+
+STOP = {"run": "r", "id": "1", "command": "stop", "arguments": []}
+
+
+async def _asked(roles, subject, request):
+    client = await nats.connect(
+        roles.server.address, nkeys_seed=str(roles.seeds["view"]), inbox_prefix=f"_INBOX.{roles.nkeys['view']}"
+    )
+    inbox = client.new_inbox()
+    answers = await client.subscribe(f"{inbox}.>")
+    await client.publish(subject, request, reply=f"{inbox}.want.1")
+    answer = await answers.next_msg(10)
+    await client.close()
+    return decode_control(split_frame(answer.data)[1]).content["reason"]

@@ -1,0 +1,70 @@
+"""What a host says of its ranks travels unchanged; anything else is refused by our error."""
+
+import math
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.errors import ProtocolError
+from bus.protocol.host_windows import THROUGHPUT, HostWindow, Quantity, decode_window, encode_window, summarize
+
+_number = st.floats(width=32, allow_nan=False)
+_whole = st.integers(0, 2**40)
+_ranks = st.lists(_whole, max_size=9, unique=True).map(lambda ranks: tuple(sorted(ranks)))
+
+
+@st.composite
+def windows(draw):
+    ranks = draw(_ranks)
+    each = lambda values: st.tuples(*[values] * len(ranks))  # noqa: E731
+    quantity = st.builds(
+        Quantity,
+        each(_number),
+        *[_number] * 3,
+        st.none() | _whole,
+        _whole,
+        st.none() | st.tuples(_whole, _whole),
+    )
+    return HostWindow(
+        draw(st.text(max_size=20)),
+        *draw(st.tuples(_whole)),
+        ranks,
+        *draw(st.tuples(_whole, _whole, _whole, _whole)),
+        draw(_number),
+        draw(each(_whole)),
+        draw(_ranks),
+        draw(st.dictionaries(st.text(max_size=9), quantity, max_size=4)),
+    )
+
+
+@given(windows())
+def test_a_window_comes_back_as_it_was(window):
+    assert decode_window(encode_window(window)) == window
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(data):
+    with pytest.raises(ProtocolError):
+        decode_window(data)
+
+
+@given(windows(), st.integers(0, 10), st.none() | st.text(max_size=2) | st.floats() | st.just([]))
+def test_a_part_of_another_type_is_refused_or_read(window, place, value):
+    parts = list(msgpack.unpackb(encode_window(window)))
+    parts[place] = value
+    try:
+        read = decode_window(msgpack.packb(parts))
+    except ProtocolError:
+        return
+    assert isinstance(read, HostWindow)
+
+
+def test_a_quantity_names_the_worst_rank_and_the_first_value_that_is_not_finite():
+    made = summarize("loss", [8, 9], [[1.0, math.nan, 3.0], [5.0, 5.0, math.inf]], [101, 102, 103])
+    assert made == Quantity((2.0, 5.0), 1.0, 3.5, 5.0, 9, 6, (102, 8))
+    assert summarize(THROUGHPUT, [8, 9], [[1.0], [5.0]], [1]).worst == 8
+    none = summarize("loss", [8], [[]], [])
+    assert (none.worst, none.count) == (None, 0)
+    assert math.isnan(none.mean)

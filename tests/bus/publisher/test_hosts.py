@@ -1,0 +1,97 @@
+"""A run on several hosts, each with a broker and a recording of its own, as publishers see it."""
+
+import json
+import os
+import signal
+
+import pytest
+from helpers import wait_for
+
+from bus import Publisher, Recording, Subscriber
+from bus.cli.describe import describe_run, lines
+from bus.errors import BrokerError, RunIsLiveError
+from bus.net.requests import list_remote_runs
+from bus.replay.pace import Pace
+from bus.replay.serving import ReplayServer
+from bus.runs.directory import find_run, next_attempt
+from bus.subscriber.commands import send_command
+from bus.types.event import Event
+
+ID = "0123456789abcdef"
+
+
+def second_host(folder, attempt=1):
+    """Its two ranks of four, the first of which starts the broker."""
+    told = {"runs_dir": folder, "world_size": 4, "local_world_size": 2, "attempt": attempt, "run_id": ID}
+    first = Publisher("r", rank=2, **told)
+    return [first, Publisher("r", rank=3, broker=first.address, **told)]
+
+
+def test_the_run_at_a_hosts_broker_ends_with_the_ranks_of_the_host(tmp_path):
+    ranks = second_host(tmp_path)
+    for one in ranks:
+        one.publish(Event.BATCH_END, batch=1)
+    wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "the recording")
+    follower = Subscriber("r", runs_dir=tmp_path)
+    with pytest.raises(BrokerError, match="rank 0 of run 'r' is one more than the 2 that publish to this broker"):
+        Publisher("r", broker=ranks[0].address, world_size=4, local_world_size=2)
+    [listed] = list_remote_runs(ranks[0].address)
+    assert (listed["world_size"], listed["local_world_size"], listed["ranks"]) == (4, 2, [2, 3])
+    with pytest.raises(BrokerError, match="go to its first rank, which is on another host"):
+        send_command(find_run("r", tmp_path), "pause")
+    with pytest.raises(RunIsLiveError):
+        next_attempt(tmp_path, "r")
+    for one in ranks:
+        one.close()
+    assert sorted((one.rank, one.world_size) for one in follower) == [(2, 4), (3, 4)]
+    follower.close()
+    assert follower.ending.status == "finished"
+    run = find_run("r", tmp_path)
+    assert (run.live, run.status, run.id) == (False, "finished", ID)
+    assert (run.last.world_size, run.last.local_world_size) == (4, 2)
+    assert run.last.reached.batch == 1
+    assert ("ranks", "2 of 4: the others are recorded on their hosts") in list(lines(describe_run(run)))
+    recording = Recording(tmp_path / "r")
+    assert len(list(recording)) == 2
+    assert recording.ending.status == "finished"
+
+
+def test_a_host_begins_the_attempt_and_identity_that_were_agreed_on(tmp_path):
+    assert next_attempt(tmp_path, "r") == (1, None)
+    ranks = second_host(tmp_path, attempt=5)
+    assert [one.attempt for one in ranks] == [5, 5]
+    for one in ranks:
+        one.close()
+    assert next_attempt(tmp_path, "r") == (6, ID)
+    assert [one.number for one in find_run("r", tmp_path).attempts] == [5]
+    with pytest.raises(
+        BrokerError, match="attempt 5 of run 'r' cannot continue: attempt 5 is the newest and is finished"
+    ):
+        second_host(tmp_path, attempt=5)
+
+
+def test_a_hosts_broker_that_is_killed_is_started_again_and_waits_for_its_own_ranks_alone(tmp_path):
+    ranks = second_host(tmp_path)
+    for one in ranks:
+        one.publish(Event.EPOCH_END)
+    wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "the recording")
+    os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    for one in ranks:
+        one.publish(Event.EPOCH_END)
+    wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "another broker")
+    for one in ranks:
+        one.close()
+    recording = Recording(tmp_path / "r")
+    assert sorted((one.rank, one.seq) for one in recording) == [(2, 1), (2, 2), (3, 1), (3, 2)]
+    assert (recording.ending.status, recording.gaps) == ("finished", ())
+    assert find_run("r", tmp_path).last.local_world_size == 2
+
+
+def test_the_recording_of_a_host_is_served_again_with_the_ranks_that_are_in_it(tmp_path):
+    for one in second_host(tmp_path):
+        one.publish(Event.EPOCH_END)
+        one.close()
+    served = ReplayServer(Recording(tmp_path / "r"), "again", pace=Pace(), runs_dir=tmp_path / "served").serve()
+    assert (served.events, served.ending.status) == (2, "finished")
+    run = find_run("again", tmp_path / "served")
+    assert (run.status, run.last.world_size, run.last.local_world_size) == ("finished", 4, 2)

@@ -1,0 +1,167 @@
+"""All ranks of a run on many hosts side by side: values, who stands out, and what it takes."""
+
+import base64
+import dataclasses
+import json
+import time
+
+import numpy as np
+import pytest
+from many_hosts import many_hosts
+
+from bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
+from bus.protocol.snapshot import Snapshot
+from bus.types.event import Event
+from bus.types.timestamp import Timestamp
+from consumers.dashboard.view.rank_map import FirstNan, Waiting
+from consumers.dashboard.view.ranks import Ranks
+from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import MonitoredRun
+from consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
+
+
+def ranks_of(count: int, **options: object) -> Ranks:
+    ranks = Ranks()
+    for window in range(1, count + 1):
+        ranks.take_windows(many_hosts(16, 8, window, **options), now=float(window))  # type: ignore[arg-type]
+    return ranks
+
+
+def test_every_rank_of_every_host_has_its_newest_value_and_the_slowest_come_first() -> None:
+    ranks = Ranks()
+    # Whichever host comes first: rows are in the order of their ranks.
+    ranks.take_windows(reversed(many_hosts(16, 8, slow=77)), now=0.0)
+    shown = ranks.map()
+    assert [host.name for host in shown.hosts] == [f"node{number:03}" for number in range(16)]
+    assert shown.ranks == tuple(range(128))
+    assert shown.world_size == 128
+    assert shown.quantities[:6] == [STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, "gradient_norm"]
+    assert shown.values(MEMORY)[78] == (60 << 30) + (6 << 28)
+    slowest = shown.slowest(ARRIVAL, 3)
+    assert slowest[0] == 77
+    assert list(shown.values(ARRIVAL)[slowest]) == sorted(shown.values(ARRIVAL)[slowest], reverse=True)
+    assert shown.values(ARRIVAL).min() == 0
+    least = shown.slowest(THROUGHPUT, 1)[0]
+    assert shown.values(THROUGHPUT)[least] == shown.values(THROUGHPUT).min()
+    row = shown.row(77)
+    assert (row.host, row.rank, row.batch, row.behind) == ("node009", 77, 4, 0)
+    assert row.late == pytest.approx(0.04, abs=0.01)
+
+
+def test_the_rank_that_the_others_wait_for_is_named_once_it_is_late_often_enough() -> None:
+    assert ranks_of(4, slow=77).map().waiting is None
+    waiting = ranks_of(6, slow=77).map().waiting
+    assert isinstance(waiting, Waiting)
+    assert waiting.cell == 77
+    assert waiting.seconds == pytest.approx(0.04, abs=0.005)
+    assert ranks_of(6, slow=77).map().row(77).last_share == 1
+    # One of many is always the last: where that costs little, it is not worth a word.
+    assert ranks_of(20).map().waiting is None
+
+
+def test_late_ranks_silent_hosts_and_the_first_nan_are_known() -> None:
+    ranks = ranks_of(3, late=(9,), nan=17)
+    ranks.take_windows(many_hosts(16, 8, 4, without=(5,)), now=100.0)
+    shown = ranks.map(is_live=True, now=101.0)
+    assert [(host.name, host.batch, host.silent) for host in shown.silent] == [("node005", 12, 98.0)]
+    assert shown.first_nan == FirstNan(LOSS, 4, 17, "node002")
+    assert shown.late == ()
+    assert ranks_of(3, late=(9,)).map().late == (9,)
+    assert ranks_of(3, late=(9,)).map().row(9).behind == 1
+    # All of them end with the run.
+    assert ranks.map(is_live=False, now=1000.0).silent == []
+    # What was sent before comes late, or twice: nothing goes back.
+    ranks.take_windows(many_hosts(16, 8, 2), now=102.0)
+    assert ranks.map().row(0).batch == 16
+
+
+def test_windows_of_other_attempts_are_none_of_its_business() -> None:
+    view = RunView("run", attempt=2)
+    view.take_windows(many_hosts(2, 2, attempt=1))
+    assert len(view.rank_map()) == 0
+    view.take_windows(many_hosts(2, 2, attempt=2))
+    assert len(view.rank_map()) == 4
+
+
+def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_for_one_that_is_far_off() -> None:
+    ranks = ranks_of(1, slow=77)
+    shown = ranks.map()
+    low, high = shown.range(ARRIVAL)
+    assert low == 0
+    assert 0.004 < high <= shown.values(ARRIVAL)[77]
+    low, high = shown.range(STEP)
+    assert high - low >= 0.0499 * shown.median(STEP)
+    # Of all ranks only one has a value, or none.
+    (window, *_) = many_hosts(1, 3)
+    for values in ([[1.0], [], []], [[], [], []], [[0.0], [0.0], [0.0]], [[1e300], [1.0], [float("inf")]]):
+        odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values, [4])})
+        one = Ranks()
+        one.take_windows([odd])
+        low, high = one.map().range(LOSS)
+        assert low < high
+        one.map().slowest(LOSS, 2)
+        assert one.map().median(LOSS) == one.map().median(LOSS) or not np.isfinite(one.map().values(LOSS)).any()
+
+
+def test_a_rank_is_remembered_over_the_last_windows() -> None:
+    history = ranks_of(30).map().history(77)
+    assert [batch for batch, _ in history] == [4 * window for window in range(11, 31)]
+    assert history[-1][1][MEMORY] == (60 << 30) + (5 << 28)
+
+
+def test_sixteen_thousand_ranks_take_little_time() -> None:
+    """2,048 windows a second come from so many hosts."""
+    ranks = Ranks()
+    first = many_hosts(2048, 8, 1)
+    second = [dataclasses.replace(window, last=window.last + 4) for window in first]
+    ranks.take_windows(first)
+    began = time.process_time()
+    ranks.take_windows(second)
+    shown = ranks.map(is_live=True)
+    shown.slowest(STEP, 20)
+    assert time.process_time() - began < 0.2
+    assert len(shown) == 16_384
+
+
+def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
+    view = RunView("run")
+    run = MonitoredRun(view)
+    view.take_windows(many_hosts(64, 8, slow=139, nan=17))
+    frame = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS, cell=139))
+    sent = np.frombuffer(base64.b64decode(frame["map"]["cells"]), "<u2")
+    assert len(sent) == 512
+    least, greatest = frame["map"]["least"], frame["map"]["greatest"]
+    values = view.rank_map().values(LOSS)
+    assert sent[17] == 65535
+    known = np.isfinite(values)
+    assert least + sent[known] / 65534 * (greatest - least) == pytest.approx(values[known], rel=1e-4)
+    view.take_windows(many_hosts(64, 8, 2, slow=139))
+    later = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS, cell=139))
+    news = {name: value for name, value in later.items() if frame[name] != value}
+    assert "hosts" not in news
+    assert len(json.dumps(later["map"])) < 512 * 2 * 4 / 3 + 500
+    assert later["detail"]["title"] == "rank 139 on node017"
+    assert "--ranks 139" in later["detail"]["commands"][0][1]
+
+
+@pytest.mark.parametrize("told", [None, 5, {}, {"cell": "x", "run": -1, "quantity": 3}, {"cell": True, "seen": 1}])
+def test_a_browser_may_say_anything(told: object) -> None:
+    view = RunView("run")
+    view.take_windows(many_hosts(4, 4))
+    look = RanksLook.from_browser(told)
+    assert look == RanksLook()
+    assert ranks_frame([MonitoredRun(view)], ["run"], RanksLook(True, 99, "unknown", 10**9))["detail"] is None
+
+
+def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
+    view = RunView("run")
+    for batch in range(1, 20):
+        for rank in range(24):
+            at = Timestamp.from_values([0, 0, batch, *[0] * 11])
+            view.see(Snapshot.build(Event.BATCH_END, rank=rank, seq=batch, timestamp=at, time_ns=batch * 10**9))
+    frame = ranks_frame([MonitoredRun(view)], ["run"], RanksLook(seen=True))
+    assert frame["hosts"] == [["", 24, 0]]
+    assert frame["quantity"] == STEP
+    assert frame["map"]["median"] == pytest.approx(1)
+    assert [row[1][0] for row in frame["rows"]] == [str(rank) for rank in range(20)]
+    assert "host" not in frame["columns"]

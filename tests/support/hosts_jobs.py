@@ -1,0 +1,86 @@
+"""What four ranks on two hosts do, which are two names and two folders of one machine: ``OFFLOOP_HOST`` and
+``OFFLOOP_RUNS_DIR`` of each rank. Each rank writes what came of it to ``FOLDER/rank-N.json``."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ranks_jobs import rank_loader, train
+from training import Act
+
+from bus.errors import BrokerError, OffloopError
+from bus.net.nats_addresses import STREAM_VARIABLE
+from bus.publisher.publisher import Publisher
+from bus.runs.directory import host_name, runs_dir
+from bus.types.event import Event
+from trainer.distributed.ranks import Ranks, join_ranks
+from trainer.stream.hosts import start_on_hosts
+
+KILLED_AT = 3
+"""The batch of the second attempt at which the second host's broker is killed."""
+
+
+def main(folder: Path) -> None:
+    """Trains with one broker for all, and with one for each host, twice; then tries what is refused."""
+    stream = os.environ.pop(STREAM_VARIABLE)
+    ranks = join_ranks(on_gpu=False)
+    assert ranks is not None
+    known: dict[str, Any] = {"alone": _train("alone", runs_dir=folder / "alone")}
+    os.environ[STREAM_VARIABLE] = stream
+    known["first"] = _train("r")
+    del os.environ[STREAM_VARIABLE]
+    known["second"] = _train("r", stream_to=stream, algorithms=[Act(_kill_broker, Event.BATCH_END)])
+    known |= _refused(ranks, folder)
+    (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(known))
+
+
+def _train(name: str, **settings: Any) -> Any:
+    data = rank_loader(rows=32, size=8, shuffle=True)
+    result = train(publish=True, run_name=name, train_dataloader=data, eval_dataloader=None, **settings)
+    return [result["losses"], result["weights"]]
+
+
+def _kill_broker(_event: Event, state: Any, _logger: object) -> None:
+    if state.rank == 2 and state.timestamp.batch == KILLED_AT:
+        os.kill(json.loads((runs_dir() / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+
+
+def _refused(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    is_first = ranks.rank in (0, 2)
+
+    def begin(
+        name: str,
+        root: Path | None = None,
+        is_copied: bool = True,
+        start: Callable[..., Publisher] | None = None,
+    ) -> Any:
+        def publish(broker: str | None, **agreed: Any) -> Publisher:
+            return Publisher(name, broker=broker, rank=ranks.rank, world_size=4, **agreed)
+
+        where = (root or runs_dir()).absolute()
+        try:
+            with start_on_hosts(ranks, start or publish, where, name, is_copied=is_copied) as publisher:
+                return publisher.attempt
+        except OffloopError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def fail_on_the_second(broker: str | None, **agreed: Any) -> Publisher:
+        if ranks.rank >= 2:
+            raise BrokerError("no room")
+        return Publisher("failing", broker=broker, rank=ranks.rank, world_size=4, **agreed)
+
+    if is_first:
+        Publisher("other").close()
+    if ranks.rank == 0:
+        Publisher("new").close()
+        Publisher("new").close()
+    return {
+        "new": begin("new"),
+        "other": begin("other"),
+        "shared": begin("shared", folder / "shared"),
+        "mixed": begin("mixed", is_copied=host_name() == "a"),
+        "failing": begin("failing", start=fail_on_the_second),
+    }

@@ -1,0 +1,196 @@
+"""A run on several hosts: each with its broker, its bridge, and a name of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import wait_for
+
+from bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
+
+PYTHON = (sys.executable, "-m")
+HOSTS = ("first", "second.rack")
+
+
+class Host:
+    """A host with two of the four ranks of a run."""
+
+    def __init__(self, root, nats_server, number):
+        self.name, self.runs_dir = HOSTS[number], root / f"host-{number}"
+        self.ranks = (2 * number, 2 * number + 1)
+        common = {"runs_dir": self.runs_dir, "world_size": 4, "local_world_size": 2, "run_id": "0123456789abcdef"}
+        first = Publisher("wide", rank=self.ranks[0], attempt=1, **common)
+        self.publishers = [first, Publisher("wide", rank=self.ranks[1], attempt=1, broker=first.address, **common)]
+        self.bridge = subprocess.Popen(
+            [*PYTHON, "bus", "bridge", "wide", "--runs-dir", self.runs_dir, "--stream", nats_server.address],
+            env={**os.environ, "OFFLOOP_HOST": self.name},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def recording(self):
+        return self.runs_dir / "wide" / "recording-1.mcap"
+
+    def train(self, *batches):
+        for batch in batches:
+            for rank, publisher in zip(self.ranks, self.publishers, strict=True):
+                publisher.publish(Event.BATCH_END, batch=batch, loss=(1000 + rank) / batch, batch_size=4)
+        self.poll()
+
+    def poll(self):
+        for publisher in self.publishers:
+            publisher.poll()
+
+    def is_on_disk(self):
+        self.poll()
+        done = [publisher.statistics() for publisher in self.publishers]
+        return all(one.acknowledged >= one.published for one in done)
+
+    def close(self):
+        for publisher in self.publishers:
+            publisher.close()
+
+
+@pytest.fixture
+def hosts(tmp_path, nats_server):
+    made = [Host(tmp_path, nats_server, number) for number in (0, 1)]
+    yield made
+    for host in made:
+        host.close()
+        host.bridge.kill()
+        host.bridge.communicate()
+
+
+def train(hosts, *batches):
+    """Trains on all hosts; returns when all of it is on their disks."""
+    for host in hosts:
+        host.train(*batches)
+    wait_for(lambda: all(host.is_on_disk() for host in hosts), "it on disk")
+
+
+def attach(nats_server, **options):
+    """A subscriber, as soon as its host has said that there is the run."""
+
+    def there():
+        try:
+            return Subscriber("wide", stream=nats_server.address, **options)
+        except RunNotFoundError:
+            return None
+
+    return wait_for(there, "the run in the stream")
+
+
+def bus(*arguments):
+    return subprocess.run([*PYTHON, "bus", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def test_every_host_says_how_its_ranks_are_and_the_first_ones_recording_is_copied(nats_server, hosts):
+    train(hosts, *range(1, 6))
+    with attach(nats_server) as reader, attach(nats_server, host="second.rack"):
+        got = []
+
+        def heard():
+            for host in hosts:
+                host.poll()
+            got.extend(reader.host_windows())
+            return got
+
+        for host in hosts:
+            host.close()
+        wait_for(lambda: {one.host for one in heard()} == set(HOSTS), "windows of both hosts")
+        assert {one.ranks for one in got} == {(0, 1), (2, 3)}
+        assert all(one.late == () and one.last == 5 and one.world_size == 4 for one in got)
+        assert got[0].quantities["loss"].greatest == got[0].ranks[-1] + 1000
+        assert list(reader) == list(Recording(hosts[0].recording))
+    assert hosts[0].bridge.wait(30) == 0
+
+
+def test_the_events_of_another_host_come_from_there_early_and_late(nats_server, hosts):
+    train(hosts, *range(1, 101))
+    with attach(nats_server, host="second.rack", events=[Event.BATCH_END, Event.AFTER_FORWARD]) as reader:
+        following = iter(reader)
+        got = [next(following) for _ in range(200)]
+        # What is asked for reaches that host's ranks alone.
+        there, here = hosts[1].publishers[0], hosts[0].publishers[0]
+        wait_for(lambda: hosts[1].poll() or Event.AFTER_FORWARD in there.wanted, "the demand")
+        assert Event.AFTER_FORWARD not in here.wanted
+        train(hosts, *range(101, 121))
+        got += [next(following) for _ in range(40)]
+        for host in hosts:
+            host.close()
+        assert list(following) == []
+        assert str(reader.ending) == "finished"
+    assert {one.rank for one in got} == {2, 3}
+    assert got == list(Recording(hosts[1].recording))
+
+
+def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server, hosts, tmp_path):
+    train(hosts, *range(1, 301))
+    attach(nats_server, host="second.rack").close()
+    place = ("--stream", nats_server.address, "--host", "second.rack")
+    part = tmp_path / "part.mcap"
+    fetched = bus("fetch", "wide", *place, "--from", "100ba", "--to", "110ba", "-o", part)
+    assert fetched.returncode == 0, fetched.stderr
+    cut = tmp_path / "cut.mcap"
+    bus("cut", hosts[1].recording, "--start", "100ba", "--until", "110ba", "-o", cut)
+    assert list(Recording(part)) == list(Recording(cut))
+    assert {one.timestamp.batch.value for one in Recording(part)} == set(range(100, 111))
+    # Mistakes are one line each.
+    for arguments, said in (
+        (
+            ("wide", "--stream", nats_server.address, "--host", "third"),
+            "has no host 'third': its hosts are first, second",
+        ),
+        (("wide", *place, "--from", "9999ba", "-o", tmp_path / "none.mcap"), "on its host: "),
+        (("wide", *place, "-o", part), "exists: choose another file"),
+    ):
+        refused = bus("fetch", *arguments)
+        assert refused.returncode != 0
+        assert said in refused.stderr
+        assert "Traceback" not in refused.stderr
+    hosts[1].bridge.kill()
+    hosts[1].bridge.wait()
+    refused = bus("fetch", "wide", *place, "-o", tmp_path / "none.mcap")
+    assert "that host has no bridge that answers" in refused.stderr
+
+
+def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_server, hosts, tmp_path):
+    train(hosts, *range(1, 51))
+    attach(nats_server, host="second.rack").close()
+    path = tmp_path / "logged.jsonl"
+    command = [*PYTHON, "consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}", "--stream"]
+    chosen = ["--run", "wide", "--ranks"]
+    for ranks, said in (
+        ("1,3", "ranks of 2 hosts are named (rank 1 on first, rank 3 on second.rack)"),
+        ("9", "run 'wide' has no rank 9"),
+    ):
+        refused = subprocess.run(
+            [*command, nats_server.address, *chosen, ranks], capture_output=True, text=True, timeout=60
+        )
+        assert said in refused.stderr
+    consumer = subprocess.Popen([*command, nats_server.address, *chosen, "3"], stderr=subprocess.PIPE, text=True)
+
+    def logged():
+        for host in hosts:
+            host.poll()
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row["loss/train/total"] for row in rows if "loss/train/total" in row]
+
+    wait_for(lambda: len(logged()) == 50, "the history of rank 3")
+    train(hosts, *range(51, 61))
+    wait_for(lambda: len(logged()) == 60, "what rank 3 does now")
+    for host in hosts:
+        host.close()
+    _, said = consumer.communicate(timeout=30)
+    assert consumer.returncode == 0, said
+    assert logged() == [1003 / batch for batch in range(1, 61)]
+
+
+def test_a_host_that_is_not_there_is_named(nats_server, hosts):
+    train(hosts, 1)
+    attach(nats_server).close()
+    with pytest.raises(RunNotFoundError, match="has no run 'wide' of host third"):
+        Subscriber("wide", stream=nats_server.address, host="third")

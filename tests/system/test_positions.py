@@ -1,0 +1,126 @@
+"""A named consumer of a run at NATS, killed and started elsewhere, stopped and replaced: its file comes out as if
+nothing had happened."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers import wait_for
+
+from bus import Event, Publisher
+
+PYTHON = (sys.executable, "-m")
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Starts a command in a working folder of its own."""
+    begun = []
+
+    def begin(*words):
+        home = tmp_path / f"home-{len(begun)}"
+        home.mkdir()
+        begun.append(
+            subprocess.Popen(
+                [*PYTHON, *map(str, words)], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.kill()
+        print(one.communicate()[0])
+
+
+@pytest.fixture
+def publisher(begin, nats_server, runs_dir):
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        publish(publisher, 1)
+        begin("bus", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
+        yield publisher
+
+
+def publish(publisher, count):
+    for _ in range(count):
+        batch = publisher.statistics().published + 1
+        publisher.publish(Event.BATCH_END, loss=1 / batch, lr={"SGD": [0.1]})
+    publisher.poll()
+
+
+def lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def grown(publisher, path, more):
+    """Waits until a file has so many more lines than now."""
+    before = lines(path)
+    wait_for(lambda: publisher.poll() or lines(path) >= before + more, f"{more} lines")
+
+
+def consumer(begin, path, *source):
+    words = ("--wait", "--run", "r", "--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
+    return begin("consumers", *words, *source)
+
+
+def named(begin, nats_server, path):
+    return consumer(begin, path, "--stream", nats_server.address, "--name", "mine", "--commit-every", "50")
+
+
+def test_killed_replaced_and_refused_its_file_has_every_line_once(begin, publisher, nats_server, runs_dir, tmp_path):
+    path, copy = tmp_path / "once.jsonl", tmp_path / "copy.jsonl"
+    first = named(begin, nats_server, path)
+    publish(publisher, 500)
+    grown(publisher, path, 300)
+    first.kill()
+    first.wait()
+
+    publish(publisher, 500)
+    second = named(begin, nats_server, path)
+    grown(publisher, path, 600)
+    refused = named(begin, nats_server, tmp_path / "other.jsonl")
+    said = refused.communicate(timeout=30)[0]
+    assert refused.returncode == 1
+    assert f"a consumer named 'mine' is at work on run 'r' already, process {second.pid} of" in said
+    assert not (tmp_path / "other.jsonl").exists()
+
+    second.send_signal(signal.SIGSTOP)
+    shutil.copy(path, copy)
+    publish(publisher, 500)
+    third = named(begin, nats_server, copy)
+    grown(publisher, copy, 200)
+    second.send_signal(signal.SIGCONT)
+    publish(publisher, 500)
+    said = second.communicate(timeout=30)[0]
+    assert f"consumer 'mine' of run 'r' was taken over by process {third.pid} of" in said
+    assert second.returncode == 1
+    publisher.close()
+    said = third.communicate(timeout=60)[0]
+    assert third.returncode == 0, said
+
+    undisturbed = tmp_path / "undisturbed.jsonl"
+    assert consumer(begin, undisturbed, "--runs-dir", runs_dir).wait(60) == 0
+    assert copy.read_bytes() == undisturbed.read_bytes()
+    assert lines(copy) == 2001
+
+    again = named(begin, nats_server, copy)
+    assert "has handled this run to its end already" in again.communicate(timeout=30)[0]
+    assert again.returncode == 0
+
+
+def test_servers_that_are_away_for_a_while_cost_nothing(begin, publisher, nats_server, runs_dir, tmp_path):
+    path = tmp_path / "once.jsonl"
+    following = named(begin, nats_server, path)
+    publish(publisher, 300)
+    grown(publisher, path, 100)
+    nats_server.kill()
+    publish(publisher, 300)
+    nats_server.start()
+    publish(publisher, 300)
+    publisher.close()
+    assert following.wait(60) == 0
+    undisturbed = tmp_path / "undisturbed.jsonl"
+    assert consumer(begin, undisturbed, "--runs-dir", runs_dir).wait(60) == 0
+    assert path.read_bytes() == undisturbed.read_bytes()

@@ -1,0 +1,103 @@
+"""What works with a run of this machine works with one that is in JetStream: replay, export, diff, the table of
+all runs, what a training waits for, and tensors."""
+
+import hashlib
+import re
+import signal
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+from nats_servers import NatsServer
+
+from bus import Event, Publisher, RunNotFoundError
+from bus.jetstream.gateway import Gateway
+from bus.net.download import download, downloaded
+from consumers.dashboard.web.broker_library import BrokerLibrary
+from consumers.dashboard.web.places import RunsElsewhere
+
+PYTHON = (sys.executable, "-m")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    made = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def run(server, tmp_path_factory):
+    """The directory of a run that is in the stream, named ``r``."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    with Publisher("r", runs_dir=runs_dir) as made:
+        for batch in range(1, 3001):
+            made.publish(Event.BATCH_END, loss=1 / batch, noise=bytes(200))
+    command("bus", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
+    return runs_dir / "r"
+
+
+def command(*words, code=0):
+    done = subprocess.run([*PYTHON, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
+    with Gateway.shared(server.servers) as gateway:
+        size = download(gateway.stands_for, "r", 1, tmp_path / "rebuilt.mcap")
+        with downloaded(gateway.stands_for, "r") as path:
+            assert path.name == "r-1.mcap"
+            assert digest(path) == digest(run / "recording-1.mcap") == digest(tmp_path / "rebuilt.mcap")
+            assert path.stat().st_size == size > 100_000
+        assert not path.exists()
+        with (
+            pytest.raises(RunNotFoundError, match="there is no run 'other' at nats://"),
+            downloaded(gateway.stands_for, "other"),
+        ):
+            pass
+
+
+def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    command("bus", "export", run, "--to", "jsonl", "-o", here)
+    said = command("bus", "export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
+    assert f"of run r at {server.address} to {there}" in said
+    assert there.read_bytes() == here.read_bytes()
+    assert "the same in 3000 events" in command("bus", "diff", "r", "r", "--stream", server.address)
+    assert "there is no run 'x'" in command("bus", "export", "x", "--stream", server.address, "--to", "csv", code=1)
+
+
+def test_a_replay_is_served_to_consumers(server, run, tmp_path):
+    runs_dir = tmp_path / "runs"
+    said = command(
+        *("bus", "replay", "r", "--stream", server.address, "--rate", "max", "--name", "again"),
+        *("--runs-dir", runs_dir),
+    )
+    assert f"replaying {server.address} (run r, attempt 1) as run again" in said
+    assert "run again finished: 3000 events served" in said
+    assert "the same in 3000 events" in command("bus", "diff", run, runs_dir / "again")
+
+
+def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
+    with Gateway.shared(server.servers) as gateway:
+        place = RunsElsewhere(gateway.stands_for)
+        library = BrokerLibrary(place)
+        library.look()
+        assert (library.problem, [*library.table.entries]) == (None, ["r"])
+        assert library.table.entries["r"].status == "finished"
+        assert place.in_words == f"NATS at {server.address}"
+    words = [*PYTHON, "bus", "ui", "--stream", server.address, "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            address = re.search(r"http://\S+", process.stdout.readline())[0]
+            with urlopen(address) as page:
+                assert "all runs" in page.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+        process.stdout.read()

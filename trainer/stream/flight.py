@@ -1,0 +1,174 @@
+"""The flight recorder's end in the training: leaves every event in a ring that the broker can read."""
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+from bus.errors import ConfigurationError
+from bus.protocol.flight_ring import MAX_EVENT, MEMORY, FlightRing
+from bus.protocol.frames import Topic, event_encoder
+from bus.publisher.publisher import Publisher
+from bus.types.deferred import Deferred
+from bus.types.demand import BASE_EVENTS
+from bus.types.event import Event
+from bus.types.timestamp import TrainingTime
+from trainer.engine.state import State
+from trainer.fields.field import FieldNotReadyError
+from trainer.fields.phases import PhaseProbe
+from trainer.stream.publishing import StatePublisher
+
+_MOST_LATE = 8
+
+
+def make_ring(batches: int, ranks: int) -> FlightRing:
+    """The memory of one of so many ranks of this host.
+
+    Raises :class:`bus.errors.ConfigurationError` when the system has none left."""
+    try:
+        return FlightRing(batches, MEMORY // max(1, ranks))
+    except OSError as error:
+        raise ConfigurationError(f"flight_recorder has no memory ({error}): free some, or train without it") from None
+
+
+class FlightRecorder:
+    """Leaves each event of a training in a ring, and publishes it as without: what the stream holds does not depend
+    on it.
+
+    An event that is published is left there with its fields; every other one bare, with its time and its training time.
+    With each batch goes where its time went, the field ``phases``: on a CPU the broker makes it of the events' times.
+    What is on a GPU still is not waited for: a loss is added by the broker, phases come with a later batch.
+
+    Args:
+        state: what the events are of.
+        published: what publishes them.
+        publisher: through which.
+        publish: what is to be called to publish an event.
+        ring: where they are left.
+        clock: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        published: StatePublisher,
+        publisher: Publisher,
+        publish: Callable[[Event], None],
+        ring: FlightRing,
+        clock: Callable[[], int],
+    ) -> None:
+        self.wanted: set[Event] = set(Event)
+        """The events that are to come here."""
+        self._state = state
+        self._published = published
+        self._publish = publish
+        self._is_published = publisher.wanted
+        self._kept_events = publisher.kept_events
+        self._send = publisher.send
+        self._ring = ring
+        self._put: Callable[[bytes], bool] = ring.put
+        self._clock = clock
+        # Number 1 is the broker's, for a mark in front of what it writes.
+        self._seq = self._base_seq = 1
+        self._is_left = False
+        self._now = 0
+        self._encoders = {
+            event: event_encoder(Topic(publisher.run_name, event.value, state.rank), publisher.attempt)
+            for event in Event
+        }
+        # On a CPU the times of the events say the same, and the broker finds it there.
+        self._probe: PhaseProbe | None = None
+        if hasattr(state.device, "timing_event"):
+            self._probe = PhaseProbe(state, lambda: True)
+            self._probe.clock = clock
+        self._late: list[tuple[Any, TrainingTime, TrainingTime | None]] = []
+        published.send_through(self._send_and_leave)
+
+    def publish(self, event: Event) -> None:
+        """Leaves an event in the ring, and publishes it if it is requested."""
+        self._now = self._clock()
+        probe = self._probe
+        if probe is None or event not in PhaseProbe.marks:
+            self._publish_and_leave(event)
+            return
+        probe.before(event)
+        began = perf_counter_ns()
+        self._publish_and_leave(event)
+        took = perf_counter_ns() - began
+        probe.after(event, took, took)
+
+    def _publish_and_leave(self, event: Event) -> None:
+        if event in self._is_published:
+            self._is_left = False
+            self._publish(event)
+            if self._is_left:
+                return
+        self._leave(event, self._state.timestamp.values, None, {}, self._published.context)
+
+    def _send_and_leave(
+        self,
+        event: Event,
+        timestamp: TrainingTime,
+        previous: TrainingTime | None,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool = False,
+    ) -> None:
+        self._send(event, timestamp, previous, fields, context, has_deferred)
+        self._is_left = True
+        if has_deferred:
+            fields = {name: None if isinstance(value, Deferred) else value for name, value in fields.items()}
+        if event is Event.BATCH_END:
+            self._ring.batch += 1
+            fields = self._with_phases(fields, timestamp, previous)
+        self._leave(event, timestamp, previous, fields, context)
+
+    def _leave(
+        self,
+        event: Event,
+        timestamp: TrainingTime,
+        previous: TrainingTime | None,
+        fields: dict[str, Any],
+        context: bytes,
+    ) -> None:
+        self._seq = seq = self._seq + 1
+        if event in BASE_EVENTS:
+            self._base_seq += 1
+        encode, base_seq, now = self._encoders[event], self._base_seq, self._now
+        if not self._put(encode(seq, base_seq, now, timestamp, previous, fields, context)):
+            why = {"not_sent": f"more than {MAX_EVENT:,} bytes, which is the most that the flight recorder holds"}
+            self._put(encode(seq, base_seq, now, timestamp, previous, why, context))
+
+    def _with_phases(
+        self, fields: dict[str, Any], timestamp: TrainingTime, previous: TrainingTime | None
+    ) -> dict[str, Any]:
+        if "phases" in fields:
+            # A consumer requests them: these are the same.
+            return fields
+        if self._probe is None:
+            return {**fields, "phases": None, "on_demand": [*fields.get("on_demand", ()), "phases"]}
+        try:
+            found = self._probe.found()
+        except FieldNotReadyError:
+            return fields
+        if isinstance(found, dict):
+            return {**fields, "phases": found, "on_demand": [*fields.get("on_demand", ()), "phases"]}
+        # On a GPU they come with a batch after this one.
+        late = self._late
+        late.append((found, timestamp, previous))
+        del late[:-_MOST_LATE]
+        if "late" in fields or not late[0][0].ready():
+            return fields
+        found, *moment = late.pop(0)
+        names = [*fields.get("on_demand", ()), "phases", "late"]
+        when = {"phases": [[Event.BATCH_END.value, *moment]]}
+        return {**fields, "phases": found.value(), "late": when, "on_demand": names}
+
+    def close(self) -> None:
+        """Ends it; the broker keeps the memory as long as it needs it."""
+        self.wanted &= self._kept_events
+        self._put = _put_nothing
+        self._ring.close()
+
+
+def _put_nothing(_frame: bytes) -> bool:
+    return True
