@@ -61,7 +61,7 @@ settings_option = click.option(
     "--ranks",
     callback=_ranks,
     metavar="RANK,RANK",
-    help="With '--stream': only these ranks, all of one host of the run; their events come from that host.",
+    help="With '--stream': only these ranks; their events come from their hosts.",
 )
 @click.option("--last", is_flag=True, help="Reads the newest run, live or not.")
 @click.option(

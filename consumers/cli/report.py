@@ -7,6 +7,7 @@ from bus.printing import shorten
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.directory import RUN_FILE, read_run
+from bus.subscriber.merged import MergedSubscriber
 from bus.subscriber.subscriber import Subscriber
 from consumers.delivery.commit import Committed
 from consumers.runner.session import format_outcomes, format_places
@@ -24,7 +25,7 @@ def say(message: str) -> None:
 
 def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:
     """Says what a consumer called ``name`` begins with."""
-    if isinstance(stream, Subscriber) and stream.live:
+    if isinstance(stream, Subscriber | MergedSubscriber) and stream.live:
         say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
     if committed is None:
         return

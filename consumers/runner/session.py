@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from bus.subscriber.merged import MergedSubscriber
 from bus.subscriber.subscriber import Subscriber
 from consumers.api.callback import Callback, OnError
 from consumers.api.logger import LoggerDestination
@@ -61,7 +62,9 @@ def run_session(
 
         def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
             stream = open_stream(chosen, after)
-            return opened.enter_context(stream) if isinstance(stream, Subscriber) else stream
+            if isinstance(stream, Subscriber | MergedSubscriber):
+                opened.enter_context(stream)
+            return stream
 
         stream = open_for([callback for _, callback in shared], committed.positions if committed else None)
         at_checkpoint = None if checkpoint_states is None else checkpoint_states.take

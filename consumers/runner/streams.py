@@ -1,5 +1,6 @@
 """Which run a consumer reads, and from where: the live stream or a recording."""
 
+import contextlib
 import os
 import shlex
 import time
@@ -14,11 +15,12 @@ from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.announcement import Announcement, list_announcements
 from bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
+from bus.subscriber.merged import MergedSubscriber
 from bus.subscriber.subscriber import Subscriber
 from bus.terminal import exit_on_signal
 from consumers.runner.entries import Subscription
 
-Stream: TypeAlias = Subscriber | Recording | Replay
+Stream: TypeAlias = Subscriber | MergedSubscriber | Recording | Replay
 
 Say: TypeAlias = Callable[[str], None]
 Where: TypeAlias = str | os.PathLike[str] | None
@@ -39,10 +41,17 @@ class RemoteRunInfo(NamedTuple):
     status: str
     """``live``, or how the newest attempt ended."""
     security: ClientSecurity | None
+    chosen: tuple["HostRanks", ...] = ()
+    """Which ranks are read, from the recordings of their hosts; without one all that the first rank's host has."""
+
+
+class HostRanks(NamedTuple):
+    """Ranks of one host."""
+
     host: str | None = None
-    """Which host's recording is read, of a run on several; ``None`` for that of the first rank's."""
+    """``None`` for that of the first rank."""
     ranks: tuple[int, ...] = ()
-    """Whose events are read; all without one."""
+    """All without one."""
 
 
 def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
@@ -52,10 +61,9 @@ def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
     Raises:
         RunError: with ``after``, another attempt of the run has begun meanwhile.
     """
+    subscriber: Subscriber | MergedSubscriber
     if isinstance(run, RemoteRunInfo):
-        subscriber = Subscriber(
-            run.name, broker=run.broker, security=run.security, host=run.host, ranks=run.ranks, **vars(subscription)
-        )
+        subscriber = _subscribe(run, subscription)
         attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
     elif run.live or run.away:
         subscriber = Subscriber(str(run.path), **vars(subscription))
@@ -69,6 +77,18 @@ def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
             f"it, {rest}"
         )
     return subscriber
+
+
+def _subscribe(run: RemoteRunInfo, subscription: Subscription) -> Subscriber | MergedSubscriber:
+    subscribers = []
+    with contextlib.ExitStack() as opened:
+        for host, ranks in run.chosen or (HostRanks(),):
+            after = {rank: at for rank, at in (subscription.after or {}).items() if rank in ranks or not ranks}
+            asked = {**vars(subscription), "after": after}
+            one = Subscriber(run.name, broker=run.broker, security=run.security, host=host, ranks=ranks, **asked)
+            subscribers.append(opened.enter_context(one))
+        opened.pop_all()
+    return subscribers[0] if len(subscribers) == 1 else MergedSubscriber(subscribers)
 
 
 def list_remote(broker: str, security: ClientSecurity | None, name: str | None = None) -> list[RemoteRunInfo]:
@@ -104,10 +124,10 @@ def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: b
 
 
 def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int]) -> RemoteRunInfo:
-    """A run in a stream, of which some ranks alone are read, from their host.
+    """A run in a stream, of which some ranks alone are read, from their hosts.
 
     Raises:
-        ConfigurationError: there is no such rank, or they are on several hosts.
+        ConfigurationError: there is no such rank.
     """
     hosts = list_remote_hosts(run.broker, run.name)
     on = {rank: str(host["host"]) for host in hosts for rank in host.get("ranks") or ()}
@@ -115,13 +135,11 @@ def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int]) -> RemoteRunInfo:
     if unknown:
         known = f"its ranks are {min(on)} to {max(on)}" if on else "none is known yet"
         raise ConfigurationError(f"run {run.name!r} has no rank {unknown[0]} with a bridge at {run.broker}: {known}")
-    chosen = sorted({on[rank] for rank in ranks})
-    if len(chosen) > 1:
-        where = ", ".join(f"rank {rank} on {on[rank]}" for rank in ranks[:8])
-        raise ConfigurationError(
-            f"ranks of {len(chosen)} hosts are named ({where}): start a consumer for the ranks of each host"
-        )
-    return run._replace(host=None if on.get(0) == chosen[0] else chosen[0], ranks=tuple(ranks))
+    chosen = [
+        HostRanks(None if host == on.get(0) else host, tuple(rank for rank in sorted(set(ranks)) if on[rank] == host))
+        for host in dict.fromkeys(on[rank] for rank in sorted(ranks))
+    ]
+    return run._replace(chosen=tuple(chosen))
 
 
 def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:

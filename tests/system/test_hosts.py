@@ -12,6 +12,17 @@ from bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
 
 PYTHON = (sys.executable, "-m")
 HOSTS = ("first", "second.rack")
+SEEN = """
+import os
+from consumers import Callback
+
+class Seen(Callback):
+    all_ranks = True
+
+    def batch_end(self, state, logger):
+        with open(os.environ["SEEN"], "a") as file:
+            file.write(f"{state.rank} {state.seq}\\n")
+"""
 
 
 class Host:
@@ -163,14 +174,9 @@ def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_serve
     path = tmp_path / "logged.jsonl"
     command = [*PYTHON, "consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}", "--stream"]
     chosen = ["--run", "wide", "--ranks"]
-    for ranks, said in (
-        ("1,3", "ranks of 2 hosts are named (rank 1 on first, rank 3 on second.rack)"),
-        ("9", "run 'wide' has no rank 9"),
-    ):
-        refused = subprocess.run(
-            [*command, nats_server.address, *chosen, ranks], capture_output=True, text=True, timeout=60
-        )
-        assert said in refused.stderr
+    asking = [*command, nats_server.address, *chosen, "9"]
+    refused = subprocess.run(asking, capture_output=True, text=True, timeout=60)
+    assert "run 'wide' has no rank 9" in refused.stderr
     consumer = subprocess.Popen([*command, nats_server.address, *chosen, "3"], stderr=subprocess.PIPE, text=True)
 
     def logged():
@@ -187,6 +193,39 @@ def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_serve
     _, said = consumer.communicate(timeout=30)
     assert consumer.returncode == 0, said
     assert logged() == [1003 / batch for batch in range(1, 61)]
+
+
+def test_ranks_of_several_hosts_are_one_stream(nats_server, hosts, tmp_path):
+    train(hosts, *range(1, 51))
+    attach(nats_server, host="second.rack").close()
+    (tmp_path / "seen.py").write_text(SEEN)
+    path = tmp_path / "seen"
+    command = [*PYTHON, "consumers", "--callbacks", f"{tmp_path / 'seen.py'}:Seen", "--name", "both"]
+    command += ["--stream", nats_server.address, "--run", "wide", "--ranks", "3,1"]
+
+    def seen(rank):
+        for host in hosts:
+            host.poll()
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [int(seq) for of, seq in map(str.split, lines) if int(of) == rank]
+
+    def begin():
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "SEEN": str(path)})
+
+    first = begin()
+    wait_for(lambda: len(seen(1)) == len(seen(3)) == 50, "the history of both ranks")
+    first.terminate()
+    _, said = first.communicate(timeout=30)
+    assert "detached from run wide: 100 events handled" in said
+    train(hosts, *range(51, 61))
+    second = begin()
+    wait_for(lambda: len(seen(1)) == len(seen(3)) == 60, "what both ranks did meanwhile")
+    for host in hosts:
+        host.close()
+    _, said = second.communicate(timeout=30)
+    assert (second.returncode, "consumer both goes on after 100 events" in said) == (0, True), said
+    assert seen(1) == seen(3) == list(range(1, 61))
+    assert seen(0) == seen(2) == []
 
 
 def test_a_host_that_is_not_there_is_named(nats_server, hosts):

@@ -1,0 +1,152 @@
+"""Several subscribers of one run as one stream: for ranks whose hosts have a recording each."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from itertools import chain
+from types import TracebackType
+
+from bus.protocol.host_windows import HostWindow
+from bus.protocol.order import SEVERITY, CheckpointMark, Ending, Gap
+from bus.protocol.snapshot import Snapshot
+from bus.protocol.stream import RunStream
+from bus.subscriber.subscriber import Subscriber
+from bus.types.commands import Outcome
+from bus.types.demand import Demand
+from bus.types.event import Event
+
+PATIENCE = 1.0
+"""For how many seconds a host is waited for that gives nothing; then events of the others come without its own."""
+
+
+class MergedSubscriber(RunStream):
+    """The events of several subscribers of one run, which have no rank in common; that of the first rank comes first.
+
+    Those of each rank come in order. Of the hosts the one that is behind comes first, by the number of its batch; one
+    that is silent for :data:`PATIENCE` is not waited for until it has something. As a context manager it closes all of
+    its subscribers."""
+
+    def __init__(self, subscribers: Sequence[Subscriber]) -> None:
+        self._subscribers = subscribers
+        first = subscribers[0]
+        self.run_name, self.run_id, self.attempt = first.run_name, first.run_id, first.attempt
+        self.first_rank = first.first_rank
+        first.on_checkpoint = lambda mark: self.on_checkpoint(mark)
+        for one in subscribers:
+            one.name_sender = lambda: self.name_sender()
+
+    async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
+        async with contextlib.AsyncExitStack() as stack:
+            hosts = []
+            for one in self._subscribers:
+                events = await stack.enter_async_context(contextlib.aclosing(aiter(one)))
+                hosts.append(_Host(events))
+                stack.push_async_callback(hosts[-1].cancel)
+            while hosts := [host for host in hosts if not host.has_ended]:
+                if awaited := [host for host in hosts if not (host.is_late or host.following.done())]:
+                    await asyncio.wait([host.following for host in awaited], timeout=PATIENCE)
+                    for host in awaited:
+                        host.is_late = not host.following.done()
+                elif ready := [(host.snapshot(), host) for host in hosts if host.following.done()]:
+                    snapshot, host = min(ready, key=lambda one: one[0].timestamp.batch)
+                    yield snapshot
+                    host.go_on()
+                else:
+                    every = [host.following for host in hosts]
+                    await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+
+    @property
+    def live(self) -> bool:
+        """Whether one of them is connected to its host's broker."""
+        return any(one.live for one in self._subscribers)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended on all of these hosts: on the one where it ended worst; ``None`` until then."""
+        endings = [one.ending for one in self._subscribers]
+        known = [ending for ending in endings if ending is not None]
+        return max(known, key=lambda ending: SEVERITY.index(ending.status)) if len(known) == len(endings) else None
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The events that are lost."""
+        return tuple(chain.from_iterable(one.gaps for one in self._subscribers))
+
+    @property
+    def damage(self) -> str | None:
+        """What of the recordings could not be read."""
+        return "; ".join(one.damage for one in self._subscribers if one.damage) or None
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of the commands that were sent through snapshots."""
+        return tuple(chain.from_iterable(one.outcomes for one in self._subscribers))
+
+    @property
+    def commander(self) -> Callable[..., Outcome]:
+        """As :attr:`bus.subscriber.Subscriber.commander`."""
+        return self._subscribers[0].commander
+
+    def answered(self) -> tuple[Outcome, ...]:
+        """The commands that the training has answered, as far as these recordings have them."""
+        return tuple(chain.from_iterable(one.answered() for one in self._subscribers))
+
+    def checkpoints(self) -> tuple[CheckpointMark, ...]:
+        """Where the training has saved and loaded checkpoints, as far as the first recording was read."""
+        return self._subscribers[0].checkpoints()
+
+    def host_windows(self) -> list[HostWindow]:
+        """As :meth:`bus.subscriber.Subscriber.host_windows`: of all hosts of the run."""
+        return self._subscribers[0].host_windows()
+
+    def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
+        """Asks all of the hosts for less than before."""
+        barrier_events = list(barrier_events)
+        for one in self._subscribers:
+            one.ask_for(demand, barrier_events)
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for one in self._subscribers:
+            one.close()
+
+    def __enter__(self) -> "MergedSubscriber":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Host:
+    """The next event of one subscriber, which is handled before the one behind it is asked for: a training may wait for
+    that."""
+
+    def __init__(self, events: AsyncGenerator[Snapshot, None]) -> None:
+        self._events = events
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Asks for the next one."""
+        self.is_late = False
+        self.following = asyncio.create_task(self._next())
+
+    async def _next(self) -> Snapshot | None:
+        return await anext(self._events, None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all have been given."""
+        return self.following.done() and self.following.result() is None
+
+    def snapshot(self) -> Snapshot:
+        """The next one, which is there."""
+        snapshot = self.following.result()
+        assert snapshot is not None  # it has not ended
+        return snapshot
+
+    async def cancel(self) -> None:
+        """Waits no longer."""
+        self.following.cancel()
+        await asyncio.wait([self.following])
