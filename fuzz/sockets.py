@@ -507,10 +507,26 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             told[peer.name] = peer.finish()
         broker.look()
         broker.finish(signal.SIGINT)
+        _wait_for_end(folder)
         for peer in (broker, publisher, consumer, *misled):
             told.setdefault(peer.name, {})["memory_mib"] = peer.memory >> 20
     _judge(told)
     return told
+
+
+def _wait_for_end(folder: Path) -> None:
+    """Waits for the brokers that misled publishers have started: they end by themselves.
+
+    Raises:
+        FindingError: one does not.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while left := [one for one in psutil.process_iter(["cmdline"]) if str(folder) in (one.info["cmdline"] or ())]:
+        if time.monotonic() > deadline:
+            for one in left:
+                one.kill()
+            raise FindingError(f"a broker does not end: {left[0].info['cmdline']}")
+        time.sleep(0.05)
 
 
 def _recording(path: Path) -> bytes:

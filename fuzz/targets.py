@@ -291,6 +291,8 @@ def _bodies() -> list[bytes]:
 class _Memory:
     """A recording in memory that counts what is read of it."""
 
+    is_coming = False
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.largest = 0

@@ -16,7 +16,7 @@ from consumers.dashboard.web.places import RunsElsewhere
 
 _LOOK_SECONDS = 2.0
 _RESTS = 10
-"""A broker is asked no more than one part in so many of the time."""
+"""A broker that answers is asked no more than one part in so many of the time."""
 _LEAVE_SECONDS = 1.0
 
 
@@ -88,7 +88,9 @@ class BrokerLibrary:
         while not self._leaves.is_set():
             began = time.monotonic()
             self.look()
-            self._leaves.wait(max(_LOOK_SECONDS, _RESTS * (time.monotonic() - began)))
+            # One that is away has no work with it.
+            rest = 0.0 if self.problem is not None else _RESTS * (time.monotonic() - began)
+            self._leaves.wait(max(_LOOK_SECONDS, rest))
 
 
 def entry_of(told: Mapping[str, Any]) -> RunEntry:
