@@ -292,6 +292,7 @@ class _Memory:
     """A recording in memory that counts what is read of it."""
 
     is_coming = False
+    hole = None
 
     def __init__(self, data: bytes) -> None:
         self._data = data

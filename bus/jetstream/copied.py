@@ -28,8 +28,8 @@ class HoleError(RecordingError):
     """The stream lacks bytes ``begin`` to ``end`` of a recording, and has later ones."""
 
     def __init__(self, stream: str, begin: int, end: int) -> None:
-        super().__init__(f"the stream {stream} lacks bytes {begin:,} to {end:,} of the recording, which its host has")
-        self.begin = begin
+        super().__init__(f"the stream {stream} lacks bytes {begin:,} to {end:,} of the recording")
+        self.stream = stream
         self.end = end
 
 

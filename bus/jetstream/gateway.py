@@ -357,24 +357,44 @@ class _Desk:
         run, attempt, offset = content.get("run"), content.get("attempt"), content.get("offset")
         if not (isinstance(run, str) and type(attempt) is int and type(offset) is int and offset >= 0):
             raise ProtocolError("a range has run, attempt and offset")
+        answer: dict[str, Any] = {"run": run, "attempt": attempt, "offset": offset, "data": b"", **asked}
         try:
-            recording = await self._recording(run, attempt)
-            data = await recording.read(offset, MAX_RANGE)
-            if not data and not self._known.is_going_on(run):
-                # Its last messages may have passed while the servers were away from here.
-                await recording.look()
-                data = await recording.read(offset, MAX_RANGE)
+            answer["data"] = await self._range(run, attempt, offset)
         except HoleError as hole:
             if self._known.is_going_on(run):
                 await self._pass_on(identity, control, frame, asked)
                 return
-            # Its host does not answer any more: a reader finds that these are damaged, and says what was lost there.
-            data = bytes(min(hole.end - offset, MAX_RANGE))
+            # Its host does not answer any more.
+            again = f"'nats stream rm {hole.stream}', then 'bus bridge {run}' on its host, copies all of it again"
+            answer |= {"lost": hole.end, "reason": f"the stream {hole.stream} has lost them; {again}"}
         except RecordingError:
+            # Where it continues, its bridge has only begun.
             if asked or not self._known.is_going_on(run):
                 raise
-            data = b""  # its bridge has only begun
-        await self._send(identity, "data", {"run": run, "attempt": attempt, "offset": offset, "data": data, **asked})
+        await self._send(identity, "data", answer)
+
+    async def _range(self, run: str, attempt: int, offset: int) -> bytes:
+        """A range of a recording; nothing at its end.
+
+        Raises:
+            HoleError: the stream lacks it, and has what follows, or has had it.
+            RecordingError: the stream has nothing of the recording, and never had.
+        """
+        copied = self._known.copied(run, attempt)
+        try:
+            recording = await self._recording(run, attempt)
+        except RecordingError:
+            if not copied:
+                raise
+            recording = None
+        data = b"" if recording is None else await recording.read(offset, MAX_RANGE)
+        if recording is not None and not data and not self._known.is_going_on(run):
+            # Its last messages may have passed while the servers were away from here.
+            await recording.look()
+            data = await recording.read(offset, MAX_RANGE)
+        if not data and offset < copied:
+            raise HoleError(names.stream_of(run), offset, copied)
+        return data
 
     async def _answer_windows(self, identity: bytes, control: Control, asked: dict[str, Any]) -> None:
         content = control.content

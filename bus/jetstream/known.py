@@ -81,6 +81,15 @@ class KnownRuns:
         ]
         return any(state in ("live", "paused", "running") for state in states)
 
+    def copied(self, run: str, attempt: int) -> int:
+        """How many bytes of the recording of an attempt were in the servers when its bridge had done; 0 before."""
+        found = [said for entry in self._entries.values() if (said := entry.said)["run"] == run]
+        bridge = max(found, key=_precedence).get("bridge") if found else None
+        if not isinstance(bridge, dict) or (bridge.get("state"), bridge.get("attempt")) != ("done", attempt):
+            return 0
+        copied = bridge.get("copied")
+        return copied if type(copied) is int else 0
+
     async def _look(self) -> None:
         """Looks up all entries, and then without waiting: all after each lost connection, and once in a while those of
         which nothing is heard."""

@@ -19,25 +19,38 @@ def download(address: str, run: str, attempt: int, path: Path, security: ClientS
     file reports them as damage, by their offset.
 
     Raises:
-        BrokerError: no broker answers, or it refuses: the message says from which byte on.
+        BrokerError: no broker answers, or it refuses: the message says from which byte on; or nothing of it is left.
         OSError: the file cannot be written.
     """
     client = RequestClient(address, security)
-    offset = 0
+    offset = found = 0
+    why = ""
+
+    def refusal(begin: int, reason: object) -> BrokerError:
+        return BrokerError(
+            f"the recording of run {run!r} cannot be had from byte {begin:,} on: {reason}", address=address
+        )
+
     try:
         with path.open("wb") as file:
             while True:
                 try:
-                    data = client("fetch", {"run": run, "attempt": attempt, "offset": offset}).get("data")
+                    answer = client("fetch", {"run": run, "attempt": attempt, "offset": offset})
                 except BrokerError as error:
-                    raise BrokerError(
-                        f"the recording of run {run!r} cannot be had from byte {offset:,} on: {error}", address=address
-                    ) from None
+                    raise refusal(offset, error) from None
+                data, lost = answer.get("data"), answer.get("lost")
                 if not isinstance(data, bytes):
                     raise BrokerError(f"what {address} answers is not a part of a recording", address=address)
-                if not data:
+                if type(lost) is int and lost > offset:
+                    offset, why = file.truncate(lost), str(answer.get("reason"))
+                    file.seek(offset)
+                elif not data:
+                    if offset and not found:
+                        raise refusal(0, why)
                     return offset
-                offset += file.write(data)
+                else:
+                    offset += file.write(data)
+                    found += len(data)
     finally:
         client.close()
 

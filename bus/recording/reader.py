@@ -43,8 +43,20 @@ class Record(NamedTuple):
 _new_record = tuple.__new__  # what Record(...) calls, at half the cost
 
 
+class Hole(NamedTuple):
+    """Bytes that are lost for good."""
+
+    end: int
+    """Where what is there begins again."""
+    why: str
+
+
 class ByteSource(Protocol):
     """Where a recording's bytes come from."""
+
+    @property
+    def hole(self) -> Hole | None:
+        """What is lost behind the bytes that are here; ``None`` where nothing is known to be."""
 
     @property
     def is_coming(self) -> bool:
@@ -68,6 +80,7 @@ class FileSource:
     """
 
     is_coming = False
+    hole = None
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,6 +164,8 @@ class RecordingReader:
         self._channels: dict[int, str] = {}
         self._begun = self._marked = False
         self._position = self._offset = 0
+        self._last_mark = 0
+        self._skipped_to = -1
         self._total: int | None = 0
         self._damage = Damage()
         self._lost = False
@@ -183,7 +198,7 @@ class RecordingReader:
 
     @position.setter
     def position(self, offset: int) -> None:
-        self._position = self._offset = offset
+        self._position = self._offset = self._last_mark = offset
         self._total = None if offset else 0
         self._marked = offset > 0
         self._segment = _Segment()
@@ -232,6 +247,9 @@ class RecordingReader:
                     self._tried_again = self._offset
                     self._source.forget(self._offset)
                     continue
+                if sound is None and self._source.hole is not None:
+                    self._skip(self._source.hole)
+                    continue
                 if sound is None and isinstance(problem, _NotWholeError):
                     self._ends_within(str(problem))
                     return
@@ -252,10 +270,15 @@ class RecordingReader:
             profile = front[len(MAGIC) + records.HEAD.size + 4 :]
             sound = MAGIC.startswith(front[: len(MAGIC)]) and PROFILE.encode().startswith(profile)
             if sound and len(front) < size:
+                if self._source.hole is not None:
+                    self._skip(self._source.hole)
+                    return True
                 if front:
                     self._ends_within(f"its first {size} bytes")
                 return False
-            if not sound and self._next_sound(0, records.FRONT_BYTES) is None:
+            # Where the front was lost there may be zeros for as long as you like.
+            within = records.FRONT_BYTES if any(front) else None
+            if not sound and self._next_sound(0, within) is None:
                 raise RecordingError(
                     f"{self._name} is not a recording: it does not begin as an MCAP file of profile {PROFILE!r} does"
                 )
@@ -272,10 +295,22 @@ class RecordingReader:
             self.cut = f"{self._name} ends within {what} at offset {self._offset}"
             self._segment.chunk_lost |= opcode[0] == records.OP_CHUNK
 
+    def _skip(self, hole: Hole) -> None:
+        """Names what is lost for good, and continues behind it."""
+        segment = self._segment
+        segment.problems.add(f"{self._name} lacks bytes {self._offset:,} to {hole.end:,}: {hole.why}")
+        segment.chunk_lost = True
+        last_mark = self._last_mark
+        self._offset, self._begun, self._marked = hole.end, True, True
+        self._commit()
+        self._last_mark, self._skipped_to = last_mark, hole.end
+
     def _note(self, what: str, sound: "_Sound | None") -> None:
         """Names damage at the offset; ``sound`` is what is found there or behind."""
         segment = self._segment
-        segment.problems.add(f"{self._name} is damaged at offset {self._offset}: {what}")
+        # Within a record that began in what was lost, nothing is damaged beyond that.
+        if self._offset != self._skipped_to:
+            segment.problems.add(f"{self._name} is damaged at offset {self._offset}: {what}")
         segment.whole = False
         found = sound is not None and sound.offset == self._offset
         # Behind a chunk there are only its indexes until the next mark.
@@ -404,7 +439,7 @@ class RecordingReader:
         missing = expected - segment.messages
         if missing > 0:
             segment.problems.add(
-                f"{self._name} has lost {missing} messages between offsets {self._position} and {sound.offset}"
+                f"{self._name} has lost {missing} messages between offsets {self._last_mark} and {sound.offset}"
             )
         as_written = mark.start == self._position and (not segment.whole or segment.checksum == mark.checksum)
         if (self._marked or not self._position) and not segment.problems and not as_written:
@@ -432,7 +467,7 @@ class RecordingReader:
         self._bad.clear()
         self._opened = None
         self._tried_again = -1
-        self._position = self._offset
+        self._position = self._last_mark = self._offset
 
     # -- finding what is whole ----------------------------------------------------------------------------------------
 

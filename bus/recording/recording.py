@@ -30,9 +30,10 @@ class Recording(RunStream):
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
         self.path = self.recording = _find(Path(path), attempt)
         with RecordingReader(self.path) as reader:
-            # The name stands in a metadata record before the first chunk.
+            # The name stands in a metadata record before the first chunk, and in every check record.
             for _ in reader.read():
-                break
+                if reader.metadata:
+                    break
             metadata = reader.metadata
         try:
             self.run_name = metadata["run"]

@@ -20,7 +20,7 @@ from bus.protocol.host_windows import HostWindow, decode_window
 from bus.protocol.order import StreamOrder
 from bus.protocol.snapshot import Snapshot
 from bus.recording.host_windows import GrowingWindows, windows_path
-from bus.recording.reader import RecordingReader
+from bus.recording.reader import Hole, RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
 from bus.subscriber.following import RunStatus
@@ -351,18 +351,20 @@ class _RemoteFile:
         self._asked = 0.0
         self.at_end = False
         """Whether everything that the broker has is here."""
+        self.hole: Hole | None = None
+        """What follows what is here and is lost for good."""
 
     @property
     def is_coming(self) -> bool:
         """Whether an answer is waited for."""
-        return not self.at_end
+        return not self.at_end and self.hole is None
 
     def read_at(self, offset: int, size: int) -> bytes:
         """What is here of a range; the rest is asked for."""
         behind = offset - self._start
         if not 0 <= behind <= len(self._data):
             self._start, self._data, behind = offset, bytearray(), 0
-            self._asked, self.at_end = 0.0, False
+            self._asked, self.at_end, self.hole = 0.0, False, None
         elif behind > MAX_BEHIND:
             del self._data[:behind]
             self._start, behind = offset, 0
@@ -372,7 +374,7 @@ class _RemoteFile:
 
     def _ask(self) -> None:
         now = time.monotonic()
-        if not self.at_end and now - self._asked > self._patience:
+        if self.is_coming and now - self._asked > self._patience:
             self._asked = now
             _send(self._socket, "fetch", {**self._which, "offset": self._start + len(self._data)})
 
@@ -383,12 +385,15 @@ class _RemoteFile:
             return
         self._asked = 0.0
         self._data += data
-        self.at_end = not data
+        lost = content.get("lost")
+        if type(lost) is int and lost > content["offset"]:
+            self.hole = Hole(lost, str(content.get("reason")))
+        self.at_end = not data and self.hole is None
 
     def forget(self, offset: int) -> None:
         """Forgets what lies behind an offset; it is asked for again."""
         del self._data[max(0, offset - self._start) :]
-        self._asked, self.at_end = 0.0, False
+        self._asked, self.at_end, self.hole = 0.0, False, None
 
     def use(self, socket: "zmq.Socket[bytes]") -> None:
         """Asks by another connection from here on."""

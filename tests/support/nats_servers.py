@@ -86,17 +86,26 @@ class NatsServer:
             # Its threads end what they do: one of them may answer yet.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def give_room(self, stream):
-        """Lets a full stream grow, as its operator would."""
+    def operate(self, work):
+        """Does what an operator does to its streams; ``work`` is given JetStream and returns what is awaited."""
 
-        async def change():
+        async def connect():
             client = await nats.connect(self.address)
-            jetstream = client.jetstream()
+            try:
+                return await work(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(connect())
+
+    def give_room(self, stream):
+        """Lets a full stream grow."""
+
+        async def change(jetstream):
             config = (await jetstream.stream_info(stream)).config
             await jetstream.update_stream(config.evolve(max_bytes=-1))
-            await client.close()
 
-        asyncio.run(change())
+        self.operate(change)
 
     def set_back(self, to):
         """Kills it, gives it an older copy of its store, and starts it."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import random
+import re
 import subprocess
 import sys
 import threading
@@ -13,12 +15,12 @@ from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber
-from bus.errors import RecordingError
+from bus.errors import OffloopError, RecordingError
 from bus.jetstream.bridge import Bridge, BridgeReplacedError
 from bus.jetstream.gateway import Gateway
+from bus.net.download import download
 from bus.protocol.frames import MAX_FRAME
 from bus.recording.writer import RecordingWriter
-from bus.runs.bridged import read_bridge
 from bus.runs.directory import read_run
 from bus.subscriber.source import RemoteRun
 from bus.types.timeouts import Timeouts
@@ -108,8 +110,6 @@ def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, 
 
 
 def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
-    import random
-
     run = WrittenRun(tmp_path, "large")
     run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(MAX_FRAME - 1000)})
     run.writer.flush()
@@ -183,8 +183,6 @@ def test_a_second_bridge_takes_over_and_the_first_ends(tmp_path, nats_server, co
 
 
 def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, nats_server, copying):
-    import random
-
     run = WrittenRun(tmp_path, "full")
     live = copying(run.path, max_bytes=100_000)
     run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(300_000)})
@@ -234,30 +232,77 @@ def test_more_replicas_than_servers_are_refused_in_a_line(tmp_path, nats_server,
         copying(write_run(tmp_path, "many"), replicas=3).wait()
 
 
-def test_what_the_stream_lacks_comes_from_the_host_or_is_named(nats_server, runs_dir):
+def test_what_a_stream_lacks_or_let_expire_comes_from_the_host_or_is_named(tmp_path, nats_server, runs_dir):
+    noise = random.Random(1)
     with (
         Publisher("r", runs_dir=runs_dir) as publisher,
         contextlib.closing(LiveCopy(runs_dir / "r", nats_server)) as copy,
     ):
+        wait_for(lambda: publisher.poll() or copy.has_all, "the bridge")
+        nats_server.operate(keep_the_newest)
         for number in range(300):
-            publisher.publish(Event.BATCH_END, batch=number, noise=bytes(2000))
+            publisher.publish(Event.BATCH_END, batch=number, noise=noise.randbytes(2000))
             if number % 60 == 59:
                 wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything on disk")
                 wait_for(lambda: copy.has_all, "the bridge")
-        delete_message(nats_server, "ol_r", 3)
+        nats_server.operate(delete_one_of_those)
         with Subscriber("r", stream=nats_server.address) as early:
             following = iter(early)
             got = [next(following) for _ in range(300)]
             publisher.close()
             got += list(following)
     assert got == list(Recording(runs_dir / "r"))
+    assert (early.gaps, early.damage) == ((), None)
     copy.finish()
     with Subscriber("r", stream=nats_server.address) as late:
         rest = list(late)
-        assert "damaged" in late.damage
-        missing = {snapshot.seq for snapshot in got} - {snapshot.seq for snapshot in rest}
-        assert missing
-        assert missing == {number for gap in late.gaps for number in range(gap.first, gap.last + 1)}
+        download(nats_server.address, "r", 1, tmp_path / "r.mcap")
+    assert str(late.ending) == "finished"
+    missing = {snapshot.seq for snapshot in got} - {snapshot.seq for snapshot in rest}
+    assert missing
+    assert missing == {number for gap in late.gaps for number in range(gap.first, gap.last + 1)}
+    assert [gap.first for gap in late.gaps][:1] == [1]
+    assert len(late.gaps) == 2
+    assert "lacks bytes 0 to " in late.damage
+    assert late.damage.count("'nats stream rm ol_r', then 'bus bridge r' on its host, copies all of it again") == 2
+    put_together = Recording(tmp_path / "r.mcap")
+    assert list(put_together) == rest
+    assert put_together.gaps == late.gaps
+
+
+async def keep_the_newest(jetstream):
+    config = (await jetstream.stream_info("ol_r")).config
+    await jetstream.update_stream(config.evolve(discard=nats.js.api.DiscardPolicy.OLD, max_bytes=450_000))
+
+
+async def delete_one_of_those(jetstream):
+    state = (await jetstream.stream_info("ol_r")).state
+    assert 1 < state.first_seq < state.last_seq - 1
+    await jetstream.delete_msg("ol_r", state.last_seq - 1)
+
+
+EMPTYING = {
+    "emptied": lambda jetstream: jetstream.purge_stream("ol_r"),
+    "removed": lambda jetstream: jetstream.delete_stream("ol_r"),
+}
+
+
+@pytest.mark.parametrize("emptying", EMPTYING.values(), ids=EMPTYING)
+def test_of_a_stream_that_was_emptied_all_is_named_and_the_way_back_leads_there(
+    tmp_path, nats_server, copying, emptying
+):
+    path = write_run(tmp_path, "r", losses=[0.5] * 300)
+    copying(path).wait()
+    nats_server.operate(emptying)
+    with Subscriber("r", stream=nats_server.address) as subscriber:
+        assert list(subscriber) == []
+        assert re.search(r"lacks bytes 0 to \d.*'nats stream rm ol_r', then 'bus bridge r' on its", subscriber.damage)
+        with pytest.raises(OffloopError, match="cannot be had from byte 0 on: the stream ol_r has lost them; 'nats"):
+            download(nats_server.address, "r", 1, tmp_path / "r.mcap")
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        nats_server.operate(lambda jetstream: jetstream.delete_stream("ol_r"))
+    copying(path).wait()
+    assert in_stream(nats_server, "r") == (path / "recording-1.mcap").read_bytes()
 
 
 class LiveCopy:
@@ -265,26 +310,20 @@ class LiveCopy:
 
     def __init__(self, path, nats_server):
         command = [sys.executable, "-m", "bus", "bridge", str(path), "--stream", nats_server.address]
-        self._path = path
+        self._path, self._server = path, nats_server
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     @property
     def has_all(self):
-        status = read_bridge(self._path)
-        return status is not None and status.copied == (self._path / "recording-1.mcap").stat().st_size
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            last = self._server.operate(lambda jetstream: jetstream.get_last_msg("ol_r", "ol.r.>"))
+            size = (self._path / "recording-1.mcap").stat().st_size
+            return int(last.headers["Ol-Offset"]) + len(last.data) == size
 
     def finish(self):
         assert self.process.wait(30) == 0
 
     def close(self):
-        if self.process.poll() is None and sys.exc_info()[0] is not None:
+        if sys.exc_info()[0] is not None:
             self.process.kill()
-
-
-def delete_message(nats_server, stream, number):
-    async def delete():
-        client = await nats.connect(nats_server.address)
-        await client.jetstream().delete_msg(stream, number)
-        await client.close()
-
-    asyncio.run(delete())
+            self.process.wait()

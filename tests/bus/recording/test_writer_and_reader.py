@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, official, read
 
 from bus import ProtocolError, Recording, RecordingError, RunDirectoryError
-from bus.recording.reader import RecordingReader
+from bus.recording.reader import Hole, RecordingReader
 from bus.recording.records import SIGNS, Position
 from bus.recording.writer import RecordingWriter
 
@@ -219,6 +219,7 @@ class Arriving:
     """A recording of which only the front is there yet."""
 
     is_coming = False
+    hole = None
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -251,6 +252,7 @@ class Copied:
     """A recording of which a copy is read that grows with :meth:`fetch`."""
 
     is_coming = False
+    hole = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -288,6 +290,50 @@ def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
         source.fetch()
         found += [record for chunk in reader.read() for record in chunk]
     assert (found, reader.damage, reader.finished) == (read(path), [], True)
+
+
+class Holed:
+    """A copy of a recording of which a part is lost, as is known when it is asked for."""
+
+    is_coming = False
+
+    def __init__(self, data: bytes, begin: int, end: int) -> None:
+        self._data, self._begin = data, begin
+        self.hole: Hole | None = Hole(end, "lost by all who had them")
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if self.hole is not None and offset < self.hole.end:
+            assert offset <= self._begin, "it searches what is lost"
+            return self._data[offset : min(offset + size, self._begin)]
+        self.hole = None
+        return self._data[offset : offset + size]
+
+    def forget(self, offset: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("within", [0, 30])
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 5)])
+def test_what_a_copy_has_lost_is_skipped_and_counted(tmp_path, first, last, within):
+    """From within a record into another one, at the front, in the middle and at the end."""
+    counts = [2, 3, 4, 5, 6]
+    ends = [0, *write(tmp_path / "a.mcap", counts)]
+    data = (tmp_path / "a.mcap").read_bytes()
+    end = ends[last] + within
+    reader = RecordingReader(Holed(data, ends[first] + (within if first else 0), end), "the copy")
+    found = [record for chunk in reader.read() for record in chunk]
+    whole = [number for number in range(len(counts)) if not first <= number < last + (within > 0)]
+    expected = read(tmp_path / "a.mcap")
+    bounds = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    assert found == [record for number in whole for record in expected[bounds[number] : bounds[number + 1]]]
+    named = "; ".join(reader.damage)
+    assert f" to {end:,}: lost by all who had them" in named
+    if last < len(counts):
+        assert f"the copy has lost {sum(counts) - len(found)} messages" in named
+    assert reader.lost
 
 
 def test_recordings_without_marks_are_read(tmp_path):
