@@ -40,7 +40,8 @@ _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _AWAY_SECONDS = 0.2
 """How often it is looked whether there is a connection again: no server is asked for that."""
 _WRONG_LAST_SEQUENCE = (10071, 10164)
-_FULL = (10077, 10047, 10023)
+_STREAM_FULL = 10077
+_FULL = (_STREAM_FULL, 10002, 10047, 10023)
 """A stream, an account or a server has no room left."""
 _NO_STREAM = 10059
 _EXISTS = 10058
@@ -119,7 +120,7 @@ class Bridge:
         self._retries = 0
         self._told_at = 0.0
         self._telling: asyncio.Task[None] | None = None
-        self._said = ""
+        self._said: set[str] = set()
 
     async def copy(self) -> None:
         """Copies until the run has ended and all of it is there.
@@ -235,7 +236,7 @@ class Bridge:
             await self._jetstream.add_stream(config)
         except APIError as error:
             if error.err_code != _EXISTS:
-                is_for_good = isinstance(error, BadRequestError) and error.err_code != _TOO_FEW_SERVERS
+                is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *_FULL)
                 if not is_for_good and error.err_code != _NO_CLUSTER:
                     raise
                 raise BrokerError(f"NATS does not make the stream {self._stream}: {in_words(error)}") from None
@@ -266,15 +267,28 @@ class Bridge:
     def _wait_for(self, error: Exception) -> None:
         self._note()
         self.status.state, self.status.why = "waiting", in_words(error)
+        if getattr(error, "err_code", None) in _FULL:
+            self._say_full(error)
 
     async def _pause(self, subject: str, error: Exception) -> None:
         self._full[subject] = in_words(error)
         self._note_answer()
-        if self.status.why != self._said:
-            self._said = self.status.why
-            self._say(f"the stream of run {self._run.name} takes no more ({self._said}): waiting for room")
+        self._say_full(error)
         await self._tell()
         await self._rest()
+
+    def _say_full(self, error: Exception) -> None:
+        """Says once what has no room, and what makes some."""
+        why = in_words(error)
+        if why in self._said:
+            return
+        self._said.add(why)
+        room = (
+            f"'nats stream edit {self._stream} --max-bytes=-1' lets it grow"
+            if getattr(error, "err_code", None) == _STREAM_FULL
+            else "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit"
+        )
+        self._say(f"the stream of run {self._run.name} takes no more ({why}): waiting for room; {room}")
 
     async def _rest(self) -> None:
         self._note()

@@ -56,13 +56,21 @@ class NatsServer:
 
     def start(self, wait=True):
         """Starts it, again at the same port and with the same store."""
-        config = self._folder / "server.conf"
-        text = f'listen: "{self._host}:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._options}\n'
-        config.write_text(text if self._config is None else self._config(self))
         with open(self._folder / "server.log", "a") as log:
-            self._process = subprocess.Popen([self._program, "-c", config], stdout=log, stderr=log)
+            self._process = subprocess.Popen([self._program, "-c", self._write_config()], stdout=log, stderr=log)
         if wait:
             wait_for(self._answers, "the NATS server")
+
+    def _write_config(self):
+        file = self._folder / "server.conf"
+        text = f'listen: "{self._host}:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._options}\n'
+        file.write_text(text if self._config is None else self._config(self))
+        return file
+
+    def reload(self):
+        """Has it read its configuration again, as it is now."""
+        self._write_config()
+        self.signal(signal.SIGHUP)
 
     @property
     def is_running(self):

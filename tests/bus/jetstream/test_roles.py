@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import nats
 import pytest
 from helpers import wait_for
 from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
+from run_folders import WrittenRun
 
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from bus.jetstream.connection import NatsServers, connected
@@ -16,6 +18,7 @@ from bus.jetstream.gateway import Gateway
 from bus.jetstream.server_config import ServerConfig
 from bus.net.nkeys import make_nkey
 from bus.protocol.frames import decode_control, encode_control, split_frame
+from bus.runs.bridged import read_bridge
 
 PYTHON = (sys.executable, "-m")
 BOTH = [
@@ -33,6 +36,8 @@ class Roles:
         for name in ("publish", "view", "command", "other"):
             _, self.seeds[name], made = make_nkey(name, folder)
             self.nkeys[name] = made.public
+        self.limits = "enabled"
+        """Of each account."""
         self.server = NatsServer(folder, program, config=self._config)
 
     def _config(self, server):
@@ -40,7 +45,8 @@ class Roles:
             "vision": {self.nkeys[role]: [role] for role in ("publish", "view", "command")},
             "speech": {self.nkeys["other"]: ["publish", "view", "command"]},
         }
-        return str(ServerConfig(f"127.0.0.1:{server.port}", server.store, teams))
+        config = str(ServerConfig(f"127.0.0.1:{server.port}", server.store, teams))
+        return config.replace("jetstream: enabled", f"jetstream: {self.limits}")
 
     def servers(self, name):
         return NatsServers.parse(self.server.address, self.seeds[name])
@@ -111,6 +117,43 @@ def test_hosts_publish_viewers_view_and_those_who_command_command(roles, bridge,
         assert copying.wait(60) == 0
         got = list(viewer)
     assert got == list(Recording(runs_dir / "r"))[1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "state"), [((), "paused"), (("--max-bytes", "1000000"), "waiting")], ids=["later", "from the beginning"]
+)
+def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
+    roles, bridge, attach, runs_dir, options, state
+):
+    roles.limits = "{ max_file: 200000 }"
+    roles.server.kill()
+    roles.server.start()
+    run = WrittenRun(runs_dir, "r")
+    noise = random.Random(1)
+    copying = bridge("r", "publish", *options)
+
+    def write():
+        run.send(Event.BATCH_END, {"noise": noise.randbytes(250_000)})
+        run.writer.flush()
+
+    def status():
+        return read_bridge(run.path)
+
+    write()
+    wait_for(lambda: status() and (status().copied == run.writer.size or status().state == state), "the bridge")
+    write()
+    wait_for(lambda: status().state == state, "the full account")
+    assert copying.poll() is None
+    roles.limits = "{ max_file: 100000000 }"
+    roles.server.reload()
+    wait_for(lambda: status().copied == run.writer.size, "the rest")
+    run.end()
+    assert copying.wait(30) == 0
+    with attach("view", "r") as reader:
+        assert list(reader) == list(Recording(run.path))
+        assert (reader.gaps, reader.damage) == ((), None)
+    (said,) = (line for line in copying.stderr if "takes no more" in line)
+    assert "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit" in said
 
 
 TRIED = (
