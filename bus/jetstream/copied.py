@@ -94,9 +94,23 @@ class CopiedRecording:
                 place = self._place(offset)
             if place < 0 or self._parts[place].end <= offset:
                 raise HoleError(self._stream, offset, self._parts[place + 1].offset)
-            part = self._parts[place]
-            data = await self._data(part)
-            return data[offset - part.offset :][:size]
+            return await self._joined(place, offset, size)
+
+    async def _joined(self, place: int, offset: int, size: int) -> bytes:
+        """What a part and those behind it hold: the messages of a run that was copied live are small."""
+        found = bytearray()
+        for part in self._parts[place:]:
+            at = offset + len(found)
+            if part.offset > at or len(found) >= size:
+                break
+            try:
+                data = await self._data(part)
+            except HoleError:
+                if not found:
+                    raise
+                break
+            found += data[at - part.offset :][: size - len(found)]
+        return bytes(found)
 
     @property
     def _known(self) -> int:

@@ -1,5 +1,6 @@
 """Where a subscriber finds a run: in its directory on this machine, or through a broker on another one."""
 
+import asyncio
 import contextlib
 import os
 import time
@@ -24,6 +25,7 @@ from bus.recording.reader import Hole, RecordingReader
 from bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from bus.runs.lock import is_held
 from bus.subscriber.following import RunStatus
+from bus.subscriber.subscription import wait_readable
 from bus.types.timeouts import Timeouts
 
 MAX_BEHIND = 32 << 20
@@ -62,6 +64,9 @@ class RunSource(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until something of the recording has come."""
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop runs."""
 
     def host_windows(self) -> list[HostWindow]:
         """What hosts have said of their ranks since the last call."""
@@ -128,6 +133,10 @@ class LocalRun:
     def wait(self, seconds: float) -> None:
         """Waits so long."""
         time.sleep(seconds)
+
+    async def wait_async(self, seconds: float) -> None:
+        """Waits so long."""
+        await asyncio.sleep(seconds)
 
     def host_windows(self) -> list[HostWindow]:
         """Those of this host."""
@@ -295,8 +304,15 @@ class RemoteRun:
         self._file.forget(self.reader.position)
 
     def wait(self, seconds: float) -> None:
-        """Waits so long, or until an answer has come."""
-        self._socket.poll(int(seconds * 1000))
+        """Waits so long, or until an answer has come, or there is one already."""
+        if not self._file.take_note():
+            self._socket.poll(int(seconds * 1000))
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop runs."""
+        await asyncio.sleep(0)
+        if not self._file.take_note():
+            await wait_readable(self._socket, seconds)
 
     def host_windows(self) -> list[HostWindow]:
         """Those of all hosts, from a stream; a broker has none."""
@@ -351,6 +367,7 @@ class _RemoteFile:
         self._asked = 0.0
         self.at_end = False
         """Whether everything that the broker has is here."""
+        self._has_come = False
         self.hole: Hole | None = None
         """What follows what is here and is lost for good."""
 
@@ -361,6 +378,7 @@ class _RemoteFile:
 
     def read_at(self, offset: int, size: int) -> bytes:
         """What is here of a range; the rest is asked for."""
+        self._has_come = False
         behind = offset - self._start
         if not 0 <= behind <= len(self._data):
             self._start, self._data, behind = offset, bytearray(), 0
@@ -384,11 +402,17 @@ class _RemoteFile:
         if content.get("offset") != self._start + len(self._data) or not isinstance(data, bytes):
             return
         self._asked = 0.0
+        self._has_come = True
         self._data += data
         lost = content.get("lost")
         if type(lost) is int and lost > content["offset"]:
             self.hole = Hole(lost, str(content.get("reason")))
         self.at_end = not data and self.hole is None
+
+    def take_note(self) -> bool:
+        """Whether something has come since it was read, or this was asked, last."""
+        has_come, self._has_come = self._has_come, False
+        return has_come
 
     def forget(self, offset: int) -> None:
         """Forgets what lies behind an offset; it is asked for again."""

@@ -402,9 +402,11 @@ class Subscriber(RunStream):
                 self._report_handled()
             if pause and self._listens is not None:
                 await wait_readable(self._listens.socket, pause)
+            elif pause:
+                await self._source.wait_async(min(pause, self._timeouts.fetch_poll))
             else:
                 # A long history must not keep other tasks of the loop from running.
-                await asyncio.sleep(min(pause, self._timeouts.fetch_poll))
+                await asyncio.sleep(0)
 
     @property
     def _listens(self) -> LiveSubscription | None:

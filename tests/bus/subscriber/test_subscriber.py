@@ -1,5 +1,6 @@
 """Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from helpers import wait_for
 from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from bus.protocol.numbering import Numbers
 from bus.protocol.order import Missing
+from bus.subscriber.source import RemoteRun
 from bus.subscriber.subscription import LiveSubscription
 from bus.types.timeouts import Timeouts
 
@@ -280,3 +282,15 @@ print("over")
 def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
     done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "over\n"
+
+
+def test_what_has_come_from_a_broker_is_not_waited_for(runs_dir):
+    with Publisher("r") as publisher:
+        publish(publisher, 1, 100)
+        with contextlib.closing(RemoteRun(publisher.address, "r")) as run:
+            list(run.reader.read())
+            assert run._socket.poll(20_000), "the first range"
+            assert run.pending
+            begin = time.monotonic()
+            run.wait(20)
+            assert time.monotonic() - begin < 10
