@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -57,6 +58,7 @@ BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 VIEWERS_DELAY = 0.02
 """The shortest delay, in seconds, that consumers get which may only view: shorter ones slow a fast loop down."""
+_REMEMBERED_COMMANDS = 1000
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _TRAINING_TIME = (
     *("iteration", "epoch", "batch", "sample", "token"),
@@ -130,8 +132,8 @@ class Publisher:
     such as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at
     once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
-    comes, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it ``stop``
-    sets :attr:`stop_requested`, and all others are refused. ``timeouts`` says how long it waits for the broker.
+    comes, once, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it
+    ``stop`` sets :attr:`stop_requested`, and others are refused. ``timeouts`` says how long it waits for the broker.
     ``flight`` is the memory of a flight recorder, from which the broker writes a recording when there is a reason; what
     is put there is the caller's affair.
 
@@ -173,6 +175,7 @@ class Publisher:
         self.stop_reason: str | None = None
         """Why, and who has asked."""
         self._on_command = on_command or self._take_stop
+        self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._always = frozenset(events)
         self.wanted: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
@@ -510,6 +513,10 @@ class Publisher:
         except ProtocolError as error:
             _log.warning("run %s: skipped a command: %s", self.run_name, error)
             return
+        # One that is sent again, because a broker died or its answer was lost, may have come before.
+        if command.id and command.id in self._commands:
+            return
+        self._commands.append(command.id)
         self._on_command(command)
 
     def _take_stop(self, command: Command) -> None:

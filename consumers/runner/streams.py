@@ -11,6 +11,7 @@ from bus.errors import ConfigurationError, RunError, RunNotFoundError
 from bus.net.curve import ClientSecurity
 from bus.net.nats_addresses import how_to_list, what_is_at
 from bus.net.requests import list_remote_hosts, list_remote_runs
+from bus.net.sockets import is_stand_in
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.announcement import Announcement, list_announcements
@@ -43,6 +44,8 @@ class RemoteRunInfo(NamedTuple):
     security: ClientSecurity | None
     chosen: tuple["HostRanks", ...] = ()
     """Which ranks are read, from the recordings of their hosts; without one all that the first rank's host has."""
+    is_silent: bool = False
+    """Whether it continues by what was last said of it in a stream, where nothing more is said."""
 
 
 class HostRanks(NamedTuple):
@@ -98,9 +101,21 @@ def list_remote(broker: str, security: ClientSecurity | None, name: str | None =
         BrokerError: no broker answers there.
     """
     return [
-        RemoteRunInfo(broker, run["run"], run["attempt"], str(run.get("status")), security)
+        RemoteRunInfo(
+            *(broker, run["run"], run["attempt"], str(run.get("status")), security),
+            is_silent=is_stand_in(broker) and run.get("status") in ("live", "paused") and not run.get("live"),
+        )
         for run in list_remote_runs(broker, security, name)
     ]
+
+
+def _say_silence(run: RemoteRunInfo, say: Say) -> RemoteRunInfo:
+    if run.is_silent:
+        say(
+            f"run {run.name} has no bridge that answers: this reads what is in the servers, and waits for more; "
+            f"'bus bridge {run.name}' on its host copies the rest"
+        )
+    return run
 
 
 def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: bool, say: Say) -> RemoteRunInfo:
@@ -117,7 +132,7 @@ def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: b
 
     found = look()
     if found is not None:
-        return found
+        return _say_silence(found, say)
     if not wait:
         raise RunNotFoundError(f"{what_is_at(broker)} has no run {name!r}: {how_to_list(broker)}", run=name)
     return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
@@ -184,7 +199,7 @@ def newest_remote(broker: str, security: ClientSecurity | None, say: Say) -> Rem
         RunNotFoundError: there is none.
         BrokerError: no broker answers there.
     """
-    return _newest(list_remote(broker, security), f"at {broker}", say)
+    return _say_silence(_newest(list_remote(broker, security), f"at {broker}", say), say)
 
 
 def live_or_wait(where: Where, say: Say) -> RunInfo:
@@ -211,9 +226,10 @@ def live_remote_or_wait(broker: str, security: ClientSecurity | None, say: Say) 
     Raises:
         BrokerError: no broker answers there.
     """
-    return _live_or_next(
+    run = _live_or_next(
         lambda: list_remote(broker, security), f"at {broker}", lambda run: f"--run {run.name}", list, say
     )
+    return _say_silence(run, say)
 
 
 _Run = TypeVar("_Run", RunInfo, RemoteRunInfo)

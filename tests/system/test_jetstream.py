@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import nats
 import pytest
 from brokers import free_address, start_broker
 from helpers import wait_for
@@ -13,6 +14,7 @@ from nats_servers import wait_for_copy
 from safetensors.torch import load_file
 
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from bus.protocol.frames import decode_control, encode_control, split_frame
 from bus.runs.bridged import read_bridge
 
 PYTHON = (sys.executable, "-m")
@@ -82,7 +84,8 @@ def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(nats
 
 
 def test_what_is_asked_for_and_commanded_reaches_the_training(nats_server, bridge, runs_dir):
-    with Publisher("r", runs_dir=runs_dir) as publisher:
+    commands = []
+    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher:
         publish(publisher, 1)
         bridge("r")
         with (
@@ -95,6 +98,57 @@ def test_what_is_asked_for_and_commanded_reaches_the_training(nats_server, bridg
             publisher.publish(Event.AFTER_FORWARD)
             publisher.poll()
             assert next(following).event is Event.AFTER_FORWARD
+            # What NATS delivers twice takes effect once.
+            said = {"run": "r", "id": "1" * 16, "command": "stop", "arguments": []}
+            answers = asyncio.run(delivered(nats_server, "ol.q.r.command", encode_control("command", said), times=2))
+            assert [(answer.kind, answer.content["id"]) for answer in answers] == [("told", said["id"])] * 2
+            wait_for(lambda: publisher.poll() or commands, "the command")
+            assert subscriber.command("stop", wait=0).error is None
+            wait_for(lambda: publisher.poll() or len(commands) > 1, "the next command")
+            assert [command.id == said["id"] for command in commands] == [True, False]
+
+
+async def delivered(nats_server, subject, request, times):
+    """The answers to a request that is sent so many times."""
+    client = await nats.connect(nats_server.address)
+    try:
+        inbox = client.new_inbox()
+        answers = await client.subscribe(f"{inbox}.>")
+        for _ in range(times):
+            await client.publish(subject, request, reply=f"{inbox}.command.1")
+        return [decode_control(split_frame((await answers.next_msg(10)).data)[1]) for _ in range(times)]
+    finally:
+        await client.close()
+
+
+def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(nats_server, bridge, runs_dir):
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        publish(publisher, 10)
+        copying = bridge("r")
+        attach(nats_server, "r").close()
+        copying.kill()
+        copying.wait()
+        sent = subprocess.run(
+            [*PYTHON, "bus", "send", "r", "stop", "--stream", nats_server.address],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (sent.returncode, sent.stdout) == (1, "")
+        assert "this run has no bridge that answers" in sent.stderr
+        assert "start 'bus bridge' on its host" in sent.stderr
+        read = [*PYTHON, "consumers", "--callbacks", "lr", "--stream", nats_server.address]
+        with subprocess.Popen(read, stderr=subprocess.PIPE, text=True) as consumer:
+            try:
+                said = consumer.stderr.readline()
+                assert said.startswith("run r has no bridge that answers: this reads what is in the servers, and waits")
+                assert "'bus bridge r' on its host copies the rest" in said
+                bridge("r")
+                publisher.close()
+                assert consumer.wait(30) == 0
+                assert "run r finished: 10 events handled" in consumer.stderr.read()
+            finally:
+                consumer.kill()
 
 
 def test_the_same_files_from_the_directory_the_broker_and_the_stream(nats_server, bridge, runs_dir, tmp_path):

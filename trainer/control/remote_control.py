@@ -5,7 +5,6 @@ publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answ
 
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from bus.errors import ConfigurationError, OffloopError
@@ -59,7 +58,6 @@ class RemoteControl:
         self._paused = False
         self._script = [one for one in script if one.error is None and one.command.name not in ("pause", "resume")]
         self._scripted = {id(one.command): one for one in self._script}
-        self._taken: deque[str] = deque(maxlen=10 * MAX_WAITING)
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
@@ -69,13 +67,11 @@ class RemoteControl:
 
     def take(self, command: Command) -> None:
         """Takes a command in, at whatever event it comes."""
-        # One that was sent again, because a broker died, may have come before.
-        if self._state.rank > 0 or (command.id and command.id in self._taken):
+        if self._state.rank > 0:
             return
         if len(self.waiting) - len(self._script) >= MAX_WAITING:
             self._answer(command, Event.BATCH_END, f"{MAX_WAITING} commands wait already: send it later")
             return
-        self._taken.append(command.id)
         self.waiting.append(command)
 
     @property

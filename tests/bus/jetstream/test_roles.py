@@ -171,6 +171,7 @@ TRIED = (
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.INFO.ol_r",
     "$JS.API.STREAM.CREATE.ol_r",
+    "$JS.API.STREAM.CREATE.KV_ol_pos",
     "$JS.API.STREAM.UPDATE.ol_r",
     "$JS.API.STREAM.DELETE.ol_r",
     "$JS.API.STREAM.PURGE.ol_r",
@@ -180,11 +181,19 @@ TRIED = (
     "$JS.API.CONSUMER.DURABLE.CREATE.ol_r.name",
     "$JS.API.CONSUMER.DELETE.ol_r.name",
     "$JS.API.CONSUMER.MSG.NEXT.ol_r.name",
+    "$JS.API.CONSUMER.INFO.ol_r.name",
+    "$JS.API.STREAM.PURGE.KV_ol_pos",
+    "$JS.API.STREAM.SNAPSHOT.ol_r",
+    "$JS.API.SERVER.REMOVE",
     "_INBOX.other.x",
 )
-HEARD = ("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>", "_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>")
+HEARD = (
+    *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>", "$KV.ol_pos.>"),
+    *("_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>", "$SYS.>"),
+)
 VIEWED = {
-    *("ol.v.r.want", "$KV.ol_pos.r.name", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"),
+    *("$KV.ol_pos.r.name", "$JS.API.STREAM.CREATE.KV_ol_pos", "$JS.API.CONSUMER.INFO.ol_r.name"),
+    *("ol.v.r.want", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"),
     *("$JS.API.CONSUMER.CREATE.ol_r.name.subject", "$JS.API.CONSUMER.MSG.NEXT.ol_r.name"),
 }
 MAY = {
@@ -192,13 +201,14 @@ MAY = {
         {
             *("ol.r.r.1.host", "ol.w.r.1.host", "ol.d.r", "$KV.ol_runs.r.1.host", "_INBOX.other.x"),
             *(f"$JS.API.STREAM.{what}.ol_r" for what in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
+            "$JS.API.STREAM.CREATE.KV_ol_pos",
         },
-        {"ol.q.>", "ol.v.>"},
+        {"ol.q.>", "ol.v.>", "ol.d.>"},
     ),
-    "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"}),
+    "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"}),
     "command": (
         {*VIEWED, "ol.q.r.want", "ol.q.r.command", "ol.q.r.fetch.host"},
-        {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"},
+        {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
     ),
 }
 
