@@ -17,7 +17,8 @@ from run_folders import WrittenRun, write_run
 from bus import BrokerError, Event, Publisher, Recording, Subscriber
 from bus.errors import OffloopError, RecordingError
 from bus.jetstream.bridge import Bridge, BridgeReplacedError
-from bus.jetstream.gateway import Gateway
+from bus.jetstream.copied import CopiedRecording
+from bus.jetstream.gateway import MAX_RANGE, Gateway
 from bus.net.download import download
 from bus.protocol.frames import MAX_FRAME
 from bus.recording.writer import RecordingWriter
@@ -109,13 +110,28 @@ def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, 
     assert (again.status.state, again.status.refilled) == ("done", 0)
 
 
-def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
+def test_the_largest_event_comes_whole_and_costs_a_reader_a_request_for_each_part(
+    tmp_path, nats_server, copying, monkeypatch
+):
     run = WrittenRun(tmp_path, "large")
     run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(MAX_FRAME - 1000)})
     run.writer.flush()
     path = run.end()
     copying(path).wait()
     assert in_stream(nats_server, "large") == (path / "recording-1.mcap").read_bytes()
+    parts = []
+    read = CopiedRecording.read
+
+    async def count(recording, offset, size):
+        parts.append(offset)
+        return await read(recording, offset, size)
+
+    monkeypatch.setattr(CopiedRecording, "read", count)
+    with Subscriber("large", stream=nats_server.address) as subscriber:
+        assert list(subscriber) == list(Recording(path))
+        assert (subscriber.gaps, subscriber.damage) == ((), None)
+    # A request is repeated when its answer is late.
+    assert len(parts) < 2 * (path / "recording-1.mcap").stat().st_size / MAX_RANGE
 
 
 def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, nats_server, copying):
