@@ -5,6 +5,7 @@ import bisect
 import itertools
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -259,6 +260,65 @@ class CopiedRecording:
             await self._forget_consumer()
 
 
+class CopiedRun:
+    """What a stream has of a run; what was read stays at hand until it is closed."""
+
+    def __init__(self, jetstream: "JetStreamContext", run: str) -> None:
+        self._jetstream = jetstream
+        self._run = run
+        self._recordings: dict[int, CopiedRecording] = {}
+        self._windows: CopiedWindows | None = None
+        self._following: asyncio.Task[None] | None = None
+        self.used = time.monotonic()
+        """When something of it was asked for last."""
+
+    async def recording(self, attempt: int) -> "CopiedRecording":
+        """The recording of an attempt.
+
+        Raises:
+            RecordingError: the stream has none of it.
+        """
+        recording = self._recordings.get(attempt)
+        if recording is None:
+            stream = names.stream_of(self._run)
+            subject = await self._subject(stream, names.recording_subject(self._run, attempt, "*"))
+            recording = self._recordings[attempt] = CopiedRecording(self._jetstream, stream, subject)
+            await recording.look()
+        return recording
+
+    async def _subject(self, stream: str, pattern: str) -> str:
+        """The subject of a recording in a stream; the servers alone know which host it is of."""
+        from nats.js.errors import NotFoundError
+
+        try:
+            found = (await self._jetstream.stream_info(stream, subjects_filter=pattern)).state.subjects
+        except NotFoundError:
+            found = None
+        if not found:
+            raise RecordingError(f"the stream {stream} has no recording of that attempt")
+        return min(found)
+
+    @property
+    def windows(self) -> "CopiedWindows":
+        """The windows of its hosts, which are taken as they come from the first time on."""
+        if self._windows is None:
+            self._windows = CopiedWindows(self._jetstream, self._run)
+            self._following = asyncio.create_task(self._windows.follow())
+        return self._windows
+
+    def tell(self, ends: Mapping[int, int]) -> None:
+        """Takes note of how far the copies of attempts go."""
+        for attempt, recording in self._recordings.items():
+            recording.tell(ends.get(attempt, 0))
+
+    async def close(self) -> None:
+        """Ends what the servers keep for it."""
+        if self._following is not None:
+            self._following.cancel()
+        for recording in self._recordings.values():
+            await recording.close()
+
+
 def offset_of(headers: dict[str, str] | None) -> int | None:
     """Where the range in a message begins; ``None`` where it does not say."""
     try:
@@ -286,7 +346,8 @@ class CopiedWindows:
         ``most`` bytes; and how many have been passed then."""
         found: list[bytes] = []
         begin = self.count - len(self._kept)
-        place = max(count, begin)
+        # Who has counted more read from one that was closed: all that is kept is new then.
+        place = max(count, begin) if count <= self.count else begin
         for number, data in itertools.islice(self._kept, place - begin, None):
             if most <= 0:
                 break

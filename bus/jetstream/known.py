@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 from bus.jetstream import names
 from bus.jetstream.connection import API_SECONDS, passing_errors
 
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js.client import JetStreamContext
+    from nats.js.kv import KeyValue
 
 FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
+_LONGEST_PAUSE = 80.0
 _FETCHED = 256
 _FIRST_SECONDS = 2.5
 """For how long an entry that was found is waited on to be said anew: bridges do so once a second."""
@@ -31,6 +35,8 @@ class _Entry:
     """When this reader first had it."""
     looked: float
     """When it was last looked up."""
+    pause: float = FRESH_SECONDS
+    """For how long it is not looked up again: longer each time that there was nothing new."""
 
 
 class KnownRuns:
@@ -40,11 +46,13 @@ class KnownRuns:
     def __init__(self, client: "Client", jetstream: "JetStreamContext") -> None:
         self._client = client
         self._jetstream = jetstream
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, dict[str, _Entry]] = {}
+        """Those of each run by their keys; the run as the first token of these."""
         self._is_listening = False
         self._connection = -1
         """After how many lost connections all entries were looked up; -1 before the first time."""
         self._looking = asyncio.Lock()
+        self._bucket: KeyValue | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
@@ -58,12 +66,12 @@ class KnownRuns:
         await self._await_first(name)
         now = time.monotonic()
         newest: dict[tuple[str, str], dict[str, Any]] = {}
-        for entry in list(self._entries.values()):
+        for entry in self._of(name):
             said = entry.said
             of = str(said.get("host"))
             key = said["run"], of if host == "*" else ""
             known = newest.get(key)
-            if name not in (None, said["run"]) or host not in (None, "*", of):
+            if host not in (None, "*", of):
                 continue
             if known is not None and _precedence(known) >= _precedence(said):
                 continue
@@ -72,18 +80,19 @@ class KnownRuns:
             newest[key] = {**said, "live": bool(said.get("live")) and is_there}
         return list(newest.values())
 
+    def _of(self, run: str | None) -> list[_Entry]:
+        """The entries of a run, or of all."""
+        chosen = self._entries.values() if run is None else (self._entries.get(names.token(run), {}),)
+        return [entry for entries in chosen for entry in entries.values()]
+
     def is_going_on(self, run: str, host: str | None = None) -> bool:
         """Whether more of a run may come, from one host or any, by what was last said of it."""
-        states = [
-            entry.said.get("status")
-            for entry in self._entries.values()
-            if entry.said["run"] == run and host in (None, entry.said.get("host"))
-        ]
+        states = [entry.said.get("status") for entry in self._of(run) if host in (None, entry.said.get("host"))]
         return any(state in ("live", "paused", "running") for state in states)
 
     def copied(self, run: str, attempt: int) -> int:
         """How many bytes of the recording of an attempt were in the servers when its bridge had done; 0 before."""
-        found = [said for entry in self._entries.values() if (said := entry.said)["run"] == run]
+        found = [entry.said for entry in self._of(run)]
         bridge = max(found, key=_precedence).get("bridge") if found else None
         if not isinstance(bridge, dict) or (bridge.get("state"), bridge.get("attempt")) != ("done", attempt):
             return 0
@@ -109,10 +118,10 @@ class KnownRuns:
         with suppress(*passing_errors()):
             if self._client.stats["reconnects"] != self._connection:
                 await self._look_up_all()
-            for key, entry in list(self._entries.items()):
+            for key, entry in [one for entries in self._entries.values() for one in entries.items()]:
                 now = time.monotonic()
-                if entry.said.get("live") and now - max(entry.heard, entry.looked) > FRESH_SECONDS:
-                    entry.looked = now
+                if entry.said.get("live") and now - max(entry.heard, entry.looked) > entry.pause:
+                    entry.looked, entry.pause = now, min(2 * entry.pause, _LONGEST_PAUSE)
                     await self._look_up(key)
 
     async def _look_up_all(self) -> None:
@@ -154,44 +163,48 @@ class KnownRuns:
         from nats.js.errors import NotFoundError
 
         try:
-            bucket = await self._jetstream.key_value(names.RUNS_BUCKET)
-            found = await bucket.get(key)
+            if self._bucket is None:
+                self._bucket = await self._jetstream.key_value(names.RUNS_BUCKET)
+            found = await self._bucket.get(key)
         except NotFoundError:
-            self._entries.pop(key, None)
+            self._drop(key)
             return
         self._take(key, found.value or b"", is_heard=False)
 
     async def _hear(self, message: "Msg") -> None:
         key = _key_of(message)
         if _is_deleted(message):
-            self._entries.pop(key, None)
+            self._drop(key)
         else:
             self._take(key, message.data, is_heard=True)
+
+    def _drop(self, key: str) -> None:
+        self._entries.get(_run_of(key), {}).pop(key, None)
 
     def _take(self, key: str, value: bytes, is_heard: bool) -> None:
         try:
             said = json.loads(value)
-            is_one = isinstance(said["run"], str) and type(said["attempt"]) is int
-        except (ValueError, KeyError, TypeError, RecursionError):
+            is_one = names.token(said["run"]) == _run_of(key) and type(said["attempt"]) is int
+            is_one = is_one and isinstance(said.get("started"), float | int | None)
+            msgpack.packb(said)  # as readers get it
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return
-        known = self._entries.get(key)
+        entries = self._entries.setdefault(_run_of(key), {})
+        known = entries.get(key)
         if not is_one or (known is not None and not is_heard and _time_of(said) <= _time_of(known.said)):
             return
         now = time.monotonic()
         # What has changed since it was last seen was said in between.
         heard = now if is_heard or known is not None else float("-inf")
-        self._entries[key] = _Entry(said, heard, now if known is None else known.found, now)
+        entries[key] = _Entry(said, heard, now if known is None else known.found, now)
 
     async def _await_first(self, name: str | None) -> None:
         """Waits for entries that were found and say that a run is live to be said anew."""
         while any(
-            entry.said.get("live")
-            and entry.heard < entry.found
-            and time.monotonic() - entry.found < _FIRST_SECONDS
-            and name in (None, entry.said["run"])
-            for entry in self._entries.values()
+            entry.said.get("live") and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
+            for entry in self._of(name)
         ):
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
@@ -202,6 +215,11 @@ def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
 
 def _key_of(message: "Msg") -> str:
     return message.subject.split(".", 2)[-1]
+
+
+def _run_of(key: str) -> str:
+    """The run of a key, see :func:`bus.jetstream.names.run_key`."""
+    return key.partition(".")[0]
 
 
 def _is_deleted(message: "Msg") -> bool:

@@ -1,11 +1,16 @@
 """What a stream has of a recording, as readers get it."""
 
 import asyncio
+import gc
 
 import nats
+from helpers import wait_for
+from run_folders import write_run
 
-from bus.jetstream import names
-from bus.jetstream.copied import CopiedRecording
+from bus import Recording, Subscriber
+from bus.jetstream import answering, names
+from bus.jetstream.bridge import Bridge
+from bus.jetstream.copied import CopiedRecording, CopiedRun
 
 MESSAGES = 500
 
@@ -37,3 +42,20 @@ def test_the_many_small_messages_of_a_run_that_was_copied_live_are_few_ranges(na
     assert whole == again == b"".join(parts)
     assert some == whole[1000:1100]
     assert ranges <= 10
+
+
+def test_what_nobody_reads_any_more_is_forgotten_and_fetched_again(nats_server, runs_dir, monkeypatch):
+    monkeypatch.setattr(answering, "_IDLE_SECONDS", 0.2)
+    run = write_run(runs_dir, "r")
+    asyncio.run(Bridge(run, nats_server.servers).copy())
+
+    def kept():
+        return [one for one in gc.get_objects() if isinstance(one, CopiedRun)]
+
+    with Subscriber("r", stream=nats_server.address) as first:
+        list(first)
+        assert kept()
+        wait_for(lambda: not kept(), "what was read to be forgotten")
+        with Subscriber("r", stream=nats_server.address) as second:
+            assert second._gateway is first._gateway
+            assert list(second) == list(Recording(run / "recording-1.mcap"))

@@ -66,6 +66,29 @@ def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
         assert consumers(nats_server) <= 1
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("odd.1.h", {"run": "odd", "attempt": 1, "started": "yesterday"}),
+        ("odd.1.h", {"run": "odd", "attempt": 1, "started": 2.0, "reached": {"batch": 1 << 70}}),
+        ("odd.1.h", {"run": "odd", "attempt": 1, "started": 2.0, "error": "\ud800"}),
+        ("odd.1.h", {"run": ["odd"], "attempt": 1}),
+        ("odd.1.h", {"run": "r", "attempt": 9, "status": "live", "live": True}),
+    ],
+)
+def test_an_entry_that_makes_no_sense_hides_no_other_run(nats_server, key, said):
+    with saying(nats_server, started=1.0), Gateway(nats_server.servers) as gateway:
+        wait_for(lambda: state(gateway), "the run to be live")
+
+        async def put(jetstream):
+            await (await jetstream.key_value("ol_runs")).put(key, json.dumps(said).encode())
+
+        nats_server.operate(put)
+        with Gateway(nats_server.servers) as late:
+            for one in (gateway, late):
+                assert [(run["run"], run["attempt"]) for run in list_remote_runs(one.address)] == [("r", 1)]
+
+
 def consumers(nats_server):
     async def ask():
         client = await nats.connect(nats_server.address)

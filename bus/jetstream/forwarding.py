@@ -1,0 +1,75 @@
+"""The readers' end of requests that a run's host answers: the other end is :mod:`bus.jetstream.relay`."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from bus.errors import BrokerError, ProtocolError
+from bus.jetstream import names
+from bus.protocol.frames import Control, encode_control
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from bus.jetstream.client import NatsClient
+
+_NO_BRIDGE = (
+    "this run has no bridge that answers: see with 'bus runs' whether it is live, and start 'bus bridge' on its host"
+)
+_NO_BRIDGE_OF_HOST = (
+    "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; 'bus cut' on "
+    "that host gives the same"
+)
+
+
+class Forwarding:
+    """Passes requests on to the hosts of runs, and their answers back to the readers: ``answer`` is given a reader's
+    identity and a frame."""
+
+    def __init__(self, client: "NatsClient", answer: Callable[[bytes, bytes], Awaitable[None]]) -> None:
+        self._client = client
+        self._answer = answer
+        self._inbox = ""
+
+    async def send(self, identity: bytes, control: Control, frame: bytes) -> None:
+        """Passes a reader's request on.
+
+        Raises:
+            BrokerError: this user may not command runs.
+            ProtocolError: the request names no run.
+        """
+        content = control.content
+        run, host, asked = content.get("run"), content.get("host"), content.get("id")
+        if not isinstance(run, str):
+            raise ProtocolError("it names no run")
+        may_command = await self._client.may_command()
+        if control.kind == "command" and not may_command:
+            raise BrokerError(
+                f"{self._client.who} may view runs there, not command them: the servers' operator gives it the role "
+                "command with 'bus nats-config'"
+            )
+        if not isinstance(host, str) or control.kind == "command":
+            # What the training is to do is decided by the first rank.
+            host = None
+        if not isinstance(asked, str):
+            asked = None
+        if not self._inbox:
+            self._inbox = self._client.new_inbox()
+            await self._client.subscribe(f"{self._inbox}.>", cb=self._take)
+        subject = names.request_subject(run, control.kind, host, may_command=may_command)
+        reply = names.reply_subject(f"{self._inbox}.{identity.hex()}", control.kind, asked)
+        headers = None if asked is None else {"Ol-Id": asked}
+        await self._client.publish(subject, frame, reply=reply, headers=headers)
+
+    async def _take(self, message: "Msg") -> None:
+        kind, asked = names.replied_to(message.subject)
+        identity = bytes.fromhex(names.reader_of(message.subject).rpartition(".")[2])
+        if kind == "fetch" and asked is None:
+            # A refusal, of the servers or the bridge. Bridge and broker may come again; until then they are asked.
+            return
+        if message.headers and message.headers.get("Status") == "503":
+            content = {"reason": _NO_BRIDGE_OF_HOST if kind == "cut" else _NO_BRIDGE, "error": "BrokerError"}
+            await self._answer(
+                identity, encode_control("refused", content if asked is None else {**content, "id": asked})
+            )
+        else:
+            await self._answer(identity, message.data)
