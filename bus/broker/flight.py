@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -101,6 +102,8 @@ class FlightRecorder:
         self._pending: deque[_Dump] = deque()
         self._writing: Iterator[None] | None = None
         self._current: _Dump | None = None
+        # Replaced while a dump reads them.
+        self._replaced: list[FlightRingReader] = []
 
     def attach(self, rank: LiveRank, wire: dict[str, Any]) -> str | None:
         """Opens the ring of a rank, which has said in ``hello`` where it is; returns why that is not possible."""
@@ -115,7 +118,8 @@ class FlightRecorder:
         except (OSError, ProtocolError) as error:
             return f"{where}: its memory cannot be read by the broker ({error})"
         if known is not None:
-            known.reader.close()
+            self._replaced.append(known.reader)
+            self._close_replaced()
         self.rings[rank.rank] = _Ring(rank, reader)
         return None
 
@@ -138,7 +142,7 @@ class FlightRecorder:
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
         """Looks at how a rank has ended."""
         status = fields.get("status")
-        if self.rings and status in (FAILED, LOST):
+        if status in (FAILED, LOST) and status not in self._met:
             self._dump(status, f"rank {rank.rank}: {fields.get('error') or status}")
 
     def look(self, now: float) -> None:
@@ -157,10 +161,12 @@ class FlightRecorder:
                     self._alert(about, RESOLVED, f"rank {number} continues", self._batch(ring))
                 ring.position, ring.since, ring.is_stalled = position, now, False
             elif not ring.is_stalled and now - ring.since >= self._stalled:
-                ring.is_stalled = True
                 text = f"rank {number} has published nothing for {self._stalled:g} s"
                 self._alert(about, FIRING, text, self._batch(ring))
-                self._dump(STALLED, text)
+                if not any(one.is_stalled for one in self.rings.values()):
+                    # Ranks that train together stall together.
+                    self._dump(STALLED, text)
+                ring.is_stalled = True
 
     @staticmethod
     def _batch(ring: _Ring) -> int:
@@ -247,6 +253,12 @@ class FlightRecorder:
                 next(self._writing)
             except StopIteration:
                 self._writing = self._current = None
+                self._close_replaced()
+
+    def _close_replaced(self) -> None:
+        if self._writing is None:
+            while self._replaced:
+                self._replaced.pop().close()
 
     def finish(self) -> None:
         """Writes everything that is to be written, and lets go of the rings."""
@@ -281,10 +293,17 @@ class FlightRecorder:
                 raise failed[0]
             os.rename(draft, path)
             sync(self._directory.path)
-        except (OSError, OffloopError) as error:
-            why = f"{path.name} cannot be written: {error}"
+        # Whatever it is, it ends this dump alone: the broker serves other runs, too.
+        except Exception as error:  # noqa: BLE001
+            why = (
+                f"{path.name} cannot be written: {error if isinstance(error, OSError | OffloopError) else repr(error)}"
+            )
             _log.error("run %s: %s", self._run, why)
-            draft.unlink(missing_ok=True)
+            if writer is not None:
+                with suppress(OSError, OffloopError):
+                    writer.close()
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
             if dump.answer is not None:
                 dump.answer(None, why)
         else:
@@ -296,7 +315,9 @@ class FlightRecorder:
     def _copy(self) -> "Generator[None, None, dict[int, _Kept]]":
         """Copies what is in the rings now; returns it by rank."""
         copied: dict[int, list[tuple[int, bytes]]] = {}
-        for number, ring in self.rings.items():
+        # Ranks come and are replaced between two slices.
+        rings = dict(self.rings)
+        for number, ring in rings.items():
             copied[number] = []
             try:
                 for one in ring.reader.blocks():
@@ -307,7 +328,7 @@ class FlightRecorder:
                 _log.warning("run %s: %s", self._run, error)
         found: dict[int, _Kept] = {}
         for number, blocks in copied.items():
-            ring = self.rings[number]
+            ring = rings[number]
             kept = found[number] = _Kept(ring, ring.reader.batches)
             end = Topic(self._run, Event.BATCH_END.value, number).encode()
             for _, block in sorted(blocks, reverse=True):
@@ -449,7 +470,7 @@ def _encode(topic: Topic, event: EventBody) -> bytes:
 def _close(writer: RecordingWriter, failed: list[Exception]) -> None:
     try:
         writer.close()
-    except (OSError, OffloopError) as error:
+    except Exception as error:  # noqa: BLE001  raised again by who waits for it
         failed.append(error)
 
 

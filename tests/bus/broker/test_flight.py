@@ -1,7 +1,9 @@
 """The memory of a flight recorder is bounded, and what the broker finds in it is whole; a hanging rank is found."""
 
+import errno
 import math
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from bus.errors import BrokerError
 from bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader, frames_in
 from bus.protocol.frames import Topic, event_encoder, pack_map
 from bus.recording.recording import Recording
+from bus.recording.writer import RecordingWriter
 from bus.runs.alerts import read_alerts
 from bus.runs.flight import MOST_DUMPS, list_dumps, read_announced
 from bus.types.timestamp import TrainingTime
@@ -133,6 +136,81 @@ def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tm
         recorder.ask("asked", "", lambda *_: None)
     assert len(list_dumps(tmp_path)) == MOST_DUMPS
     assert not list(tmp_path.glob(".*"))
+
+
+def dumped(recorder):
+    answers = []
+    recorder.ask("asked", "", lambda *answer: answers.append(answer))
+    recorder.work(math.inf)
+    return answers
+
+
+def descriptors():
+    return len(os.listdir("/dev/fd"))
+
+
+def test_ranks_that_come_while_a_dump_is_copied_are_in_the_next_one(recorder, ring, tmp_path, monkeypatch):
+    for batch in range(2, 11):
+        put_batch(ring, batch, 60_000)
+    again, other = FlightRing(50, 16 * BLOCK), FlightRing(50, 16 * BLOCK)
+    put_batch(again, 20)
+    before, read = descriptors(), os.pread
+
+    def attach(descriptor, size, offset):
+        monkeypatch.undo()
+        recorder.attach(LiveRank(1, pid=os.getpid()), other.to_wire())
+        recorder.attach(LiveRank(0, pid=os.getpid()), again.to_wire())
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", attach)
+    assert dumped(recorder) == [("flight-1-1.mcap: 10 events of 1 rank, 10 whole batches", None)]
+    assert [one.timestamp.values.batch for one in Recording(tmp_path / "flight-1-1.mcap")] == list(range(1, 11))
+    # That of rank 1 is open besides, and of rank 0 one as before.
+    assert descriptors() == before + 1
+    assert dumped(recorder) == [("flight-1-2.mcap: 1 events of 2 ranks, 1 whole batches", None)]
+    assert [one.timestamp.values.batch for one in Recording(tmp_path / "flight-1-2.mcap")] == [20]
+    again.close()
+    other.close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "read-only"), ValueError("odd")])
+def test_a_dump_that_cannot_be_written_ends_alone(recorder, tmp_path, monkeypatch, error):
+    before = descriptors()
+
+    def refuse(*_):
+        def refuse_again(*_, **__):
+            raise OSError(errno.EROFS, "read-only")
+
+        monkeypatch.setattr(Path, "unlink", refuse_again)
+        raise error
+
+    monkeypatch.setattr(RecordingWriter, "append", refuse)
+    ((done, why),) = dumped(recorder)
+    assert done is None
+    assert why.startswith("flight-1-1.mcap cannot be written: ")
+    assert descriptors() == before
+    monkeypatch.undo()
+    assert dumped(recorder) == [("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None)]
+
+
+def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(recorder, tmp_path):
+    for rank in range(8):
+        recorder.note_end(LiveRank(rank), {"status": "failed", "error": f"mistake {rank}"})
+    recorder.note_end(LiveRank(8), {"status": "lost"})
+    recorder.work(math.inf)
+    found = [Recording(dump).flight for dump in list_dumps(tmp_path)]
+    assert found == [("failed", "rank 0: mistake 0"), ("lost", "rank 8: lost")]
+
+
+def test_ranks_that_stall_together_are_dumped_once(recorder, ring, tmp_path):
+    other = FlightRing(50, 16 * BLOCK)
+    assert recorder.attach(LiveRank(1, pid=os.getpid()), other.to_wire()) is None
+    recorder.look(0.0)
+    recorder.look(2 * STALLED)
+    recorder.work(math.inf)
+    assert len(list_dumps(tmp_path)) == 1
+    assert [one.text[:6] for one in read_alerts(tmp_path)] == ["rank 0", "rank 1"]
+    other.close()
 
 
 def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
