@@ -8,7 +8,7 @@ import zmq
 
 from bus.errors import BrokerError, ProtocolError
 from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.sockets import connect_socket
+from bus.net.sockets import connect_socket, is_stand_in
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
 from bus.types.timeouts import Timeouts
 
@@ -31,14 +31,29 @@ def ask_broker(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         socket = connect_socket(context, zmq.DEALER, address, security, timeouts=timeouts)
-        answer = request(socket, kind, content, timeouts.answer)
+        answer = request(socket, kind, content, patience_with(address, timeouts) if kind == "runs" else timeouts.answer)
     finally:
         context.destroy(linger=0)
+    if answer is None and is_stand_in(address):
+        raise no_servers_answer(address)
     if answer is None:
         raise BrokerError(
             f"the broker at {address} does not answer: it may be busy or gone, {_keys_hint(security)}", address=address
         )
     return answer
+
+
+def patience_with(address: str, timeouts: Timeouts) -> float:
+    """For how many seconds the answer to a first question is waited for."""
+    # Servers behind a stand-in may be choosing a leader just now.
+    return timeouts.answer * (5 if is_stand_in(address) else 1)
+
+
+def no_servers_answer(address: str) -> BrokerError:
+    """What is said where servers behind a stand-in do not answer."""
+    return BrokerError(
+        f"NATS at {address} does not answer: see whether its servers run and have JetStream", address=address
+    )
 
 
 class RequestClient:

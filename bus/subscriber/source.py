@@ -14,7 +14,15 @@ from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoun
 from bus.files import open_file
 from bus.net.curve import ClientSecurity
 from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import RequestClient, _keys_hint, _send, next_answer, request
+from bus.net.requests import (
+    RequestClient,
+    _keys_hint,
+    _send,
+    next_answer,
+    no_servers_answer,
+    patience_with,
+    request,
+)
 from bus.net.sockets import connect_socket, is_stand_in
 from bus.protocol.frames import check_run_name
 from bus.protocol.host_windows import HostWindow, decode_window
@@ -196,11 +204,10 @@ class RemoteRun:
         self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        # Servers behind a stand-in may be choosing a leader just now.
-        patience = self._timeouts.answer * (5 if is_stand_in(address) else 1)
+        patience = patience_with(address, self._timeouts)
         answer = request(self._socket, "runs", {"run": run, **self._of_host}, patience)
         if answer is None and is_stand_in(address):
-            raise BrokerError(f"NATS at {address} does not answer: see whether its servers run and have JetStream")
+            raise no_servers_answer(address)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _listed_runs(answer)

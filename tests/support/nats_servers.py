@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nats
@@ -140,10 +142,18 @@ def free_port():
         return free.getsockname()[1]
 
 
+def _on_one_host(config, name, routes, server):
+    """A configuration for a host of its own with another port for each of several servers on this one."""
+    text, ports = config(server, name).replace("0.0.0.0:6222", f"127.0.0.1:{routes[name]}"), iter(routes.values())
+    return re.sub(r"(?<=nats://127\.0\.0\.1:)6222", lambda _: str(next(ports)), text)
+
+
 class NatsCluster:
     """Three servers that keep streams together; their streams have three replicas where a bridge is made so."""
 
-    def __init__(self, folder, size=3):
+    def __init__(self, folder, size=3, config=None):
+        """``config`` makes the configuration of a server, which it is given with its name, for hosts of their own;
+        these servers are not waited for."""
         names = [f"n{number}" for number in range(1, size + 1)]
         routes = {name: free_port() for name in names}
         listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())
@@ -152,10 +162,15 @@ class NatsCluster:
             (folder / name).mkdir(parents=True)
             cluster = f'name: tests, listen: "127.0.0.1:{routes[name]}", routes: [{listed}], no_advertise: true'
             options = f'server_name: "{name}"\ncluster {{ {cluster} }}\n'
-            self.nodes[name] = NatsServer(folder / name, options=options, start=False)
+            of_this = None if config is None else partial(_on_one_host, config, name, routes)
+            self.nodes[name] = NatsServer(folder / name, options=options, start=False, config=of_this)
         self.address = ",".join(node.address for node in self.nodes.values())
         self.servers = NatsServers.parse(self.address)
-        self.start()
+        if config is None:
+            self.start()
+            return
+        for node in self.nodes.values():
+            node.start(wait=False)
 
     def start(self):
         """Starts those that do not run, and waits until they have a leader."""

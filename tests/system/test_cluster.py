@@ -1,14 +1,25 @@
 """A run in a cluster of three NATS servers: whatever dies there, each event comes once and in order."""
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 from cluster_runs import ClusterRun, some_deaths
 from helpers import wait_for
+from nats_certificates import Authority
+from nats_servers import NatsCluster
 
+from bus import Event, Publisher
+from bus.cli.nats_config import nats_config
+from bus.jetstream.connection import NatsServers
+from bus.jetstream.gateway import Gateway
+from bus.net.nkeys import make_nkey
 from bus.runs.bridged import read_bridge
 
 
@@ -60,3 +71,99 @@ def test_a_bridge_that_was_stopped_while_another_took_over_writes_nothing_more(c
     assert read_bridge(cluster.run_dir).pid == cluster.bridge.pid
     assert cluster.bridge.poll() is None
     cluster.finish()
+
+
+class SecureCluster:
+    """Three servers as ``bus nats-config --cluster`` configures them, with TLS between all; and commands with a role
+    each."""
+
+    def __init__(self, folder):
+        self._authority = Authority.make(folder, "authority")
+        self._seeds, self._keys = {}, []
+        for role in ("publish", "view"):
+            public, self._seeds[role], _ = make_nkey(role, folder)
+            self._keys += [f"--{role}", str(public)]
+        (folder / "nats").mkdir(mode=0o700)
+        self.servers = NatsCluster(folder / "nats", config=self._config)
+        self.address = self.servers.address.replace("nats://", "tls://")
+
+    def _config(self, server, name):
+        certificate, key = self._authority.sign(name)
+        options = {
+            "--cluster": "127.0.0.1,127.0.0.1,127.0.0.1",
+            "--listen": f"127.0.0.1:{server.port}",
+            "--name": name,
+            "--store-dir": server.store,
+            "--cert": certificate,
+            "--cert-key": key,
+            "--ca": self._authority.certificate,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        made = CliRunner().invoke(nats_config, [*self._keys, *words])
+        assert made.exit_code == 0, made.output
+        return made.output
+
+    def environment(self, role):
+        return {"OFFLOOP_NKEY": str(self._seeds[role]), "OFFLOOP_CA": str(self._authority.certificate)}
+
+    def begin(self, role, *words):
+        """Starts a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *map(str, words), "--stream", self.address],
+            env={**os.environ, **self.environment(role)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def replicas_of(self, stream):
+        """How many servers keep a stream."""
+        asked = NatsServers.parse(self.address, self._seeds["publish"], self._authority.certificate)
+        with Gateway(asked) as gateway:
+            return gateway.call(lambda jetstream: jetstream.stream_info(stream), 10).config.num_replicas
+
+
+@pytest.mark.needs("openssl")
+def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(tmp_path, runs_dir):
+    with contextlib.ExitStack() as stack:
+        cluster = SecureCluster(tmp_path)
+        stack.callback(cluster.servers.kill)
+
+        def begin(*words):
+            process = cluster.begin(*words)
+            stack.callback(lambda: (process.kill(), print(process.communicate()[0])))
+            return process
+
+        def publish(count):
+            for _ in range(count):
+                publisher.publish(Event.BATCH_END, loss=1 / (publisher.statistics().published + 1), lr={"SGD": [0.1]})
+            publisher.poll()
+
+        def lines():
+            publisher.poll()
+            return path.read_bytes().count(b"\n") if path.exists() else 0
+
+        path = tmp_path / "mine.jsonl"
+        publisher = stack.enter_context(Publisher("r", runs_dir=runs_dir))
+        publish(300)
+        bridge = begin("publish", "bus", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
+        logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
+        named = ("view", "consumers", "--wait", "--run", "r", *logging, "--name", "mine", "--commit-every", "50")
+        first = begin(*named)
+        wait_for(lambda: lines() >= 300, "the first 300 lines", 60)
+        first.send_signal(signal.SIGINT)
+        assert first.wait(30) == 0, first.stdout.read()
+        assert {cluster.replicas_of(stream) for stream in ("ol_r", "KV_ol_runs", "KV_ol_pos")} == {3}
+        cluster.servers.kill("n1")
+        second = begin(*named)
+        publish(300)
+        wait_for(lambda: lines() >= 600, "the next 300 lines", 30)
+        publisher.close()
+        assert second.wait(60) == 0, second.stdout.read()
+        assert "consumer mine goes on after" in second.stdout.read()
+        assert bridge.wait(30) == 0
+        undisturbed = tmp_path / "undisturbed.jsonl"
+        logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={undisturbed}")
+        command = [sys.executable, "-m", "consumers", "--run", "r", "--runs-dir", runs_dir, *logging]
+        subprocess.run(command, check=True, capture_output=True)
+        assert path.read_bytes() == undisturbed.read_bytes()
