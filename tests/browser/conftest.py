@@ -1,8 +1,10 @@
 """The browser of these tests, which needs Chromium."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from axe import LOOKS
 from browser import chromium
 from playwright.sync_api import Browser
 
@@ -18,3 +20,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(params=LOOKS, ids=["light", "dark", "light phone", "dark phone"])
+def look(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The sizes and colours in which a page is looked at."""
+    scheme, size = request.param
+    return {"color_scheme": scheme, **size}

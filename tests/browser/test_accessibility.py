@@ -3,36 +3,17 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser import Dashboard, Visit, home_of, visit
+from axe import has_nothing_serious
+from browser import Dashboard, home_of, visit
 
 from bus import Event, Publisher
 from bus.index.annotations import annotate
 
 pytestmark = pytest.mark.timeout(180)
 
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
-SERIOUS = """async () => {
-    const found = await axe.run(document, { resultTypes: ["violations"] });
-    return found.violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) =>
-        `${one.id}: ${one.help}; ${one.nodes.slice(0, 4).map((node) => node.html.slice(0, 300) + " " +
-            node.any.map((check) => check.message).join("; ")).join("\\n    ")}`);
-}"""
-STILL = """async () => {
-    const still = new CSSStyleSheet();
-    still.replaceSync("*, ::before, ::after { transition: none !important; animation: none !important }");
-    document.adoptedStyleSheets = [still];
-    const fading = () => document.querySelector("[class*=-enter-active], [class*=-leave-active]");
-    for (let left = 200; left && fading(); left--) await new Promise(requestAnimationFrame);
-    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
-}"""
-DESK = {"viewport": {"width": 1500, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
-LOOKS = [("light", DESK), ("dark", DESK), ("light", PHONE), ("dark", PHONE)]
 NAMES = [f"rate-{rate}-seed-{seed}" for rate in (0.1, 0.01) for seed in (1, 2)]
 
 
@@ -55,20 +36,6 @@ def served() -> Iterator[Dashboard]:
     with home_of(str(where)) as started:
         yield started
     shutil.rmtree(where)
-
-
-def has_nothing_serious(there: Visit) -> None:
-    """Asks axe-core, with nothing half faded in."""
-    there.page.evaluate(STILL)
-    there.page.evaluate(AXE)
-    found: list[Any] = there.page.evaluate(SERIOUS)
-    assert not found, "\n".join(found)
-
-
-@pytest.fixture(params=LOOKS, ids=["light", "dark", "light phone", "dark phone"])
-def look(request: pytest.FixtureRequest) -> dict[str, Any]:
-    scheme, size = request.param
-    return {"color_scheme": scheme, **size}
 
 
 def test_the_table_of_all_runs(served, browser, look):

@@ -1,8 +1,10 @@
 """The heat map of ranks on the page: what it is sent, what it says, and what a click and a key open."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from axe import has_nothing_serious
 from browser import Visit, visit
 from many_hosts import many_hosts
 from playwright.sync_api import Browser
@@ -104,3 +106,15 @@ def test_thousands_of_ranks_are_a_map_in_which_a_click_and_a_key_open_one(
         # Longer than from one look at the ranks to the next.
         page.wait_for_timeout(1500)
         assert sum(sent) < 4_000
+
+
+def test_axe_finds_nothing_serious_in_the_map_and_in_what_a_key_opens(
+    url: str, browser: Browser, look: dict[str, Any]
+) -> None:
+    with visit(browser, url, **look) as there:
+        there.sees("2,048 ranks on 256 hosts")
+        there.page.locator(".ranks-map").focus()
+        there.page.keyboard.press("ArrowDown")
+        there.page.keyboard.press("Enter")
+        there.page.get_by_role("button", name="close").wait_for()
+        has_nothing_serious(there)
