@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bus.protocol.frames import MAX_FRAME
-from bus.types.deferred import Deferred
+from bus.types.deferred import deferred_values
 from bus.types.timestamp import TrainingTime
 
 _log = logging.getLogger("offloop")
-_PLAIN = {float, int, bool, str, bytes, list, dict, type(None)}
 
 
 class PendingEvent(NamedTuple):
@@ -56,9 +55,7 @@ class PendingEvents(deque[PendingEvent]):
 
 def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
     """The fields with their values, or ``None`` while one is on its way."""
-    fields = event.fields.items()
-    # Asking whether something is a Deferred is slow, and most values obviously are not.
-    late = {name: value for name, value in fields if type(value) not in _PLAIN and isinstance(value, Deferred)}
+    late = deferred_values(event.fields)
     try:
         if not wait and not all(value.ready() for value in late.values()):
             return None

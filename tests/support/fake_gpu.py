@@ -140,3 +140,37 @@ def reads() -> Iterator[list[str]]:
     found: list[str] = []
     with _Functions(found), _Kernels(found):
         yield found
+
+
+class TimedGpu(FakeGpu):
+    """Has a clock of its own, in milliseconds, that moves by one at every mark that it passes."""
+
+    def timing_event(self) -> "Mark":
+        return Mark(self)
+
+    passed = 0
+
+
+class Mark:
+    def __init__(self, gpu: TimedGpu) -> None:
+        self._gpu = gpu
+        self._at: int | None = None
+        gpu.copy(self._pass)
+        gpu.issued += 1
+
+    def _pass(self) -> None:
+        self._gpu.passed += 1
+        self._at = self._gpu.passed
+
+    def query(self) -> bool:
+        return self._at is not None
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        while self._at is None:
+            self._gpu.run(1)
+
+    def elapsed_time(self, end_event: "Mark") -> float:
+        assert self._at is not None
+        assert end_event._at is not None
+        return float(end_event._at - self._at)

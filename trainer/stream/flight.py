@@ -8,7 +8,7 @@ from bus.errors import ConfigurationError
 from bus.protocol.flight_ring import MAX_EVENT, MEMORY, FlightRing
 from bus.protocol.frames import Topic, event_encoder
 from bus.publisher.publisher import Publisher
-from bus.types.deferred import Deferred
+from bus.types.deferred import deferred_values
 from bus.types.demand import BASE_EVENTS
 from bus.types.event import Event
 from bus.types.timestamp import TrainingTime
@@ -115,8 +115,12 @@ class FlightRecorder:
     ) -> None:
         self._send(event, timestamp, previous, fields, context, has_deferred)
         self._is_left = True
-        if has_deferred:
-            fields = {name: None if isinstance(value, Deferred) else value for name, value in fields.items()}
+        if has_deferred and (late := deferred_values(fields)):
+            fields = {**fields, **dict.fromkeys(late)}
+            if "phases" in late:
+                # The ring's own come with a later batch.
+                del fields["phases"]
+                fields["on_demand"] = [name for name in fields["on_demand"] if name != "phases"]
         if event is Event.BATCH_END:
             self._ring.batch += 1
             fields = self._with_phases(fields, timestamp, previous)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_gpu import FakeGpu
+from fake_gpu import TimedGpu
 from field_stream import Stream, asking, train
 from gold import gold_loader
 
@@ -256,42 +256,8 @@ def test_a_stream_that_has_closed_is_not_opened_again(monkeypatch: pytest.Monkey
     assert max(batch for _, batch, _ in stream.sent) == 4
 
 
-class Gpu(FakeGpu):
-    """Has a clock of its own, in milliseconds, that moves by one at every mark that it passes."""
-
-    def timing_event(self) -> "Mark":
-        return Mark(self)
-
-    passed = 0
-
-
-class Mark:
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._at: int | None = None
-        gpu.copy(self._pass)
-        gpu.issued += 1
-
-    def _pass(self) -> None:
-        self._gpu.passed += 1
-        self._at = self._gpu.passed
-
-    def query(self) -> bool:
-        return self._at is not None
-
-    def synchronize(self) -> None:
-        self._gpu.waits += 1
-        while self._at is None:
-            self._gpu.run(1)
-
-    def elapsed_time(self, end_event: "Mark") -> float:
-        assert self._at is not None
-        assert end_event._at is not None
-        return float(end_event._at - self._at)
-
-
 def test_phases_on_several_streams_are_there_when_all_have_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu()
+    gpu = TimedGpu()
     stream = Stream(asking(1, field="phases"))
     train(monkeypatch, stream, batches=1, device=gpu)
     [promise] = phases_of(stream).values()
@@ -305,7 +271,7 @@ def test_phases_on_several_streams_are_there_when_all_have_come_so_far(monkeypat
 
 
 def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu()
+    gpu = TimedGpu()
     stream = Stream(asking(2, field="phases"))
     train(monkeypatch, stream, batches=4, device=gpu)
     promised = phases_of(stream)
@@ -322,7 +288,7 @@ def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pyte
 
 
 def test_when_a_stream_is_drained_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu()
+    gpu = TimedGpu()
     stream = Stream(asking(1, field="phases"))
     train(monkeypatch, stream, batches=1, device=gpu)
     (promise,) = phases_of(stream).values()
