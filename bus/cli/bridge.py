@@ -83,4 +83,4 @@ def bridge(
     say(f"copying run {found.name} to {servers} (Ctrl-C ends)", err=True)
     asyncio.run(copying.copy())
     status = copying.status
-    say(f"all of run {found.name} is there: {status.copied:,} bytes of attempt {status.attempt}", err=True)
+    say(f"run {found.name} is copied: {status.copied:,} bytes of attempt {status.attempt}", err=True)

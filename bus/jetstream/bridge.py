@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -150,21 +150,27 @@ class Bridge:
         self._write_status()
 
     async def _copy_all(self) -> None:
-        for attempt in self._run.attempts[:-1]:
+        done: set[int] = set()
+        while (attempt := self._next(done)) is not None:
+            done.add(attempt.number)
             if attempt.recording.exists():
                 await self._copy_attempt(attempt)
             else:
                 self._say(f"attempt {attempt.number} of run {self._run.name} has no recording any more: not copied")
-        number = self._run.last.number
-        while True:
-            await self._copy_attempt(self._run.last)
-            self._run = read_run(self._path)
-            if self._run.last.number == number:
-                break
-            number = self._run.last.number
-        await self._until_answered(self._say_done)
+            if self._next(done) is None:
+                await self._until_answered(self._say_done)
+                await self._serve_readers(done)
+
+    def _next(self, done: Collection[int]) -> Attempt | None:
+        """The first attempt that is yet to be copied; more may have begun meanwhile."""
+        self._run = read_run(self._path)
+        return next((attempt for attempt in self._run.attempts if attempt.number not in done), None)
+
+    async def _serve_readers(self, done: Collection[int]) -> None:
+        """Gives readers the rest of what is not in the stream, until none asks or another attempt begins."""
         while has_other_hosts(self._run.last) and time.monotonic() - self._relay.raw.used < _READ_SECONDS:
-            # Of what is not in the stream a reader has yet to get the rest.
+            if self._next(done) is not None:
+                return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _copy_attempt(self, attempt: Attempt) -> None:

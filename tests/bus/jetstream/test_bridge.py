@@ -16,9 +16,10 @@ from run_folders import WrittenRun, write_run
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber
 from bus.errors import OffloopError, RecordingError
+from bus.jetstream.answering import MAX_RANGE
 from bus.jetstream.bridge import Bridge, BridgeReplacedError
 from bus.jetstream.copied import CopiedRecording
-from bus.jetstream.gateway import MAX_RANGE, Gateway
+from bus.jetstream.gateway import Gateway
 from bus.net.download import download
 from bus.protocol.frames import MAX_FRAME
 from bus.recording.writer import RecordingWriter
@@ -242,6 +243,43 @@ def test_an_attempt_without_a_recording_is_named_and_the_others_are_copied(tmp_p
     copy.wait()
     assert in_stream(nats_server, "partly", 2) == (path / "recording-2.mcap").read_bytes()
     assert copy.said == ["attempt 1 of run partly has no recording any more: not copied"]
+
+
+def test_the_newest_attempt_without_a_recording_is_treated_as_any_other(tmp_path, nats_server, copying):
+    path = write_run(tmp_path, "partly", losses=[0.5] * 10)
+    WrittenRun(tmp_path, "partly").train([0.4] * 5).end()
+    (path / "recording-2.mcap").unlink()
+    copy = copying(path)
+    copy.wait()
+    assert in_stream(nats_server, "partly", 1) == (path / "recording-1.mcap").read_bytes()
+    assert copy.said == ["attempt 2 of run partly has no recording any more: not copied"]
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(2, 1), (1, 2)])
+def test_attempts_that_begin_while_another_one_is_copied_leave_none_out(
+    tmp_path, nats_server, copying, before, meanwhile
+):
+    noise = random.Random(1)
+    for _ in range(before):
+        run = WrittenRun(tmp_path, "r")
+        run.send("batch_end", {"loss": 1.0, "blob": noise.randbytes(300_000)})
+        path = run.end()
+    copy = copying(path, max_bytes=100_000)
+    wait_for(lambda: copy.status.state == "paused", "the full stream")
+    assert copy.status.attempt == 1
+    for _ in range(meanwhile):
+        WrittenRun(tmp_path, "r").train([0.5] * 5).end()
+    nats_server.give_room("ol_r")
+    copy.wait()
+    assert copied_attempts(nats_server) == {1, 2, 3}
+    for attempt in (1, 2, 3):
+        assert in_stream(nats_server, "r", attempt) == (path / f"recording-{attempt}.mcap").read_bytes()
+
+
+def copied_attempts(nats_server):
+    """Of which attempts of run ``r`` something is in the stream."""
+    subjects = nats_server.operate(lambda jetstream: jetstream.stream_info("ol_r", subjects_filter=">")).state.subjects
+    return {int(subject.split(".")[3]) for subject in subjects}
 
 
 def test_more_replicas_than_servers_are_refused_in_a_line(tmp_path, nats_server, copying):
