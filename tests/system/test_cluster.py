@@ -11,11 +11,13 @@ import time
 import pytest
 from click.testing import CliRunner
 from cluster_runs import ClusterRun, some_deaths
+from faults import assert_counted, numbers_in
 from helpers import wait_for
+from nats.js.client import JetStreamContext
 from nats_certificates import Authority
 from nats_servers import NatsCluster
 
-from bus import Event, Publisher
+from bus import Event, Publisher, Subscriber
 from bus.cli.nats_config import nats_config
 from bus.jetstream.connection import NatsServers
 from bus.jetstream.gateway import Gateway
@@ -36,7 +38,9 @@ def test_deaths_of_servers_bridge_broker_and_consumer_lose_nothing(cluster):
     cluster.finish()
 
 
-def test_what_two_of_three_servers_have_forgotten_is_sent_again(cluster, tmp_path):
+def test_what_two_of_three_servers_have_forgotten_is_sent_again_and_read_from_the_third(cluster, tmp_path, monkeypatch):
+    """What the third one has is of its own making: it may be the same as that of the others, less, or numbered in
+    another way (``tests/bus/jetstream/test_replicas.py`` has each of these for certain)."""
     wait_for(lambda: cluster.reader.last > 200, "the consumer")
     leader, (second, third) = wait_for(lambda: cluster.servers.leader_of("ol_r"), "a leader")
     nodes = cluster.servers.nodes
@@ -53,7 +57,36 @@ def test_what_two_of_three_servers_have_forgotten_is_sent_again(cluster, tmp_pat
     wait_for(lambda: "have forgotten" in cluster.bridge_log, "the bridge", 60)
     wait_for(lambda: read_bridge(cluster.run_dir).refilled > 0, "the bridge", 60)
     nodes[third].start()
-    cluster.finish()
+    read_at(third, monkeypatch)
+    with Subscriber("r", stream=cluster.servers.address, events=[Event.BATCH_END]) as reader:
+        following = numbers_in(iter(reader))
+        got = [next(following) for _ in range(cluster.training.published)]
+        events = cluster.finish()
+        got += following
+    assert_counted(got, events)
+    assert (reader.gaps, reader.damage) == ((), None)
+    with Subscriber("r", stream=cluster.servers.address, events=[Event.BATCH_END]) as late:
+        assert_counted(list(numbers_in(iter(late))), events)
+    assert (late.gaps, late.damage) == ((), None)
+
+
+def read_at(server, monkeypatch):
+    """Has readers of this process read what one server of the cluster has: the servers choose at random which of them
+    keeps a reader's consumer."""
+    subscribe = JetStreamContext.pull_subscribe
+
+    async def subscribe_there(jetstream, *arguments, **options):
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up:
+            subscription = await subscribe(jetstream, *arguments, **options)
+            consumer = await subscription.consumer_info()
+            if consumer.cluster.leader == server:
+                return subscription
+            await subscription.unsubscribe()
+            await jetstream.delete_consumer(consumer.stream_name, consumer.name)
+        raise AssertionError(f"no consumer comes to {server}")
+
+    monkeypatch.setattr(JetStreamContext, "pull_subscribe", subscribe_there)
 
 
 def test_a_bridge_that_was_stopped_while_another_took_over_writes_nothing_more(cluster):
