@@ -165,9 +165,7 @@ def quantities(ranks: Sequence[int]) -> dict[str, host_windows.Quantity]:
     batches = range(1, round(WINDOW / STEP) + 1)
     listed = ("STEP", "ARRIVAL", "LOSS", "MEMORY", "GRADIENT_NORM", "THROUGHPUT")
     called = [*(getattr(host_windows, name) for name in listed), *(host_windows.PHASE + phase for phase in PHASES)]
-    return {
-        name: summarize(name, ranks, [[random.random() for _ in batches] for _ in ranks], batches) for name in called
-    }
+    return {name: summarize(name, ranks, [[random.random() for _ in batches] for _ in ranks]) for name in called}
 
 
 def simulate_hosts(pipe: Connection, address: str, count: int) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bus.protocol.host_windows import (
@@ -226,5 +226,4 @@ def _summary(name: str, ranks: Sequence[int], of_ranks: Mapping[int, list[tuple[
     not_finite = (
         (batch, rank) for rank, found in of_ranks.items() for batch, value in found if not math.isfinite(value)
     )
-    # Not all ranks have values of the same batches.
-    return replace(summarize(name, ranks, values, ()), first_nan=min(not_finite, default=None))
+    return summarize(name, ranks, values, min(not_finite, default=None))

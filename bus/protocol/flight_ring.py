@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
 _MAX_INTEGER = 1 << 31
-_EMPTY = bytes(BLOCK)
+_EMPTY = bytes(BLOCK - 8)
 _GROW = 16
 """Blocks by which the memory grows."""
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
@@ -116,7 +116,7 @@ class FlightRing:
         begin = _AT_BLOCKS + index * BLOCK
         # Without a number first: a reader that finds another one after reading than before has read a mixture.
         _NUMBER.pack_into(self._memory, begin, 0)
-        self._memory[begin + 8 : begin + BLOCK] = _EMPTY[8:]
+        self._memory[begin + 8 : begin + BLOCK] = _EMPTY
         _NUMBER.pack_into(self._memory, begin, self._entered)
         _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, self._batches, self._made, index)
         self._at, self._end = begin + _HEAD, begin + BLOCK

@@ -153,19 +153,15 @@ def _quantity(value: Any, ranks: int) -> Quantity:
     return Quantity(numbers, _number(least), _number(mean), _number(greatest), worst, count, first_nan)
 
 
-def summarize(name: str, ranks: Sequence[int], values: Sequence[Sequence[float]], batches: Sequence[int]) -> Quantity:
-    """The quantity of that name from the values of each rank, which belong to ``batches`` in the same order."""
+def summarize(
+    name: str, ranks: Sequence[int], values: Sequence[Sequence[float]], first_nan: tuple[int, int] | None = None
+) -> Quantity:
+    """The quantity of that name from the values of each rank; ``first_nan`` is as in :class:`Quantity`."""
     finite = [[value for value in of_rank if math.isfinite(value)] for of_rank in values]
     means = tuple(math.fsum(of_rank) / len(of_rank) if of_rank else math.nan for of_rank in finite)
     there = [value for of_rank in finite for value in of_rank]
     known = [(mean, rank) for mean, rank in zip(means, ranks, strict=True) if not math.isnan(mean)]
     worst = (min if name == THROUGHPUT else max)(known)[1] if len(known) > 0 else None
-    not_finite = [
-        (batch, rank)
-        for rank, of_rank in zip(ranks, values, strict=True)
-        for batch, value in zip(batches, of_rank, strict=False)
-        if not math.isfinite(value)
-    ]
     return Quantity(
         means,
         min(there, default=math.nan),
@@ -173,5 +169,5 @@ def summarize(name: str, ranks: Sequence[int], values: Sequence[Sequence[float]]
         max(there, default=math.nan),
         worst,
         sum(map(len, values)),
-        min(not_finite, default=None),
+        first_nan,
     )

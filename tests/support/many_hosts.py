@@ -62,7 +62,8 @@ def many_hosts(
             PHASE + "backward": [0.18 + one for one in noise],
         }
         quantities = {
-            name: summarize(name, ranks, [[one] for one in of_all], [last]) for name, of_all in values.items()
+            name: summarize(name, ranks, [[one] for one in of_all], (last, nan) if math.isnan(sum(of_all)) else None)
+            for name, of_all in values.items()
         }
         made.append(
             HostWindow(

@@ -140,10 +140,6 @@ class RankMap:
         """The hosts of which nothing comes any more, those that are furthest behind first."""
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
-    def cell_of(self, rank: int) -> int | None:
-        """Where a rank is."""
-        return self.ranks.index(rank) if rank in self.ranks else None
-
     def host_of(self, cell: int) -> HostView:
         """The host of a cell."""
         return self._host_of[cell]

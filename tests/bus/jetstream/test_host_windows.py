@@ -15,7 +15,7 @@ from bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_pa
 
 
 def window(host, rank, last):
-    step = {STEP: summarize(STEP, [rank], [[0.5, 0.25]], [last - 1, last])}
+    step = {STEP: summarize(STEP, [rank], [[0.5, 0.25]])}
     return HostWindow(host, 1, (rank,), 2, last - 1, last, last, 0.75, (last,), (), step)
 
 

@@ -61,10 +61,10 @@ def test_a_part_of_another_type_is_refused_or_read(window, place, value):
     assert isinstance(read, HostWindow)
 
 
-def test_a_quantity_names_the_worst_rank_and_the_first_value_that_is_not_finite():
-    made = summarize("loss", [8, 9], [[1.0, math.nan, 3.0], [5.0, 5.0, math.inf]], [101, 102, 103])
+def test_a_quantity_names_the_worst_rank_and_leaves_out_what_is_not_finite():
+    made = summarize("loss", [8, 9], [[1.0, math.nan, 3.0], [5.0, 5.0, math.inf]], (102, 8))
     assert made == Quantity((2.0, 5.0), 1.0, 3.5, 5.0, 9, 6, (102, 8))
-    assert summarize(THROUGHPUT, [8, 9], [[1.0], [5.0]], [1]).worst == 8
-    none = summarize("loss", [8], [[]], [])
+    assert summarize(THROUGHPUT, [8, 9], [[1.0], [5.0]]).worst == 8
+    none = summarize("loss", [8], [[]])
     assert (none.worst, none.count) == (None, 0)
     assert math.isnan(none.mean)

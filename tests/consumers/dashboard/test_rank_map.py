@@ -93,7 +93,7 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
     # Of all ranks only one has a value, or none.
     (window, *_) = many_hosts(1, 3)
     for values in ([[1.0], [], []], [[], [], []], [[0.0], [0.0], [0.0]], [[1e300], [1.0], [float("inf")]]):
-        odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values, [4])})
+        odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values)})
         one = Ranks()
         one.take_windows([odd])
         low, high = one.map().range(LOSS)
