@@ -59,7 +59,7 @@ class _Watching:
         self._now_ns = 0
         self._pids: dict[int, int] = {}
         self._has_gpu = False
-        self._asked = 0
+        self._asked: int | None = None
 
     def read(self) -> None:
         """Takes an attempt that has ended."""
@@ -75,9 +75,10 @@ class _Watching:
             try:
                 async for snapshot in subscriber:
                     self._take(snapshot)
-                    if self._asked != self._windows.batches and subscriber.live:
-                        self._asked = self._windows.batches
-                        subscriber.ask_for(_demand(self._asked, self._has_gpu))
+                    batches = self._windows.batches
+                    if batches is not None and batches != self._asked and subscriber.live:
+                        self._asked = batches
+                        subscriber.ask_for(_demand(batches, self._has_gpu))
             finally:
                 waiting.cancel()
         self._append(self._windows.finish())

@@ -24,6 +24,7 @@ from bus.trace.phases import PHASES, read_phases
 LATE_NS = 5_000_000_000
 """For how long after its first rank has ended a window the others are waited for."""
 _LEAST_NS = 1_000_000_000
+_STEADY = 3
 _RESERVED = "reserved_bytes.all.current"
 
 
@@ -91,8 +92,11 @@ class HostWindows:
         self._first: int | None = None
         self._mark: tuple[int, int] | None = None
         self._ended: deque[_Window] = deque()
-        self.batches = 1
-        """Of how many batches a window is at the moment: a power of two."""
+        self._lengths: deque[int] = deque(maxlen=_STEADY)
+        self.batches: int | None = None
+        """Of how many batches a window usually is: a power of two, ``None`` before some have ended. It becomes another
+        one when three in a row agree: one that an evaluation was in does not count, nor a step that is about half a
+        second, now more and now less."""
 
     def take(self, snapshot: Snapshot) -> list[HostWindow]:
         """Takes the end of a batch; returns the windows that are closed with it."""
@@ -123,10 +127,17 @@ class HostWindows:
             return
         before, began_ns = self._mark
         took = max(now_ns - began_ns, 1) / (batch - before)
-        self.batches = 1 << max(0, math.ceil(math.log2(_LEAST_NS / took)))
-        if batch % self.batches == 0:
+        length: int = 1 << max(0, math.ceil(math.log2(_LEAST_NS / took)))
+        if batch % length == 0:
             self._ended.append(_Window(self._first, batch, began_ns, now_ns))
             self._first, self._mark = batch + 1, (batch, now_ns)
+            self._note_length(length)
+
+    def _note_length(self, length: int) -> None:
+        lengths = self._lengths
+        lengths.append(length)
+        if len(lengths) == _STEADY and (self.batches is None or len(set(lengths)) == 1):
+            self.batches = sorted(lengths)[_STEADY // 2]
 
     def close_late(self, now_ns: int) -> list[HostWindow]:
         """The windows that all ranks have ended, and those that are waited for no longer."""

@@ -93,6 +93,30 @@ def test_a_window_ends_with_the_same_batches_on_all_hosts_about_once_a_second():
             assert made[: len(last)] == last
 
 
+def asked_over(steps):
+    """Of how many batches windows are said to be, each time that it becomes another number."""
+    made = HostWindows("h", 1, (0,), 4, 1)
+    now, found = 0, []
+    for batch, step in enumerate(steps, 1):
+        now += step
+        made.take(batch_end(0, batch, now))
+        if made.batches is not None and made.batches != (found[-1] if found else None):
+            found.append(made.batches)
+    return found
+
+
+def test_what_is_asked_of_a_training_follows_its_speed_and_neither_noise_nor_an_evaluation():
+    slow, fast = 3 * 10**8, 2 * 10**7
+    assert asked_over([slow] * 11) == []
+    assert asked_over([slow] * 60) == [4]
+    # Each demand that changes takes effect between two batches, and costs the phases of one of them.
+    assert asked_over([slow] * 60 + [fast] * 640) == [4, 64]
+    assert asked_over(([slow] * 19 + [20 * 10**9]) * 20) == [4]
+    # Two of a window's batches take less than a second, then more, and so on.
+    assert asked_over(([499 * 10**6] * 4 + [501 * 10**6] * 2) * 40) in ([2], [4])
+    assert asked_over([3 * 10**9] * 9) == [1]
+
+
 def test_a_rank_that_stops_is_late_and_the_others_are_waited_for_no_longer():
     ends = [(batch * 10**9, rank, batch, 1.0) for batch in range(1, 21) for rank in (0, 1) if rank == 0 or batch < 5]
     made = HostWindows("h", 1, (), 4, 2)
