@@ -57,6 +57,10 @@ class BridgeReplacedError(BrokerError):
     """Another bridge copies this recording now."""
 
 
+class ShorterError(RecordingError):
+    """A file is the beginning of its copy in the stream: its newest part was not on the disk in a power failure."""
+
+
 class Copied(NamedTuple):
     """How far the copy of a recording goes."""
 
@@ -127,8 +131,8 @@ class Bridge:
 
         Raises:
             BridgeReplacedError: another bridge has taken over.
-            BrokerError: the servers do not take it, for good.
-            RecordingError: what is in the stream is not of this recording.
+            BrokerError: the servers do not take it, for good, or their stream is another run's.
+            RecordingError: what is in the stream is not of this recording; all other attempts are there.
             RunDirectoryError: the run's directory cannot be read any more.
         """
         try:
@@ -151,15 +155,24 @@ class Bridge:
 
     async def _copy_all(self) -> None:
         done: set[int] = set()
+        failure: RecordingError | None = None
         while (attempt := self._next(done)) is not None:
             done.add(attempt.number)
             if attempt.recording.exists():
-                await self._copy_attempt(attempt)
+                try:
+                    await self._copy_attempt(attempt)
+                except RecordingError as error:
+                    failure = error
+                    if self._next(done) is None:
+                        break
+                    self._say(f"attempt {attempt.number} of run {self._run.name} is not copied any further: {error}")
             else:
                 self._say(f"attempt {attempt.number} of run {self._run.name} has no recording any more: not copied")
             if self._next(done) is None:
                 await self._until_answered(self._say_done)
                 await self._serve_readers(done)
+        if failure is not None:
+            raise failure
 
     def _next(self, done: Collection[int]) -> Attempt | None:
         """The first attempt that is yet to be copied; more may have begun meanwhile."""
@@ -184,7 +197,7 @@ class Bridge:
                 await self._relay.serve_run()
                 subject = names.recording_subject(run, number, self._host)
                 copies.append(_Copy(self, subject, GrowingRecording(attempt.recording)))
-                tasks.append(asyncio.create_task(copies[-1].follow(lambda: self._is_closed(number))))
+                tasks.append(asyncio.create_task(self._follow_recording(copies[-1], number)))
             if has_other_hosts(attempt):
                 watching: asyncio.Task[None] = asyncio.create_task(self._watch(attempt, self._host))
                 tasks.append(watching)
@@ -203,6 +216,14 @@ class Bridge:
             await asyncio.gather(*tasks, return_exceptions=True)
             for copy in copies:
                 copy.close()
+
+    async def _follow_recording(self, copy: "_Copy", attempt: int) -> None:
+        try:
+            await copy.follow(lambda: self._is_closed(attempt))
+        except ShorterError as error:
+            if not self._is_closed(attempt):
+                raise
+            self._say(f"{error}: the copy is kept as it is")
 
     async def _has_first_rank(self, attempt: int) -> bool:
         """Whether the first rank publishes here: known when all ranks of this host have begun."""
@@ -459,26 +480,63 @@ class _Copy:
             BridgeReplacedError: it did."""
         await self._look(self.at)
 
-    async def _look(self, before: Copied) -> Copied:
+    async def _look(self, before: Copied) -> tuple[Copied, bytes]:
         bridge = self._bridge
-        at: Copied = await bridge._until_answered(self._last)
+        at: Copied
+        at, data = await bridge._until_answered(self._last)
         if at.bridge not in ("", bridge._identity) and before.bridge == bridge._identity and at.end > before.end:
             raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {bridge._run.name!r} now")
-        return at
+        return at, data
 
     async def _find(self, before: Copied) -> Copied:
         """Looks up how far the copy goes, as often as it takes."""
         bridge = self._bridge
-        at = await self._look(before)
+        at, data = await self._look(before)
+        # Who was here before is what a later one is compared with.
+        self.at = at = at._replace(bridge=bridge._identity)
+        await self._compare(at, data)
         if at.end < before.end:
             bridge.status.refilled += before.end - at.end
             forgotten = f"{before.end - at.end:,} bytes of run {bridge._run.name}"
             bridge._say(f"the servers have forgotten {forgotten}: sent again")
-        # Who was here before is what a later one is compared with.
-        self.at = at = at._replace(bridge=bridge._identity)
         return at
 
-    async def _last(self) -> Copied:
+    async def _compare(self, at: Copied, last: bytes) -> None:
+        """Compares the file with the last message, and with the first one where the file ends before the last.
+
+        Raises:
+            ShorterError: the file ends before its copy.
+            RecordingError: they differ.
+        """
+        stream, path, end = self._bridge._stream, self.file.path, self.file.look()
+        begin = at.end - len(last)
+        if at.offset > end and begin >= end:
+            begin, last = await self._bridge._until_answered(self._first)
+        # What is behind the last check record may be written anew, or is what a power failure left.
+        copied = last[: max(0, min(at.offset, end) - begin)]
+        if self.file.read(begin, len(copied)) != copied:
+            raise RecordingError(
+                f"the stream {stream} and {path} differ from byte {begin:,} on: where the file is the right one, "
+                "remove the stream, or give this run another name",
+                path=path,
+            )
+        if at.offset > end:
+            raise ShorterError(
+                f"{path} ends {at.offset - end:,} bytes before its copy in the stream {stream}", path=path
+            )
+
+    async def _first(self) -> tuple[int, bytes]:
+        """The beginning of what the stream holds of the file, and its offset."""
+        from nats.js.errors import NotFoundError
+
+        bridge = self._bridge
+        try:
+            message = await bridge._jetstream.get_msg(bridge._stream, seq=1, subject=self._subject, next=True)
+        except NotFoundError:
+            return 0, b""
+        return int((message.headers or {}).get(names.OFFSET, 0)), message.data or b""
+
+    async def _last(self) -> tuple[Copied, bytes]:
         from nats.js.errors import NotFoundError
 
         bridge = self._bridge
@@ -487,22 +545,18 @@ class _Copy:
         except NotFoundError as error:
             if error.err_code == _NO_STREAM:
                 await bridge._make_stream()
-            return Copied()
+            return Copied(), b""
         headers, data = message.headers or {}, message.data or b""
         try:
             offset = int(headers[names.OFFSET])
             final = int(headers[names.FINAL]) if names.FINAL in headers else None
         except (KeyError, ValueError):
-            raise RecordingError(f"the stream {bridge._stream} holds something else than this run") from None
+            raise BrokerError(f"the stream {bridge._stream} holds something else than this run") from None
         if headers.get(names.RUN_ID) not in (None, bridge._run.id):
-            raise RecordingError(
+            raise BrokerError(
                 f"the stream {bridge._stream} holds another run that is called {bridge._run.name!r}: give this one "
                 "another name, or remove the stream"
             )
-        if final is None and self.file.read(offset, len(data)) != data:
-            raise RecordingError(
-                f"the stream {bridge._stream} and {self.file.path} differ from byte {offset:,} on: remove the stream, "
-                "or give this run another name"
-            )
         end = offset + len(data)
-        return Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
+        at = Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
+        return at, data

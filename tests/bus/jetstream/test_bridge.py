@@ -218,7 +218,7 @@ def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, nats_ser
 def test_a_stream_of_another_run_of_that_name_is_left_alone(tmp_path, nats_server, copying):
     copying(write_run(tmp_path / "one", "name")).wait()
     other = copying(write_run(tmp_path / "two", "name"))
-    with pytest.raises(RecordingError, match="another run"):
+    with pytest.raises(BrokerError, match="another run"):
         other.wait()
 
 
@@ -274,6 +274,68 @@ def test_attempts_that_begin_while_another_one_is_copied_leave_none_out(
     assert copied_attempts(nats_server) == {1, 2, 3}
     for attempt in (1, 2, 3):
         assert in_stream(nats_server, "r", attempt) == (path / f"recording-{attempt}.mcap").read_bytes()
+
+
+def lose_power(run, tail):
+    """The bytes of a recording before its host's power failure, of which the disk has some and perhaps zeros."""
+    before, run_size = run.path / "recording-1.mcap", run.writer.size
+    whole = before.read_bytes()
+    run.abandon()
+    before.write_bytes(whole[: run_size // 2] + bytes(tail))
+    return whole
+
+
+@pytest.mark.parametrize("tail", [0, 100_000], ids=["cut", "zeros"])
+@pytest.mark.parametrize("messages", [1, 3])
+def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_copied(
+    tmp_path, nats_server, copying, messages, tail
+):
+    run = WrittenRun(tmp_path, "r")
+    first = copying(run.path)
+    for _ in range(messages):
+        run.train([1.0] * 500)
+        wait_for(lambda: first.status.copied == run.writer.size, "the bridge")
+    first.stop()
+    whole = lose_power(run, tail)
+    path = WrittenRun(tmp_path, "r").train([0.5] * 5).end()
+    second = copying(path)
+    second.wait()
+    assert in_stream(nats_server, "r", 2) == (path / "recording-2.mcap").read_bytes()
+    assert in_stream(nats_server, "r", 1) == whole
+    assert len(second.said) == 1
+    assert re.fullmatch(
+        r".*recording-1.mcap ends [\d,]+ bytes before its copy in the stream ol_r: the copy is kept as it is",
+        second.said[0],
+    )
+
+
+@pytest.mark.parametrize("damaged", ["in the last message", "in the first one, and the last one is lost"])
+def test_an_attempt_that_differs_from_its_copy_is_named_at_the_end_and_the_others_are_copied(
+    tmp_path, nats_server, copying, damaged
+):
+    run = WrittenRun(tmp_path, "r").train([1.0] * 500)
+    first = copying(run.path)
+    wait_for(lambda: first.status.copied == run.writer.size, "the bridge")
+    begin = run.writer.size // 4
+    if "lost" in damaged:
+        run.train([1.0] * 2000)
+        wait_for(lambda: first.status.copied == run.writer.size, "the bridge")
+    first.stop()
+    whole = (
+        lose_power(run, 0) if "lost" in damaged else (run.abandon(), (run.path / "recording-1.mcap").read_bytes())[1]
+    )
+    recording = run.path / "recording-1.mcap"
+    damage = bytearray(recording.read_bytes())
+    damage[begin] ^= 1
+    recording.write_bytes(damage)
+    path = WrittenRun(tmp_path, "r").train([0.5] * 5).end()
+    second = copying(path)
+    with pytest.raises(RecordingError, match=r"recording-1.mcap differ from byte 0 on"):
+        second.wait()
+    assert in_stream(nats_server, "r", 2) == (path / "recording-2.mcap").read_bytes()
+    assert in_stream(nats_server, "r", 1) == whole
+    assert second.said[0].startswith("attempt 1 of run r is not copied any further: the stream ol_r and ")
+    assert second.status.state == "failed"
 
 
 def copied_attempts(nats_server):
