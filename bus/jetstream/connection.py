@@ -23,7 +23,8 @@ OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
 """Older servers have known holes; on this machine alone they may be used."""
 
-API_SECONDS = 5.0
+API_SECONDS = 2.0
+"""For how long an answer is waited on: servers that lose their leader give none until they have another one."""
 CONNECT_SECONDS = 10.0
 _LOST_SECONDS = 0.2
 """How often it is looked whether a connection was lost while an answer is waited for."""
