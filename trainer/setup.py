@@ -31,6 +31,7 @@ from trainer.loop.microbatches import Microbatching, check_microbatch_size
 from trainer.loop.optimization import Optimization
 from trainer.loop.progress import ProgressDisplay
 from trainer.loop.step import TrainStep
+from trainer.stream.run_metadata import describe_unavailable
 from trainer.stream.run_stream import TrainingStream
 
 
@@ -124,7 +125,7 @@ class Setup:
             clock=self.clock,
             ranks=self.ranks,
             shows=shows,
-            facts=self.checkpoints.facts,
+            facts={**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)},
         )
         if self.stream.publisher is not None:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from bus.runs.directory import Attempt, read_run
 from bus.subscriber.subscriber import Subscriber
 from bus.types.demand import Demand, Want
 from bus.types.event import Event
+from bus.types.source import Source
 
 PHASES_EVERY = 10
 """Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""
@@ -59,6 +60,7 @@ class _Watching:
         self._now_ns = 0
         self._pids: dict[int, int] = {}
         self._has_gpu = False
+        self._never: set[str] = set()
         self._asked: int | None = None
 
     def read(self) -> None:
@@ -78,7 +80,7 @@ class _Watching:
                     batches = self._windows.batches
                     if batches is not None and batches != self._asked and subscriber.live:
                         self._asked = batches
-                        subscriber.ask_for(_demand(batches, self._has_gpu))
+                        subscriber.ask_for(_demand(batches, self._has_gpu, self._never))
             finally:
                 waiting.cancel()
         self._append(self._windows.finish())
@@ -86,6 +88,7 @@ class _Watching:
     def _take(self, snapshot: Snapshot) -> None:
         self._heard, self._now_ns = time.monotonic(), snapshot.time_ns
         if snapshot.event is Event.INIT:
+            self._never |= Source.of(snapshot.fields).fields.keys()
             self._has_gpu |= snapshot.get("device_name") not in (None, "cpu")
         elif snapshot.event is Event.BATCH_END:
             self._append(self._windows.take(snapshot))
@@ -118,9 +121,11 @@ class _Watching:
         return float(int(pages) * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _demand(batches: int, has_gpu: bool) -> Demand:
-    """What is asked of the training where a window has so many batches: memory and norm once in each, at its end."""
+def _demand(batches: int, has_gpu: bool, never: Collection[str]) -> Demand:
+    """What is asked of the training where a window has so many batches: memory and norm once in each, at its end.
+
+    What it can never have is not: it would warn its user of a request that is not the user's."""
     fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}
     if has_gpu:
         fields["memory_stats"] = batches
-    return Demand({Event.BATCH_END: Want(1, fields)})
+    return Demand({Event.BATCH_END: Want(1, {name: every for name, every in fields.items() if name not in never})})

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 from training import gold_trainer
 
+from bus import Event, Recording
 from bus.errors import OffloopError
 from trainer import Classifier, Evaluator, RankBatchSampler, Trainer
 from trainer.algorithms.gradient_clipping import GradientClipping
@@ -226,6 +227,14 @@ def saved_again(folder: Path) -> dict[str, Any]:
     return {"expected": weights(trainer), "found": weights(loaded)}
 
 
+def never_given(folder: Path) -> list[str]:
+    """The fields that a training says it will never have, in the stream's first event."""
+    with comparable(fsdp_config={}, publish=True, run_name="sharded", runs_dir=folder / "runs") as trainer:
+        trainer.fit()
+    snapshots = Recording(folder / "runs" / "sharded").snapshots([Event.INIT])
+    return sorted({name for one in snapshots for name in one.fields["unavailable"]["fields"]})
+
+
 def main() -> None:
     """Runs everything on this rank."""
     torch.set_num_threads(1)
@@ -241,6 +250,7 @@ def main() -> None:
         "evaluated": evaluated(),
         "tied": tied(),
         "saved again": saved_again(folder),
+        "never given": never_given(folder),
         "refused": refused(folder),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -16,6 +16,12 @@ from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
 
+SHARDED = (
+    "with fsdp_config each rank has a part of the weights, and norms of all of them take all ranks at once: log it "
+    "from an algorithm"
+)
+"""Why a training whose weights are spread over ranks has none of these fields."""
+
 
 @torch.no_grad()
 def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -52,10 +58,7 @@ def _is_sharded(tensor: Tensor) -> bool:
 def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
     if any(map(_is_sharded, tensors)):
         # The ranks learn at different times what is wanted, and one that computes alone would wait for the others.
-        raise ConfigurationError(
-            "with fsdp_config each rank has a part of the weights, and norms of all of them take all ranks at once: "
-            "log it from an algorithm"
-        )
+        raise ConfigurationError(SHARDED)
 
 
 def _joint(norms: list[Tensor]) -> Tensor:

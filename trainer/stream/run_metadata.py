@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainer.engine.state import State
+from trainer.fields.norms import NORM_FIELDS, SHARDED
 
 
 def describe_system(state: State) -> dict[str, Any]:
@@ -31,6 +32,11 @@ def describe_system(state: State) -> dict[str, Any]:
         "offloop": _version(),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def describe_unavailable(is_sharded: bool) -> dict[str, Any]:
+    """The fields that a training never has, for the description of its run: norms, where its weights are sharded."""
+    return {"unavailable": {"fields": dict.fromkeys(NORM_FIELDS, SHARDED)}} if is_sharded else {}
 
 
 def describe_sizes(state: State) -> dict[str, Any]:

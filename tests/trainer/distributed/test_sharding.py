@@ -21,6 +21,7 @@ from trainer.checkpoints.checkpoints import folder_name
 from trainer.checkpoints.folder import CheckpointFolder
 from trainer.checkpoints.sharded import check_sharded, read_sharded
 from trainer.distributed.sharding import check_fsdp_config
+from trainer.fields.norms import NORM_FIELDS
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,10 @@ def test_a_weight_in_two_places_stays_one(found: Found) -> None:
     assert found[0]["tied"]["is one"]
     whole, sharded = found[0]["tied"]["weights"]
     assert_close(sharded, whole)
+
+
+def test_the_fields_that_take_all_ranks_at_once_are_said_to_be_unavailable(found: Found) -> None:
+    assert found[0]["never given"] == sorted(NORM_FIELDS)
 
 
 def test_ranks_with_unequal_numbers_of_batches_are_evaluated_together(found: Found) -> None:

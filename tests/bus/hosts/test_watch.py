@@ -1,0 +1,44 @@
+"""What is asked of a training so that windows of its host can be made."""
+
+import asyncio
+import threading
+
+import pytest
+from helpers import wait_for
+
+from bus import Event, Publisher
+from bus.hosts.watch import watch_host
+from bus.runs.directory import read_run
+
+STEP_NS = 3 * 10**8
+WHY = "with fsdp_config each rank has a part"
+
+
+@pytest.mark.parametrize("never", [{}, {"gradient_norm": WHY}])
+def test_a_norm_is_asked_for_once_a_window_and_not_where_there_is_none(runs_dir, never):
+    now = 10**18
+
+    def clock():
+        return now
+
+    info = {"unavailable": {"fields": never}}
+    with Publisher("r", runs_dir=runs_dir, world_size=2, local_world_size=1, info=info, clock=clock) as publisher:
+        publisher.publish(Event.INIT)
+        path = runs_dir / "r"
+        attempt = read_run(path).last
+        watching = threading.Thread(target=lambda: asyncio.run(watch_host(path, attempt, "h")))
+        watching.start()
+        batch = 0
+
+        def asked():
+            nonlocal now, batch
+            now, batch = now + STEP_NS, batch + 1
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1.0)
+            publisher.poll()
+            # Four batches are a window of more than a second.
+            return set(publisher.demand.due_fields(Event.BATCH_END, 4, None))
+
+        wait_for(lambda: "phases" in asked(), "the demand")
+        assert asked() == {"phases", "gradient_norm"} - never.keys()
+        assert not publisher.demand.due_fields(Event.BATCH_END, 3, None)
+    watching.join()
