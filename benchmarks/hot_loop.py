@@ -40,6 +40,17 @@ print("ready", flush=True)
 for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
+ASKER = """
+import sys
+from bus import Event, Subscriber
+from bus.hosts.watch import windows_demand
+demand = windows_demand(int(sys.argv[2]), False) if len(sys.argv) > 2 else None
+print("ready", flush=True)
+for snapshot in Subscriber(sys.argv[1], events=[Event.BATCH_END], demand=demand):
+    pass
+"""
+"""Follows a run as what makes the windows of its host does, which have so many batches; without a number it asks for
+nothing."""
 
 OF_A_BATCH = (
     *(Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH),
@@ -336,6 +347,50 @@ def measure_flight(report: Report, runs_dir: Path, quick: bool) -> None:
     report.add("all events of a batch, recorded (record='all')", batches["all"].busy, "us")
 
 
+def measure_windows(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Microseconds of a batch's events beside a process that asks for what the windows of a host take, and beside one
+    that asks for nothing, on the medium MLP."""
+    calls, bursts = 128, 3 if quick else 60
+    lengths = ("", "128", "1")
+    trainers = {length: make_trainer(JOBS["medium MLP"], 5, runs_dir) for length in lengths}
+    costs = {length: Cost([], []) for length in lengths}
+
+    def train(trainer: Trainer) -> None:
+        run_event = trainer.engine.run_event
+        for event in OF_A_BATCH:
+            if event is Event.BATCH_END:
+                trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
+            run_event(event)
+
+    with contextlib.ExitStack() as stack:
+        for length, trainer in trainers.items():
+            trainer.fit()
+            command = [sys.executable, "-c", ASKER, str(trainer.recording.parent), *filter(None, [length])]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            process.stdout.readline()
+
+        def is_asked() -> bool:
+            for trainer in trainers.values():
+                train(trainer)
+            return "gradient_norm" in recorded(trainers["1"])[-1].fields
+
+        wait_until(is_asked, "the demand")
+        for _ in report.rounds("windows", bursts):
+            for length, trainer in trainers.items():
+                burst(functools.partial(train, trainer), calls, costs[length])
+            time.sleep(0.05)
+        found = {length: [one.fields for one in recorded(trainer)] for length, trainer in trainers.items()}
+        for trainer in trainers.values():
+            trainer.close()
+    if not all(any("gradient_norm" in fields for fields in found[length]) for length in lengths[1:]):
+        raise SystemExit("what windows ask for did not come")
+    report.add("all events of a batch, nothing asked for", costs[""].busy, "us")
+    for length in lengths[1:]:
+        more = [busy - plain for busy, plain in zip(costs[length].busy, costs[""].busy, strict=True)]
+        report.add(f"what windows of {length} batches ask for besides, for each batch", more, "us")
+
+
 def measure_bridge(report: Report, runs_dir: Path, quick: bool) -> None:
     """Microseconds for a published event while a bridge copies the run into NATS, and with those servers killed, beside
     a trainer without a bridge."""
@@ -377,6 +432,7 @@ PARTS = {
     "events": measure_events,
     "bridge": measure_bridge,
     "flight": measure_flight,
+    "windows": measure_windows,
     **{name.replace(" ", "-").lower(): functools.partial(measure_training, name=name) for name in JOBS},
     "delays": measure_delays,
     "all-callbacks": measure_all_callbacks,

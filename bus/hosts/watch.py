@@ -80,7 +80,7 @@ class _Watching:
                     batches = self._windows.batches
                     if batches is not None and batches != self._asked and subscriber.live:
                         self._asked = batches
-                        subscriber.ask_for(_demand(batches, self._has_gpu, self._never))
+                        subscriber.ask_for(windows_demand(batches, self._has_gpu, self._never))
             finally:
                 waiting.cancel()
         self._append(self._windows.finish())
@@ -121,7 +121,7 @@ class _Watching:
         return float(int(pages) * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _demand(batches: int, has_gpu: bool, never: Collection[str]) -> Demand:
+def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> Demand:
     """What is asked of the training where a window has so many batches: memory and norm once in each, at its end.
 
     What it can never have is not: it would warn its user of a request that is not the user's."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bus.errors import ConfigurationError
 from bus.protocol.frames import check_plain, pack_map
-from bus.types.deferred import Deferred
+from bus.types.deferred import is_deferred
 from trainer.arguments.values import to_builtin
 from trainer.device.batch import map_tensors
 from trainer.device.device import DeferredVector, Device
@@ -90,7 +90,7 @@ def sendable(value: Any, device: Device) -> Any:
     without any wait.
 
     Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
-    if isinstance(value, Deferred):
+    if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return device.read_later(value.detach().reshape(()))
