@@ -53,6 +53,10 @@ _STILL_SECONDS = 3.0
 """A bridge that was paused for so long asks whether another one took its place."""
 
 
+_LOCKED_TRIES = 10
+"""How often a bridge tries to write windows that another one writes, when the attempt has ended."""
+
+
 class BridgeReplacedError(BrokerError):
     """Another bridge copies this recording now."""
 
@@ -94,7 +98,8 @@ class Bridge:
         host: by default what this host is called (:func:`bus.runs.directory.host_name`).
         say: shows a line to the user.
         watch: writes the windows of an attempt of this host until all are written, see
-            :func:`bus.hosts.watch.watch_host`; called where the run has other hosts too.
+            :func:`bus.hosts.watch.watch_host`; called where the run has other hosts too, and again while it raises
+            ``BlockingIOError``, because another process writes them.
     """
 
     def __init__(
@@ -199,11 +204,11 @@ class Bridge:
                 copies.append(_Copy(self, subject, GrowingRecording(attempt.recording)))
                 tasks.append(asyncio.create_task(self._follow_recording(copies[-1], number)))
             if has_other_hosts(attempt):
-                watching: asyncio.Task[None] = asyncio.create_task(self._watch(attempt, self._host))
+                watching: asyncio.Task[None] = asyncio.create_task(self._write_windows(attempt))
                 tasks.append(watching)
                 subject = names.windows_subject(run, number, self._host)
                 copies.append(_Copy(self, subject, GrowingWindows(windows_path(attempt.recording, number))))
-                tasks.append(asyncio.create_task(copies[-1].follow(watching.done)))
+                tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
             for task in asyncio.as_completed(tasks):
                 await task
@@ -224,6 +229,24 @@ class Bridge:
             if not self._is_closed(attempt):
                 raise
             self._say(f"{error}: the copy is kept as it is")
+
+    async def _follow_windows(self, copy: "_Copy", has_ended: Callable[[], bool]) -> None:
+        try:
+            await copy.follow(has_ended)
+        except RecordingError as error:
+            # The recording is worth more than they are.
+            self._say(f"no more windows of this host are copied: {error}")
+
+    async def _write_windows(self, attempt: Attempt) -> None:
+        """Has the windows written until all are, by this process as soon as no other one does so."""
+        tries = _LOCKED_TRIES
+        while tries > 0:
+            with suppress(BlockingIOError):
+                await self._watch(attempt, self._host)
+                return
+            tries -= self._is_closed(attempt.number)
+            await asyncio.sleep(_TELL_SECONDS)
+        self._say("another process has yet to write the last windows of this host: those that are there are copied")
 
     async def _has_first_rank(self, attempt: int) -> bool:
         """Whether the first rank publishes here: known when all ranks of this host have begun."""
@@ -407,6 +430,7 @@ class _Copy:
 
     def close(self) -> None:
         """Closes the file."""
+        self._bridge._full.pop(self._subject, None)
         self.file.close()
 
     async def follow(self, has_ended: Callable[[], bool]) -> None:

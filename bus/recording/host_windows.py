@@ -1,6 +1,8 @@
 """The file beside a recording in which a host keeps its windows, see :mod:`bus.protocol.host_windows`: one after the
-other as they are sent, only ever appended to. It can be made again from the recording."""
+other as they are sent, only ever appended to. One process at a time writes it. Made again from the recording it has the
+same batches but other bytes: what was measured meanwhile, which ranks were late, is in no recording."""
 
+import fcntl
 import os
 import time
 from collections import deque
@@ -26,6 +28,7 @@ class WindowsWriter:
     """Appends windows to a file; cuts off what a process that was killed had begun.
 
     Raises:
+        BlockingIOError: another process writes it.
         RecordingError: the file cannot be written.
     """
 
@@ -34,7 +37,11 @@ class WindowsWriter:
         self.last: HostWindow | None = None
         """The last window in it."""
         try:
-            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise self._failure(error) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             growing = GrowingWindows(path)
             try:
                 for self.last in growing.windows():
@@ -42,9 +49,11 @@ class WindowsWriter:
             finally:
                 growing.close()
             os.truncate(self._descriptor, growing.end)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            raise self._failure(error) from None
+        except BaseException as error:
+            os.close(self._descriptor)
+            if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
+                raise self._failure(error) from None
+            raise
 
     def append(self, window: HostWindow) -> None:
         """Appends a window.

@@ -1,14 +1,16 @@
 """What hosts say of their ranks reaches readers elsewhere, whatever becomes of servers and bridges."""
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
 
+import pytest
 from helpers import wait_for
 from run_folders import WrittenRun
 
-from bus import RunNotFoundError, Subscriber
+from bus import Recording, RunNotFoundError, Subscriber
 from bus.jetstream.bridge import Bridge
 from bus.protocol.host_windows import STEP, HostWindow, summarize
 from bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_path
@@ -155,7 +157,74 @@ def test_what_a_killed_process_had_begun_to_write_is_cut_off(tmp_path):
     for torn in range(1, len(whole)):
         path.write_bytes(whole + whole[:torn])
         assert list(GrowingWindows(path).windows()) == [window("h", 0, 2)]
+    writer.close()
     again = WindowsWriter(path)
     assert again.last == window("h", 0, 2)
     again.append(window("h", 0, 4))
     assert [one.last for one in GrowingWindows(path).windows()] == [2, 4]
+
+
+def test_one_process_at_a_time_writes_windows(tmp_path):
+    path = tmp_path / "windows-1"
+    writer = WindowsWriter(path)
+    writer.append(window("h", 0, 2))
+    with pytest.raises(BlockingIOError):
+        WindowsWriter(path)
+    writer.append(window("h", 0, 4))
+    writer.close()
+    writer = WindowsWriter(path)
+    writer.append(window("h", 0, 6))
+    assert [one.last for one in GrowingWindows(path).windows()] == [2, 4, 6]
+
+
+class WritingHost(Host):
+    """A host whose bridge writes a window itself, as soon as it may."""
+
+    async def _watch(self, attempt, host):
+        with contextlib.closing(WindowsWriter(self.path)) as writer:
+            writer.append(window(self.name, self.rank, 6))
+            await super()._watch(attempt, host)
+
+
+def test_a_bridge_writes_windows_when_the_process_that_did_has_ended(tmp_path, nats_server):
+    host = WritingHost(tmp_path, 0, nats_server)
+    host.say(2, 4)
+    with attach(nats_server) as reader:
+        got = []
+        wait_for(lambda: got.extend(reader.host_windows()) or got, "the other one's windows")
+        assert got == [window("host.0", 0, 4)]
+        host.windows.close()
+        wait_for(lambda: got.extend(reader.host_windows()) or len(got) > 1, "its own")
+        assert got[1:] == [window("host.0", 0, 6)]
+    host.end()
+
+
+def test_windows_that_are_others_than_those_in_the_stream_leave_the_recording_alone(tmp_path, nats_server):
+    host = Host(tmp_path, 0, nats_server)
+    host.run.train([1.0] * 10)
+    host.say(2, 4)
+    wait_for(lambda: host.bridge.status.copied == host.run.writer.size, "a copy")
+    wait_for(lambda: copied_windows(nats_server) == 2, "the windows")
+    older = nats_server.copy_store(tmp_path / "older")
+    host.run.train([0.5] * 10)
+    host.end()
+    nats_server.set_back(older)
+    host.path.unlink()
+    again = WindowsWriter(host.path)
+    for last in (3, 6, 9):
+        again.append(window("host.0", 0, last))
+    again.close()
+    host.said.clear()
+    host.start()
+    host.thread.join(30)
+    assert host.bridge.status.state == "done"
+    assert len(host.said) == 1
+    assert host.said[0].startswith("no more windows of this host are copied: the stream ol_wide and ")
+    assert copied_windows(nats_server) == 2
+    with Subscriber("wide", stream=nats_server.address) as reader:
+        assert list(reader) == list(Recording(host.run.writer.path))
+
+
+def copied_windows(nats_server):
+    state = nats_server.operate(lambda jetstream: jetstream.stream_info("ol_wide", subjects_filter="ol.w.>")).state
+    return sum((state.subjects or {}).values())
