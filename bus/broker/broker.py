@@ -485,8 +485,7 @@ class Broker:
 
     def _look_after_bridges(self) -> None:
         if self._bridges is not None:
-            for run in self._runs:
-                self._bridges.look(run.directory.path)
+            self._bridges.look({run.directory.path: run.attempt for run in self._runs})
 
     def _end_run(self, run: LiveRun) -> None:
         # Also of a run that was over before the first heartbeat.

@@ -125,9 +125,18 @@ class GrowingWindows:
         return self.total - (self._before if offset else 0)
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """The window that begins there: one goes into a message."""
+        """The window that begins there: one goes into a message.
+
+        Raises:
+            RecordingError: it is longer than that.
+        """
         data = self.read(offset, min(MAX_WINDOW, end - offset))
-        return data[: next(_sizes(data), 0)]
+        if (size := next(_sizes(data), 0)) > most:
+            raise RecordingError(
+                f"a window in {self.path} has {size:,} bytes and the servers take {most:,}: raise their 'max_payload'",
+                path=self.path,
+            )
+        return data[:size]
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes of the file, fewer where it ends.

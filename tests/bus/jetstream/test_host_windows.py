@@ -8,6 +8,8 @@ import threading
 
 import pytest
 from helpers import wait_for
+from nats.js.errors import NotFoundError
+from nats_servers import NatsServer
 from run_folders import WrittenRun
 
 from bus import Recording, RunNotFoundError, Subscriber
@@ -226,5 +228,31 @@ def test_windows_that_are_others_than_those_in_the_stream_leave_the_recording_al
 
 
 def copied_windows(nats_server):
-    state = nats_server.operate(lambda jetstream: jetstream.stream_info("ol_wide", subjects_filter="ol.w.>")).state
-    return sum((state.subjects or {}).values())
+    with contextlib.suppress(NotFoundError):
+        state = nats_server.operate(lambda jetstream: jetstream.stream_info("ol_wide", subjects_filter="ol.w.>")).state
+        return sum((state.subjects or {}).values())
+    return 0
+
+
+def test_windows_that_are_longer_than_the_servers_take_leave_the_recording_alone(tmp_path):
+    (tmp_path / "nats").mkdir()
+    server = NatsServer(tmp_path / "nats", options="max_payload: 16KB\n")
+    try:
+        host = Host(tmp_path, 0, server)
+        host.say(2)
+        wait_for(lambda: copied_windows(server) == 1, "the window")
+        ranks = tuple(range(3000))
+        step = summarize(STEP, ranks, [[0.5]] * len(ranks))
+        wide = HostWindow(host.name, 1, ranks, len(ranks), 4, 4, 4, 0.75, ranks, (), {STEP: step})
+        host.windows.append(wide)
+        wait_for(lambda: host.said, "a line about it")
+        host.run.send("batch_end", {"blob": random.Random(1).randbytes(50_000)})
+        host.end()
+        assert host.bridge.status.state == "done"
+        (said,) = host.said
+        assert "no more windows of this host are copied: a window in " in said
+        assert "and the servers take 12,288: raise their 'max_payload'" in said
+        with Subscriber("wide", stream=server.address) as reader:
+            assert list(reader) == list(Recording(host.run.writer.path))
+    finally:
+        server.kill()
