@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 
 from bus.errors import BrokerError, OffloopError, RecordingError
 from bus.jetstream import names
-from bus.jetstream.connection import NatsServers, answer_of, connected, in_words, passing_errors
+from bus.jetstream.connection import (
+    NO_STREAM,
+    WRONG_LAST_SEQUENCE,
+    NatsServers,
+    answer_of,
+    connected,
+    in_words,
+    passing_errors,
+)
 from bus.jetstream.positions import make_positions_bucket
 from bus.jetstream.relay import Relay
 from bus.printing import one_line
@@ -39,11 +47,9 @@ _READ_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _AWAY_SECONDS = 0.2
 """How often it is looked whether there is a connection again: no server is asked for that."""
-_WRONG_LAST_SEQUENCE = (10071, 10164)
 _STREAM_FULL = 10077
 _FULL = (_STREAM_FULL, 10002, 10047, 10023)
 """A stream, an account or a server has no room left."""
-_NO_STREAM = 10059
 _EXISTS = 10058
 """A stream of that name is there, with other settings."""
 _TOO_FEW_SERVERS = 10005
@@ -357,8 +363,8 @@ class Bridge:
         status, recording, at = self.status, self._shown.file, self._shown.at
         recording.look()
         status.size, status.copied = recording.end, min(at.offset, recording.end)
-        status.lag_events = recording.copied(at.offset)
-        status.lag_seconds = time.monotonic() - recording.parts[0].seen if recording.parts else 0.0
+        status.lag_events = recording.backlog.drop(at.offset)
+        status.lag_seconds = recording.backlog.seconds
 
     async def _tell(self, force: bool = False) -> None:
         """Writes down how it is doing, and what the run is at, for readers elsewhere."""
@@ -478,7 +484,7 @@ class _Copy:
         except APIError as error:
             if error.err_code in _FULL:
                 await bridge._pause(self._subject, error)
-            elif error.err_code not in _WRONG_LAST_SEQUENCE:
+            elif error.err_code not in WRONG_LAST_SEQUENCE:
                 if (error.code or 0) < 500:
                     raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
                 bridge._wait_for(error)
@@ -567,7 +573,7 @@ class _Copy:
         try:
             message = await bridge._jetstream.get_last_msg(bridge._stream, self._subject)
         except NotFoundError as error:
-            if error.err_code == _NO_STREAM:
+            if error.err_code == NO_STREAM:
                 await bridge._make_stream()
             return Copied(), b""
         headers, data = message.headers or {}, message.data or b""

@@ -25,6 +25,10 @@ OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
 
 API_SECONDS = 2.0
 """For how long an answer is waited on: servers that lose their leader give none until they have another one."""
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""Errors of a server to which another message of a subject is the last one than the one named."""
+NO_STREAM = 10059
+"""The error of a server that has no such stream."""
 CONNECT_SECONDS = 10.0
 _LOST_SECONDS = 0.2
 """How often it is looked whether a connection was lost while an answer is waited for."""

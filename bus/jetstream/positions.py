@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bus.errors import BrokerError, ConfigurationError, OffloopError
 from bus.jetstream import names
-from bus.jetstream.connection import passing_errors
+from bus.jetstream.connection import NO_STREAM, WRONG_LAST_SEQUENCE, passing_errors
 from bus.printing import one_line
 from bus.runs.directory import host_name
 
@@ -37,8 +37,6 @@ _REST_SECONDS = 5.0
 """Servers that have not answered are left alone for so long: each time costs the reader a wait."""
 _CLAIM_SECONDS = STALE_SECONDS + 20.0
 _TRIES = 5
-_WRONG_LAST_SEQUENCE = (10071, 10164)
-_NO_STREAM = 10059
 _ENVELOPE_BYTES = 4096
 """Room for a message's subject and headers."""
 
@@ -181,7 +179,7 @@ class HeldPosition:
             except NoStreamResponseError:
                 """The bucket was removed, or its servers are away: reading it finds out."""
             except APIError as error:
-                if error.err_code not in _WRONG_LAST_SEQUENCE:
+                if error.err_code not in WRONG_LAST_SEQUENCE:
                     raise
             else:
                 entry.revision = written.seq
@@ -202,7 +200,7 @@ class HeldPosition:
         try:
             message = await jetstream.get_last_msg(_STREAM, _subject(entry.key))
         except NotFoundError as error:
-            if error.err_code == _NO_STREAM:
+            if error.err_code == NO_STREAM:
                 runs = await jetstream.stream_info(f"KV_{names.RUNS_BUCKET}")
                 await make_positions_bucket(jetstream, runs.config.num_replicas or 1)
             return _Found()

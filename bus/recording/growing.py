@@ -14,15 +14,34 @@ from bus.recording.records import DamageError, Mark
 _FRONT_BYTES = len(records.MAGIC)
 
 
-class Part(NamedTuple):
-    """What ends with a check record."""
-
+class _Part(NamedTuple):
     end: int
-    """Offset behind the check record."""
     total: int
-    """Events in the file up to there."""
     seen: float
-    """When it was found, by ``time.monotonic``."""
+
+
+class Backlog:
+    """What a growing file has and its copy lacks, part by part."""
+
+    def __init__(self) -> None:
+        self._parts: deque[_Part] = deque()
+        self._total = self._before = 0
+
+    def add(self, end: int, total: int) -> None:
+        """Adds a part: where it ends, and how many events or windows the file has up to there."""
+        self._parts.append(_Part(end, total, time.monotonic()))
+        self._total = total
+
+    def drop(self, offset: int) -> int:
+        """Forgets the parts before an offset; returns how many events or windows are not before it."""
+        while self._parts and self._parts[0].end <= offset:
+            self._before = self._parts.popleft().total
+        return self._total - (self._before if offset else 0)
+
+    @property
+    def seconds(self) -> float:
+        """For how long the oldest part has been known."""
+        return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 
 class GrowingRecording:
@@ -43,13 +62,9 @@ class GrowingRecording:
         """Where the next record begins."""
         self.end = 0
         """Offset behind the last whole check record."""
-        self.total = 0
-        """Events up to there."""
         self.mark: Mark | None = None
         """That check record."""
-        self.parts: deque[Part] = deque()
-        """Those that have been found and not been dropped."""
-        self._before = 0
+        self.backlog = Backlog()
 
     @property
     def size(self) -> int:
@@ -61,15 +76,9 @@ class GrowingRecording:
         size = self.size
         while (found := self._next_mark(size)) is not None:
             mark, self._at = found
-            self.mark, self.end, self.total = mark, self._at, mark.total
-            self.parts.append(Part(self.end, mark.total, time.monotonic()))
+            self.mark, self.end = mark, self._at
+            self.backlog.add(self.end, mark.total)
         return self.end
-
-    def copied(self, offset: int) -> int:
-        """Forgets the parts before an offset; returns how many events are not before it."""
-        while self.parts and self.parts[0].end <= offset:
-            self._before = self.parts.popleft().total
-        return self.total - (self._before if offset else 0)
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
         """What goes into the next message: up to ``end``, at most so many bytes."""

@@ -4,8 +4,6 @@ same batches but other bytes: what was measured meanwhile, which ranks were late
 
 import fcntl
 import os
-import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import msgpack
 from bus.errors import ProtocolError, RecordingError
 from bus.files import open_file
 from bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
-from bus.recording.growing import Part
+from bus.recording.growing import Backlog
 
 _READ_BYTES = 4 * MAX_WINDOW
 
@@ -85,11 +83,8 @@ class GrowingWindows:
         self._descriptor = -1
         self.end = 0
         """Offset behind the last whole window."""
-        self.total = 0
-        """Windows up to there."""
-        self.parts: deque[Part] = deque()
-        """Those that have been found and not been dropped."""
-        self._before = 0
+        self.backlog = Backlog()
+        self._total = 0
 
     @property
     def size(self) -> int:
@@ -112,17 +107,11 @@ class GrowingWindows:
                     window = decode_window(data[at : at + size])
                 except ProtocolError:
                     return
-                self.end, self.total = self.end + size, self.total + 1
-                self.parts.append(Part(self.end, self.total, time.monotonic()))
+                self.end, self._total = self.end + size, self._total + 1
+                self.backlog.add(self.end, self._total)
                 yield window
             if self.end == begin:
                 return
-
-    def copied(self, offset: int) -> int:
-        """Forgets the windows before an offset; returns how many are not before it."""
-        while self.parts and self.parts[0].end <= offset:
-            self._before = self.parts.popleft().total
-        return self.total - (self._before if offset else 0)
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
         """The window that begins there: one goes into a message.

@@ -10,12 +10,14 @@ import pytest
 from helpers import wait_for
 from nats.js.errors import NotFoundError
 from nats_servers import NatsServer
-from run_folders import WrittenRun
+from run_folders import WrittenRun, write_run
 
 from bus import Recording, RunNotFoundError, Subscriber
+from bus.hosts.watch import watch_host
 from bus.jetstream.bridge import Bridge
 from bus.protocol.host_windows import STEP, HostWindow, summarize
 from bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_path
+from bus.runs.directory import read_run
 
 
 def window(host, rank, last):
@@ -177,6 +179,13 @@ def test_one_process_at_a_time_writes_windows(tmp_path):
     writer = WindowsWriter(path)
     writer.append(window("h", 0, 6))
     assert [one.last for one in GrowingWindows(path).windows()] == [2, 4, 6]
+
+
+def test_windows_are_left_to_the_process_that_writes_them(tmp_path):
+    attempt = read_run(write_run(tmp_path, "r")).last
+    path = windows_path(attempt.recording, 1)
+    with contextlib.closing(WindowsWriter(path)), pytest.raises(BlockingIOError):
+        asyncio.run(watch_host(tmp_path / "r", attempt, "h"))
 
 
 class WritingHost(Host):
