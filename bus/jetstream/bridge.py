@@ -16,12 +16,11 @@ from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bus.errors import BrokerError, OffloopError, RecordingError
 from bus.jetstream import names
 from bus.jetstream.connection import (
-    NO_STREAM,
     WRONG_LAST_SEQUENCE,
     NatsServers,
     answer_of,
@@ -29,8 +28,8 @@ from bus.jetstream.connection import (
     in_words,
     passing_errors,
 )
-from bus.jetstream.positions import make_positions_bucket
 from bus.jetstream.relay import Relay
+from bus.jetstream.run_stream import FULL, STREAM_FULL, Copied, RunStream
 from bus.printing import one_line
 from bus.recording.growing import GrowingRecording
 from bus.recording.host_windows import GrowingWindows, windows_path
@@ -38,27 +37,14 @@ from bus.runs.bridged import BridgeStatus
 from bus.runs.directory import Attempt, host_name, read_run
 from bus.runs.listing import describe_run
 
-MAX_MESSAGE = 512 * 1024
-"""Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
-
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
 _READ_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _AWAY_SECONDS = 0.2
 """How often it is looked whether there is a connection again: no server is asked for that."""
-_STREAM_FULL = 10077
-_FULL = (_STREAM_FULL, 10002, 10047, 10023)
-"""A stream, an account or a server has no room left."""
-_EXISTS = 10058
-"""A stream of that name is there, with other settings."""
-_TOO_FEW_SERVERS = 10005
-"""Not enough servers are there at the moment for as many replicas."""
-_NO_CLUSTER = 10074
 _STILL_SECONDS = 3.0
 """A bridge that was paused for so long asks whether another one took its place."""
-
-
 _LOCKED_TRIES = 10
 """How often a bridge tries to write windows that another one writes, when the attempt has ended."""
 
@@ -69,19 +55,6 @@ class BridgeReplacedError(BrokerError):
 
 class ShorterError(RecordingError):
     """A file is the beginning of its copy in the stream: its newest part was not on the disk in a power failure."""
-
-
-class Copied(NamedTuple):
-    """How far the copy of a recording goes."""
-
-    offset: int = 0
-    """Bytes that are there and stay."""
-    end: int = 0
-    """Bytes that are there, with those behind the last check record of a closed file."""
-    sequence: int = 0
-    """Number of the subject's last message."""
-    bridge: str = ""
-    """Who sent that."""
 
 
 def has_other_hosts(attempt: Attempt) -> bool:
@@ -127,7 +100,6 @@ class Bridge:
         self._watch = watch
         self._identity = f"{self._host}/{os.getpid()}/{secrets.token_hex(4)}"
         self._run = read_run(path)
-        self._stream = names.stream_of(self._run.name)
         self.status = BridgeStatus.of_this_process(str(servers), self._host)
         self._shown: _Copy | None = None
         self._full: dict[str, str] = {}
@@ -149,7 +121,10 @@ class Bridge:
         try:
             async with connected(self._servers, f"bridge {self._run.name}", self._say) as (client, stream):
                 self._client, self._jetstream = client, stream
-                await self._until_answered(self._make_stream)
+                self._stream = RunStream(
+                    client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
+                )
+                await self._until_answered(self._stream.make)
                 async with Relay(client, self._path, self._run.name, self._host) as relay:
                     self._relay = relay
                     await self._copy_all()
@@ -270,39 +245,6 @@ class Bridge:
         self._run = run = read_run(self._path)
         return run.last.number != attempt or not (run.live or run.away or run.last.status == "running")
 
-    @property
-    def _most(self) -> int:
-        return min(MAX_MESSAGE, max(self._client.max_payload - 4096, 1024))
-
-    async def _make_stream(self) -> None:
-        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-        from nats.js.errors import APIError, BadRequestError
-
-        config = StreamConfig(
-            name=self._stream,
-            subjects=[names.all_recordings(self._run.name), names.all_windows(self._run.name)],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,
-            max_bytes=self._max_bytes or -1,
-            num_replicas=self._replicas,
-            allow_direct=False,
-        )
-        try:
-            await self._jetstream.add_stream(config)
-        except APIError as error:
-            if error.err_code != _EXISTS:
-                is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *_FULL)
-                if not is_for_good and error.err_code != _NO_CLUSTER:
-                    raise
-                raise BrokerError(f"NATS does not make the stream {self._stream}: {in_words(error)}") from None
-            known = (await self._jetstream.stream_info(self._stream)).config
-            if set(config.subjects or ()) - set(known.subjects or ()):
-                await self._jetstream.update_stream(known.evolve(subjects=config.subjects))
-        # Readers may have no right to make it.
-        with suppress(*passing_errors()):
-            await make_positions_bucket(self._jetstream, self._replicas)
-
     async def _until_answered(self, ask: Callable[[], Any]) -> Any:
         while True:
             try:
@@ -323,7 +265,7 @@ class Bridge:
     def _wait_for(self, error: Exception) -> None:
         self._note()
         self.status.state, self.status.why = "waiting", in_words(error)
-        if getattr(error, "err_code", None) in _FULL:
+        if getattr(error, "err_code", None) in FULL:
             self._say_full(error)
 
     async def _pause(self, subject: str, error: Exception) -> None:
@@ -340,8 +282,8 @@ class Bridge:
             return
         self._said.add(why)
         room = (
-            f"'nats stream edit {self._stream} --max-bytes=-1' lets it grow"
-            if getattr(error, "err_code", None) == _STREAM_FULL
+            f"'nats stream edit {self._stream.name} --max-bytes=-1' lets it grow"
+            if getattr(error, "err_code", None) == STREAM_FULL
             else "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit"
         )
         self._say(f"the stream of run {self._run.name} takes no more ({why}): waiting for room; {room}")
@@ -466,23 +408,13 @@ class _Copy:
         begin = at.offset if final is None else max(at.end, final)
         if final is not None and at.end > end:
             begin = final
-        data = self.file.piece(begin, end, bridge._most)
-        headers = {
-            names.OFFSET: str(begin),
-            names.BRIDGE: bridge._identity,
-            "Nats-Expected-Last-Subject-Sequence": str(at.sequence),
-        }
-        if bridge._run.id is not None:
-            headers[names.RUN_ID] = bridge._run.id
-        if final is not None:
-            headers[names.FINAL] = str(final)
+        data = self.file.piece(begin, end, bridge._stream.most)
         from nats.js.errors import APIError
 
         try:
-            sending = bridge._jetstream.publish(self._subject, data, headers=headers, stream=bridge._stream)
-            acknowledged = await answer_of(bridge._client, sending)
+            sequence = await bridge._stream.publish(self._subject, begin, data, at.sequence, final)
         except APIError as error:
-            if error.err_code in _FULL:
+            if error.err_code in FULL:
                 await bridge._pause(self._subject, error)
             elif error.err_code not in WRONG_LAST_SEQUENCE:
                 if (error.code or 0) < 500:
@@ -497,7 +429,7 @@ class _Copy:
             bridge._full.pop(self._subject, None)
             bridge._note_answer()
             end = begin + len(data)
-            self.at = at = Copied(end if final is None else final, end, acknowledged.seq, bridge._identity)
+            self.at = at = Copied(end if final is None else final, end, sequence, bridge._identity)
             bridge._note()
             await bridge._tell()
             return at
@@ -513,7 +445,7 @@ class _Copy:
     async def _look(self, before: Copied) -> tuple[Copied, bytes]:
         bridge = self._bridge
         at: Copied
-        at, data = await bridge._until_answered(self._last)
+        at, data = await bridge._until_answered(lambda: bridge._stream.last(self._subject))
         if at.bridge not in ("", bridge._identity) and before.bridge == bridge._identity and at.end > before.end:
             raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {bridge._run.name!r} now")
         return at, data
@@ -538,10 +470,10 @@ class _Copy:
             ShorterError: the file ends before its copy.
             RecordingError: they differ.
         """
-        stream, path, end = self._bridge._stream, self.file.path, self.file.look()
+        stream, path, end = self._bridge._stream.name, self.file.path, self.file.look()
         begin = at.end - len(last)
         if at.offset > end and begin >= end:
-            begin, last = await self._bridge._until_answered(self._first)
+            begin, last = await self._bridge._until_answered(lambda: self._bridge._stream.first(self._subject))
         # What is behind the last check record may be written anew, or is what a power failure left.
         copied = last[: max(0, min(at.offset, end) - begin)]
         if self.file.read(begin, len(copied)) != copied:
@@ -554,39 +486,3 @@ class _Copy:
             raise ShorterError(
                 f"{path} ends {at.offset - end:,} bytes before its copy in the stream {stream}", path=path
             )
-
-    async def _first(self) -> tuple[int, bytes]:
-        """The beginning of what the stream holds of the file, and its offset."""
-        from nats.js.errors import NotFoundError
-
-        bridge = self._bridge
-        try:
-            message = await bridge._jetstream.get_msg(bridge._stream, seq=1, subject=self._subject, next=True)
-        except NotFoundError:
-            return 0, b""
-        return int((message.headers or {}).get(names.OFFSET, 0)), message.data or b""
-
-    async def _last(self) -> tuple[Copied, bytes]:
-        from nats.js.errors import NotFoundError
-
-        bridge = self._bridge
-        try:
-            message = await bridge._jetstream.get_last_msg(bridge._stream, self._subject)
-        except NotFoundError as error:
-            if error.err_code == NO_STREAM:
-                await bridge._make_stream()
-            return Copied(), b""
-        headers, data = message.headers or {}, message.data or b""
-        try:
-            offset = int(headers[names.OFFSET])
-            final = int(headers[names.FINAL]) if names.FINAL in headers else None
-        except (KeyError, ValueError):
-            raise BrokerError(f"the stream {bridge._stream} holds something else than this run") from None
-        if headers.get(names.RUN_ID) not in (None, bridge._run.id):
-            raise BrokerError(
-                f"the stream {bridge._stream} holds another run that is called {bridge._run.name!r}: give this one "
-                "another name, or remove the stream"
-            )
-        end = offset + len(data)
-        at = Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
-        return at, data

@@ -1,0 +1,166 @@
+"""The stream of a run, as its bridge writes it."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from bus.errors import BrokerError
+from bus.jetstream import names
+from bus.jetstream.connection import NO_STREAM, answer_of, in_words, passing_errors
+from bus.jetstream.positions import make_positions_bucket
+
+if TYPE_CHECKING:
+    from nats.js.client import JetStreamContext
+
+    from bus.jetstream.client import NatsClient
+
+MAX_MESSAGE = 512 * 1024
+"""Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
+
+STREAM_FULL = 10077
+"""The stream has reached its own limit."""
+FULL = (STREAM_FULL, 10002, 10047, 10023)
+"""A stream, an account or a server has no room left."""
+_EXISTS = 10058
+"""A stream of that name is there, with other settings."""
+_TOO_FEW_SERVERS = 10005
+"""Not enough servers are there at the moment for as many replicas."""
+_NO_CLUSTER = 10074
+
+
+class Copied(NamedTuple):
+    """How far the copy of a recording goes."""
+
+    offset: int = 0
+    """Bytes that are there and stay."""
+    end: int = 0
+    """Bytes that are there, with those behind the last check record of a closed file."""
+    sequence: int = 0
+    """Number of the subject's last message."""
+    bridge: str = ""
+    """Who sent that."""
+
+
+class RunStream:
+    """The stream of a run: holds the copies of its files.
+
+    Args:
+        client: the connection.
+        jetstream: what is there.
+        run: the run's name.
+        run_id: its identity, if it has one.
+        bridge: who writes: stands in each message.
+        replicas: how many servers keep each message; for a stream that does not exist yet.
+        max_bytes: how large it may grow, where that is to be limited; for one that does not exist yet.
+    """
+
+    def __init__(
+        self,
+        client: "NatsClient",
+        jetstream: "JetStreamContext",
+        run: str,
+        run_id: str | None,
+        bridge: str,
+        replicas: int,
+        max_bytes: int | None,
+    ) -> None:
+        self.name = names.stream_of(run)
+        self._client = client
+        self._jetstream = jetstream
+        self._run = run
+        self._run_id = run_id
+        self._bridge = bridge
+        self._replicas = replicas
+        self._max_bytes = max_bytes
+
+    @property
+    def most(self) -> int:
+        """Bytes of a file that fit into a message."""
+        return min(MAX_MESSAGE, max(self._client.max_payload - 4096, 1024))
+
+    async def make(self) -> None:
+        """Makes it, unless it is there.
+
+        Raises:
+            BrokerError: the servers do not make it, for good.
+        """
+        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+        from nats.js.errors import APIError, BadRequestError
+
+        config = StreamConfig(
+            name=self.name,
+            subjects=[names.all_recordings(self._run), names.all_windows(self._run)],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_bytes=self._max_bytes or -1,
+            num_replicas=self._replicas,
+            allow_direct=False,
+        )
+        try:
+            await self._jetstream.add_stream(config)
+        except APIError as error:
+            if error.err_code != _EXISTS:
+                is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *FULL)
+                if not is_for_good and error.err_code != _NO_CLUSTER:
+                    raise
+                raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
+            known = (await self._jetstream.stream_info(self.name)).config
+            if set(config.subjects or ()) - set(known.subjects or ()):
+                await self._jetstream.update_stream(known.evolve(subjects=config.subjects))
+        # Readers may have no right to make it.
+        with suppress(*passing_errors()):
+            await make_positions_bucket(self._jetstream, self._replicas)
+
+    async def publish(self, subject: str, begin: int, data: bytes, after: int, final: int | None) -> int:
+        """Sends a range of a file that begins there, as the message behind the subject's message of number ``after``;
+        ``final`` is as in the header of that name. Returns its number."""
+        headers = {
+            names.OFFSET: str(begin),
+            names.BRIDGE: self._bridge,
+            "Nats-Expected-Last-Subject-Sequence": str(after),
+        }
+        if self._run_id is not None:
+            headers[names.RUN_ID] = self._run_id
+        if final is not None:
+            headers[names.FINAL] = str(final)
+        sending = self._jetstream.publish(subject, data, headers=headers, stream=self.name)
+        return (await answer_of(self._client, sending)).seq
+
+    async def first(self, subject: str) -> tuple[int, bytes]:
+        """The beginning of what the stream holds of the file, and its offset."""
+        from nats.js.errors import NotFoundError
+
+        try:
+            message = await self._jetstream.get_msg(self.name, seq=1, subject=subject, next=True)
+        except NotFoundError:
+            return 0, b""
+        return int((message.headers or {}).get(names.OFFSET, 0)), message.data or b""
+
+    async def last(self, subject: str) -> tuple[Copied, bytes]:
+        """How far the copy of a file goes, and the content of its last message.
+
+        Raises:
+            BrokerError: the stream is of something else.
+        """
+        from nats.js.errors import NotFoundError
+
+        try:
+            message = await self._jetstream.get_last_msg(self.name, subject)
+        except NotFoundError as error:
+            if error.err_code == NO_STREAM:
+                await self.make()
+            return Copied(), b""
+        headers, data = message.headers or {}, message.data or b""
+        try:
+            offset = int(headers[names.OFFSET])
+            final = int(headers[names.FINAL]) if names.FINAL in headers else None
+        except (KeyError, ValueError):
+            raise BrokerError(f"the stream {self.name} holds something else than this run") from None
+        if headers.get(names.RUN_ID) not in (None, self._run_id):
+            raise BrokerError(
+                f"the stream {self.name} holds another run that is called {self._run!r}: give this one "
+                "another name, or remove the stream"
+            )
+        end = offset + len(data)
+        at = Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
+        return at, data
