@@ -1,6 +1,7 @@
 """The command ``bus fetch``."""
 
 import re
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ def fetch_part(
         raise ConfigurationError(f"run {run!r} at {broker} has no host {host!r}: {known}", value=host)
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
     part = {"run": run, "host": host, "start": start and str(start), "until": until and str(until)}
+    # What is cut out is this command's own: the recording may have grown since another one asked.
+    part["reader"] = secrets.token_hex(8)
     ask = RequestClient(broker)
     try:
         with atomic_output(target, [], force) as draft, open(draft, "wb") as file:

@@ -14,7 +14,7 @@ from bus.jetstream import names
 from bus.net.sockets import connect_socket
 from bus.printing import one_line
 from bus.protocol.frames import encode_control
-from bus.runs.directory import host_name, read_run
+from bus.runs.directory import read_run
 from bus.runs.flight import AnnouncedDump, read_announced
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ _MOST_KNOWN = 1000
 class DumpRelay:
     """Announces what this host's broker writes of its flight recorder, and has it write when another host announces.
 
-    ``path`` is the run's directory, ``run`` what it is called, ``context`` where sockets are made."""
+    ``path`` is the run's directory, ``run`` and ``host`` what these are called, ``context`` where sockets are made."""
 
-    def __init__(self, client: "Client", path: Path, run: str, context: Any) -> None:
+    def __init__(self, client: "Client", path: Path, run: str, host: str, context: Any) -> None:
         self._client = client
         self._path = path
         self._run = run
         self._context = context
-        self._host = host_name()
+        self._host = host
         self._known: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -79,6 +79,8 @@ class DumpRelay:
             del self._known[next(iter(self._known))]
 
     async def _take(self, message: "Msg") -> None:
+        if message.subject != names.dump_subject(self._run):
+            return  # as in names.is_request
         try:
             said = json.loads(message.data)
             dump = AnnouncedDump(*(said[name] for name in AnnouncedDump._fields))

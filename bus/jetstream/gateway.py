@@ -106,7 +106,7 @@ class Gateway:
             why = "the connection has been closed"
         except passing_errors() as error:
             asked.cancel()
-            why = in_words(error) if str(error) else "no answer"
+            why = "no answer" if isinstance(error, TimeoutError) else in_words(error)
         if self._client is not None and self._client.failure is not None:
             raise self._client.failure
         raise BrokerError(f"NATS at {self._servers}: {why}", address=self.stands_for)

@@ -91,6 +91,15 @@ def reader_of(reply: str) -> str:
     return reply.rsplit(".", 2)[0]
 
 
+def is_request(subject: str, sent_to: str, reply: str) -> bool:
+    """Whether a message was sent to a subject, and by a reader who takes the answer in its own inbox.
+
+    Servers deliver what a reader requests of a stream to any subject that it names, whatever its permissions: such a
+    message keeps the subject that it has in the stream. And a reader may name any subject for an answer, also one to
+    which only hosts may write."""
+    return sent_to == subject and reply.startswith("_INBOX.")
+
+
 def holder_key(run: str, consumer: str) -> str:
     """The key of who works as a consumer of that name."""
     return f"{token(run)}.{token(consumer)}"

@@ -3,6 +3,7 @@ parts of it by training time."""
 
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, OffloopError, ProtocolError
+from bus.errors import BrokerError, ProtocolError
 from bus.processes import python_path
 from bus.protocol.frames import Control, encode_control, encode_heartbeat
 from bus.recording.growing import GrowingRecording
@@ -22,6 +23,9 @@ KINDS = ("fetch", "position", "cut")
 MAX_RANGE = 256 * 1024
 _KEPT_SECONDS = 30.0
 _MOST_CUTS = 4
+_FOLDER = ".cut-"
+_LEFT_SECONDS = 3600.0
+"""What a killed bridge has left behind is removed after that."""
 
 
 class RawRecordings:
@@ -29,6 +33,10 @@ class RawRecordings:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        for left in path.glob(f"{_FOLDER}*"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                    shutil.rmtree(left)
         self._recordings: dict[int, GrowingRecording] = {}
         self._cuts: dict[tuple[object, ...], _Cut] = {}
         self._cutting = asyncio.Semaphore(1)
@@ -46,6 +54,7 @@ class RawRecordings:
         number = content.get("attempt", run.last.number)
         recording = self._recording(run, number)
         end = recording.look()
+        recording.backlog.drop(end)
         if control.kind == "position":
             places = {} if recording.mark is None else recording.mark.positions
             positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
@@ -57,7 +66,7 @@ class RawRecordings:
         if "id" in content:
             said["id"] = content["id"]
         if control.kind == "cut":
-            said |= await self._cut(recording.path, number, content.get("start"), content.get("until"), offset)
+            said["data"] = self._cut(recording.path, content, offset)
         else:
             # What follows the last check record of a file that is written may be cut off.
             end = end if run.live and number == run.last.number else recording.size
@@ -72,19 +81,27 @@ class RawRecordings:
             self._recordings[attempt.number] = GrowingRecording(attempt.recording)
         return self._recordings[attempt.number]
 
-    async def _cut(self, path: Path, attempt: int, start: object, until: object, offset: int) -> dict[str, Any]:
-        for moment in (start, until):
+    def _cut(self, path: Path, content: dict[str, Any], offset: int) -> bytes | None:
+        wanted = path.name, content.get("reader"), content.get("start"), content.get("until")
+        for moment in wanted[2:]:
             if moment is not None:
                 parse_bound(moment if isinstance(moment, str) else "")
+        if not isinstance(wanted[1], str):
+            raise ProtocolError("who asks for a part says who it is by 'reader'")
         for key, known in list(self._cuts.items()):
             if time.monotonic() - known.used > _KEPT_SECONDS:
                 self._cuts.pop(key).close()
-        wanted = attempt, start, until
         if wanted not in self._cuts:
             if len(self._cuts) >= _MOST_CUTS:
                 raise BrokerError(f"this host cuts {_MOST_CUTS} parts for others already: try again in a minute")
-            self._cuts[wanted] = _Cut(path, start, until, self._cutting)
-        return self._cuts[wanted].read(offset)
+            self._cuts[wanted] = _Cut(path, *wanted[2:], self._cutting)
+        data = None
+        try:
+            data = self._cuts[wanted].read(offset)
+        finally:
+            if data == b"" or self._cuts[wanted].has_failed:
+                self._cuts.pop(wanted).close()
+        return data
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -100,7 +117,13 @@ class _Cut:
 
     def __init__(self, path: Path, start: object, until: object, turn: asyncio.Semaphore) -> None:
         self.used = time.monotonic()
-        self._folder = tempfile.TemporaryDirectory(prefix="offloop-")
+        # Beside the recording there is room for large files, unlike where temporary files go.
+        try:
+            if shutil.disk_usage(path.parent).free < path.stat().st_size:
+                raise BrokerError(f"the host has no room to cut a part of {path.name} out: free some in {path.parent}")
+            self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER, dir=path.parent)
+        except OSError as error:
+            raise BrokerError(f"on its host: {error.strerror}") from None
         self._made = Path(self._folder.name) / "cut.mcap"
         bounds = [f"--{name}={moment}" for name, moment in (("start", start), ("until", until)) if moment is not None]
         self._command = [sys.executable, "-P", "-m", "bus", "cut", str(path), "-o", str(self._made), *bounds]
@@ -126,19 +149,24 @@ class _Cut:
             line = said.decode(errors="replace").strip().rpartition("\n")[2]
             raise BrokerError(f"on its host: {line.removeprefix('error: ')}")
 
-    def read(self, offset: int) -> dict[str, Any]:
-        """A range of it: none at its end, and ``None`` as long as it is made.
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be made."""
+        return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
+
+    def read(self, offset: int) -> bytes | None:
+        """A range of it: nothing at its end, and ``None`` as long as it is made.
 
         Raises:
             BrokerError: it could not be made.
         """
         self.used = time.monotonic()
         if not self._task.done():
-            return {"data": None}
+            return None
         self._task.result()
         try:
             with open(self._made, "rb") as file:
-                return {"data": os.pread(file.fileno(), MAX_RANGE, offset)}
+                return os.pread(file.fileno(), MAX_RANGE, offset)
         except OSError as error:
             raise BrokerError(f"on its host: {error.strerror}") from None
 
@@ -146,9 +174,3 @@ class _Cut:
         """Ends it."""
         self._task.cancel()
         self._folder.cleanup()
-
-
-def refusal(error: OffloopError, content: dict[str, Any]) -> bytes:
-    """What is answered to a request that cannot be met."""
-    asked = {"id": content["id"]} if "id" in content else {}
-    return encode_control("refused", {"reason": str(error), "error": type(error).__name__, **asked})

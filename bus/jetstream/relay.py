@@ -16,9 +16,9 @@ from bus.errors import OffloopError, ProtocolError
 from bus.jetstream import names
 from bus.jetstream.dumps import DumpRelay
 from bus.jetstream.raw import KINDS as RAW_KINDS
-from bus.jetstream.raw import RawRecordings, refusal
+from bus.jetstream.raw import RawRecordings
 from bus.net.sockets import connect_socket
-from bus.protocol.frames import PROTOCOL_VERSION, decode_control, encode_control, split_frame
+from bus.protocol.frames import PROTOCOL_VERSION, Control, decode_control, encode_control, split_frame
 from bus.runs.directory import read_run
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Relay:
         self._context = zmq.asyncio.Context()
         # A viewer that answers go to another one's inbox for does not get that one's lease.
         self._readers: dict[tuple[str, bool], _Reader] = {}
-        self._dumps = DumpRelay(client, path, run, self._context)
+        self._dumps = DumpRelay(client, path, run, host, self._context)
 
     async def __aenter__(self) -> "Relay":
         for kind in RAW_KINDS:
             for may_command in (True, False):
                 subject = names.request_subject(self._run, kind, self._host, may_command=may_command)
-                await self._client.subscribe(subject, cb=self._give)
+                await self._client.subscribe(subject, cb=functools.partial(self._give, kind, subject))
         await self._serve([kind for kind in KINDS if kind not in RAW_KINDS], self._host)
         await self._dumps.start()
         return self
@@ -68,24 +68,19 @@ class Relay:
         for kind in kinds:
             for may_command in (True, False) if kind != "command" else (True,):
                 subject = names.request_subject(self._run, kind, host, may_command=may_command)
-                await self._client.subscribe(subject, cb=functools.partial(self._take, kind, may_command))
+                await self._client.subscribe(subject, cb=functools.partial(self._take, kind, subject, may_command))
 
-    async def _give(self, message: "Msg") -> None:
+    async def _give(self, kind: str, subject: str, message: "Msg") -> None:
         """Answers out of the recordings."""
-        if not message.reply:
-            return
-        try:
-            _, body = split_frame(message.data)
-            control = decode_control(body)
-        except ProtocolError:
+        if not names.is_request(subject, message.subject, message.reply):
             return
         reply = message.reply
         try:
-            answer = await self.raw.answer(control)
+            answer = await self.raw.answer(self._control(kind, message.data))
         except OffloopError as error:
-            answer = refusal(error, control.content)
+            answer = _refusal(error, message)
         else:
-            if control.kind == "fetch":
+            if kind == "fetch":
                 # What comes there by the kind's own name is a refusal.
                 reply = names.reply_subject(names.reader_of(reply), "answer", None)
         await self._client.publish(reply, answer)
@@ -99,13 +94,14 @@ class Relay:
         self.raw.close()
         self._context.destroy(linger=0)
 
-    async def _take(self, kind: str, may_command: bool, message: "Msg") -> None:
+    async def _take(self, kind: str, subject: str, may_command: bool, message: "Msg") -> None:
+        """Passes a request on to the broker."""
+        if not names.is_request(subject, message.subject, message.reply):
+            return
         now = time.monotonic()
         for inbox, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:
                 self._readers.pop(inbox).close()
-        if not message.reply:
-            return
         name = names.reader_of(message.reply)
         key = name, may_command
         reader = self._readers.get(key)
@@ -124,14 +120,23 @@ class Relay:
                 reader = _Reader(self._client, self._context, control, names.reply_subject(name, "answer", None))
                 self._readers[key] = reader
         except OffloopError as error:
-            answer = encode_control("refused", {"reason": str(error), "error": "BrokerError", **_identity(message)})
-            await self._client.publish(message.reply, answer)
+            await self._client.publish(message.reply, _refusal(error, message))
             return
         await reader.send(request)
 
     def _checked(self, kind: str, may_command: bool, frame: bytes) -> bytes:
-        """A request as it is passed on: what its subject says it is, by which servers have judged whether its sender
-        may make it; and marked where that may only view.
+        """A request as it is passed on: marked where its sender may only view.
+
+        Raises:
+            OffloopError: it is another request.
+        """
+        control = self._control(kind, frame)
+        if may_command or control.version != PROTOCOL_VERSION:
+            return frame
+        return encode_control(kind, {**control.content, "viewer": True})
+
+    def _control(self, kind: str, frame: bytes) -> Control:
+        """A request that is what its subject says, by which servers have judged whether its sender may make it.
 
         Raises:
             OffloopError: it is another request.
@@ -139,15 +144,14 @@ class Relay:
         control = decode_control(split_frame(frame)[1])
         if control.kind != kind or control.content.get("run") != self._run:
             raise ProtocolError(f"a request by the subject of {kind!r} of run {self._run!r} is for something else")
-        if may_command or control.version != PROTOCOL_VERSION:
-            return frame
-        return encode_control(kind, {**control.content, "viewer": True})
+        return control
 
 
-def _identity(message: "Msg") -> dict[str, str]:
-    """What a refusal says of what it refuses."""
+def _refusal(error: OffloopError, message: "Msg") -> bytes:
+    """What is answered to a request that cannot be met."""
     asked = (message.headers or {}).get("Ol-Id")
-    return {} if asked is None else {"id": asked}
+    content = {"reason": str(error), "error": type(error).__name__}
+    return encode_control("refused", content if asked is None else {**content, "id": asked})
 
 
 class _Reader:

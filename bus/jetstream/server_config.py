@@ -82,7 +82,7 @@ class ServerConfig:
 
 
 def _text(value: object) -> str:
-    return json.dumps(str(value))
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def _allow(subjects: Sequence[str]) -> str:

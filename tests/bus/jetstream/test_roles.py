@@ -13,12 +13,14 @@ from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
 from run_folders import WrittenRun
 
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from bus.jetstream import names
 from bus.jetstream.connection import NatsServers, connected
 from bus.jetstream.gateway import Gateway
 from bus.jetstream.server_config import ServerConfig
 from bus.net.nkeys import make_nkey
 from bus.protocol.frames import decode_control, encode_control, split_frame
 from bus.runs.bridged import read_bridge
+from bus.runs.directory import host_name
 
 PYTHON = (sys.executable, "-m")
 BOTH = [
@@ -267,6 +269,51 @@ def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_
         assert commands == []
         with Gateway(roles.servers("other")) as gateway, pytest.raises(RunNotFoundError):
             Subscriber("r", broker=gateway.stands_for)
+
+
+def test_a_folder_may_have_other_letters_in_its_name(tmp_path):
+    made = Roles(tmp_path / "M\u00f6we", BESIDE_PYTHON)
+    made.server.kill()
+    assert made.server.store.is_dir()
+
+
+def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, bridge, attach, runs_dir):
+    """Servers deliver what is requested of a stream to any subject, and an answer may be wanted anywhere."""
+    commands = []
+    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher:
+        publisher.publish(Event.BATCH_END, loss=1.0)
+        publisher.poll()
+        copying = bridge("r")
+        with attach("view", "r") as viewer:
+            asyncio.run(_misuse(roles, host_name()))
+            publisher.publish(Event.BATCH_END, loss=2.0)
+            wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 2, "it on disk")
+            following = iter(viewer)
+            assert [next(following).loss for _ in range(2)] == [1.0, 2.0]
+            publisher.poll()
+        assert commands == []
+        assert copying.poll() is None
+    assert copying.wait(30) == 0
+    with attach("view", "r") as late:
+        assert list(late) == list(Recording(runs_dir / "r"))
+
+
+async def _misuse(roles, host):
+    client = await nats.connect(
+        roles.server.address, nkeys_seed=str(roles.seeds["view"]), inbox_prefix=f"_INBOX.{roles.nkeys['view']}"
+    )
+    stream = client.jetstream()
+    position = encode_control("position", {"run": "r", "host": host})
+    for reply in ("a.b.c", names.recording_subject("r", 1, host), names.run_key("r", 1, host)):
+        await client.publish(names.request_subject("r", "position", host, may_command=False), position, reply=reply)
+        await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
+    await client.publish("$KV.ol_pos.odd", encode_control("command", STOP))
+    consumer = await stream.pull_subscribe("$KV.ol_pos.odd", stream="KV_ol_pos")
+    name = (await consumer.consumer_info()).name
+    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.KV_ol_pos.{name}", b"", reply="ol.q.r.command")
+    await client.flush()
+    await stream.stream_info("ol_r")
+    await client.close()
 
 
 STOP = {"run": "r", "id": "1", "command": "stop", "arguments": []}
