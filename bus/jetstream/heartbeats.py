@@ -62,8 +62,9 @@ class Heartbeats:
         elif run in self._copies:
             self._copies[run].used = time.monotonic()
         else:
-            copy = self._copies[run] = _FollowedCopy(self._has_passed)
-            copy.subscription = await self._client.subscribe(names.all_recordings(run), cb=copy.take)
+            subjects = names.all_recordings(run)
+            copy = self._copies[run] = _FollowedCopy(subjects, self._has_passed)
+            copy.subscription = await self._client.subscribe(subjects, cb=copy.take)
 
     def _host(self, run: str, host: str) -> "_FollowedHost":
         if (run, host) not in self._hosts:
@@ -100,7 +101,8 @@ class Heartbeats:
 class _FollowedCopy:
     """How far the copy of a run goes, by its messages as they pass."""
 
-    def __init__(self, has_passed: asyncio.Event) -> None:
+    def __init__(self, subjects: str, has_passed: asyncio.Event) -> None:
+        self._prefix = subjects.rstrip("*.")
         self.used = self.beaten = time.monotonic()
         self.subscription: Any = None
         self.is_new = False
@@ -112,6 +114,8 @@ class _FollowedCopy:
 
     async def take(self, message: "Msg") -> None:
         """Takes a message of the run's stream."""
+        if not message.subject.startswith(self._prefix):
+            return  # as in names.is_request
         headers = message.headers or {}
         try:
             attempt = int(message.subject.split(".")[-2])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
 _LONGEST_PAUSE = 80.0
+_SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _FETCHED = 256
 _FIRST_SECONDS = 2.5
 """For how long an entry that was found is waited on to be said anew: bridges do so once a second."""
@@ -129,7 +130,7 @@ class KnownRuns:
         from nats.js.errors import NotFoundError
 
         connection = self._client.stats["reconnects"]
-        subject = f"$KV.{names.RUNS_BUCKET}.>"
+        subject = f"{_SUBJECTS}>"
         if not self._is_listening:
             # The subscription is there again after each lost connection.
             await self._client.subscribe(subject, cb=self._hear)
@@ -172,6 +173,8 @@ class KnownRuns:
         self._take(key, found.value or b"", is_heard=False)
 
     async def _hear(self, message: "Msg") -> None:
+        if not message.subject.startswith(_SUBJECTS):
+            return  # as in names.is_request
         key = _key_of(message)
         if _is_deleted(message):
             self._drop(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from bus.jetstream.connection import NatsServers, connected
 from bus.jetstream.gateway import Gateway
 from bus.jetstream.server_config import ServerConfig
 from bus.net.nkeys import make_nkey
+from bus.net.requests import list_remote_runs
 from bus.protocol.frames import decode_control, encode_control, split_frame
 from bus.runs.bridged import read_bridge
 from bus.runs.directory import host_name
@@ -286,6 +288,7 @@ def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, b
         copying = bridge("r")
         with attach("view", "r") as viewer:
             asyncio.run(_misuse(roles, host_name()))
+            assert [run["status"] for run in list_remote_runs(viewer._gateway.address)] == ["live"]
             publisher.publish(Event.BATCH_END, loss=2.0)
             wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 2, "it on disk")
             following = iter(viewer)
@@ -307,13 +310,26 @@ async def _misuse(roles, host):
     for reply in ("a.b.c", names.recording_subject("r", 1, host), names.run_key("r", 1, host)):
         await client.publish(names.request_subject("r", "position", host, may_command=False), position, reply=reply)
         await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
-    await client.publish("$KV.ol_pos.odd", encode_control("command", STOP))
-    consumer = await stream.pull_subscribe("$KV.ol_pos.odd", stream="KV_ol_pos")
-    name = (await consumer.consumer_info()).name
-    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.KV_ol_pos.{name}", b"", reply="ol.q.r.command")
-    await client.flush()
-    await stream.stream_info("ol_r")
+    # The entry of the run as its bridge writes it, but for its end.
+    key = names.run_key("r", 1, host)
+    said = {"run": "r", "attempt": 1, "host": host, "status": "failed", "live": False, "bridge": {"time": 2e9}}
+    recording = names.recording_subject("r", 1, host)
+    for place, message, delivered in (
+        ("odd", encode_control("command", STOP), "ol.q.r.command"),
+        (key, json.dumps(said).encode(), f"$KV.ol_runs.{key}"),
+    ):
+        await client.publish(f"$KV.ol_pos.{place}", message)
+        await _deliver(client, stream, "KV_ol_pos", f"$KV.ol_pos.{place}", delivered)
+    await _deliver(client, stream, "ol_r", recording, recording)
     await client.close()
+
+
+async def _deliver(client, stream, source, subject, delivered):
+    consumer = await stream.pull_subscribe(subject, stream=source)
+    name = (await consumer.consumer_info()).name
+    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{source}.{name}", b"", reply=delivered)
+    await client.flush()
+    await stream.stream_info(source)
 
 
 STOP = {"run": "r", "id": "1", "command": "stop", "arguments": []}
