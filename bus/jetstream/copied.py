@@ -14,10 +14,13 @@ from bus.jetstream import names
 from bus.jetstream.connection import passing_errors
 
 if TYPE_CHECKING:
+    from nats.js.api import RawStreamMsg
     from nats.js.client import JetStreamContext
 
 _FETCHED = 64
 _FETCH_SECONDS = 2.0
+_MOST_OTHERS = 1000
+"""How many messages back a range is looked for."""
 _KEPT_BYTES = 64 << 20
 _KEPT_WINDOWS = 32 << 20
 _AGAIN_SECONDS = 1.0
@@ -65,7 +68,7 @@ class CopiedRecording:
         from nats.js.errors import NotFoundError
 
         try:
-            message = await self._jetstream.get_last_msg(self._stream, self._subject)
+            message, _ = await last_range(self._jetstream, self._stream, self._subject)
         except NotFoundError:
             self.end = 0
             return 0
@@ -317,6 +320,26 @@ class CopiedRun:
             self._following.cancel()
         for recording in self._recordings.values():
             await recording.close()
+
+
+async def last_range(jetstream: "JetStreamContext", stream: str, subject: str) -> tuple["RawStreamMsg", int]:
+    """The last message of a subject that is a range of a file, and the number of the last message of any kind: to a
+    request a reader can have the servers answer there.
+
+    Raises:
+        nats.js.errors.NotFoundError: there is none.
+    """
+    from nats.js.errors import NotFoundError
+
+    last = found = await jetstream.get_last_msg(stream, subject)
+    number = last.seq or 0
+    for before in range(number - 1, max(0, number - _MOST_OTHERS), -1):
+        if offset_of(found.headers) is not None:
+            break
+        with suppress(NotFoundError):
+            message = await jetstream.get_msg(stream, before)
+            found = message if message.subject == subject else found
+    return found, number
 
 
 def offset_of(headers: dict[str, str] | None) -> int | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bus.errors import BrokerError
 from bus.jetstream import names
 from bus.jetstream.connection import NO_STREAM, answer_of, in_words, passing_errors
+from bus.jetstream.copied import last_range
 from bus.jetstream.positions import make_positions_bucket
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class RunStream:
         from nats.js.errors import NotFoundError
 
         try:
-            message = await self._jetstream.get_last_msg(self.name, subject)
+            message, number = await last_range(self._jetstream, self.name, subject)
         except NotFoundError as error:
             if error.err_code == NO_STREAM:
                 await self.make()
@@ -162,5 +163,5 @@ class RunStream:
                 "another name, or remove the stream"
             )
         end = offset + len(data)
-        at = Copied(end if final is None else final, end, message.seq or 0, headers.get(names.BRIDGE, "?"))
+        at = Copied(end if final is None else final, end, number, headers.get(names.BRIDGE, "?"))
         return at, data

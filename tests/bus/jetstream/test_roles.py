@@ -16,6 +16,7 @@ from run_folders import WrittenRun
 from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from bus.jetstream import names
 from bus.jetstream.connection import NatsServers, connected
+from bus.jetstream.copied import offset_of
 from bus.jetstream.gateway import Gateway
 from bus.jetstream.server_config import ServerConfig
 from bus.net.nkeys import make_nkey
@@ -307,13 +308,13 @@ async def _misuse(roles, host):
     )
     stream = client.jetstream()
     position = encode_control("position", {"run": "r", "host": host})
-    for reply in ("a.b.c", names.recording_subject("r", 1, host), names.run_key("r", 1, host)):
+    recording = names.recording_subject("r", 1, host)
+    for reply in ("a.b.c", "_INBOX.", "_INBOX.a..b", recording, names.run_key("r", 1, host)):
         await client.publish(names.request_subject("r", "position", host, may_command=False), position, reply=reply)
         await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
     # The entry of the run as its bridge writes it, but for its end.
     key = names.run_key("r", 1, host)
     said = {"run": "r", "attempt": 1, "host": host, "status": "failed", "live": False, "bridge": {"time": 2e9}}
-    recording = names.recording_subject("r", 1, host)
     for place, message, delivered in (
         ("odd", encode_control("command", STOP), "ol.q.r.command"),
         (key, json.dumps(said).encode(), f"$KV.ol_runs.{key}"),
@@ -321,6 +322,10 @@ async def _misuse(roles, host):
         await client.publish(f"$KV.ol_pos.{place}", message)
         await _deliver(client, stream, "KV_ol_pos", f"$KV.ol_pos.{place}", delivered)
     await _deliver(client, stream, "ol_r", recording, recording)
+    for _ in range(3):
+        await client.publish("$JS.API.STREAM.INFO.ol_r", b"", reply=recording)
+    await client.flush()
+    assert offset_of((await stream.get_last_msg("ol_r", recording)).headers) is None
     await client.close()
 
 
