@@ -183,11 +183,12 @@ class Program:
     def __init__(
         self, name: str, first_word: str, arguments: dict[str, Any], environment: Mapping[str, str] | None = None
     ) -> None:
+        # What a buffer took with the first line, ``communicate`` would not find.
         self.process = subprocess.Popen(
             [sys.executable, __file__, name, json.dumps(arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,
             env={**os.environ, **(environment or {})},
         )
         self.pid = self.process.pid
@@ -197,10 +198,10 @@ class Program:
 
     def _await(self, word: str) -> None:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.process.stdout.readline().decode()
         if line != f"{word}\n":
             self.process.kill()
-            raise AssertionError(f"{word!r} was to come, not {line!r}: {self.process.communicate()[1]}")
+            raise AssertionError(f"{word!r} was to come, not {line!r}: {self.process.communicate()[1].decode()}")
 
     def signal(self, number: int) -> None:
         """Sends it a signal."""
@@ -215,7 +216,8 @@ class Program:
 
     def report(self, timeout: float) -> Any:
         """Waits for its end, and returns what it reports."""
-        out, self.errors = self.process.communicate(timeout=timeout)
+        out, errors = self.process.communicate(timeout=timeout)
+        self.errors = errors.decode()
         assert self.process.returncode == 0, self.errors
         return json.loads(out)
 

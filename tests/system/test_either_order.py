@@ -34,17 +34,18 @@ class Command:
 
     def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
         command = [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+        # What a buffer took with a line, ``communicate`` would not find.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, cwd=cwd)
 
     def says(self) -> str:
         """The next line."""
         assert self.process.stderr is not None
-        return self.process.stderr.readline().rstrip("\n")
+        return self.process.stderr.readline().decode().rstrip("\n")
 
     def ends(self) -> tuple[int, list[str]]:
         """The exit code, and the lines that have not been read yet."""
         _, err = self.process.communicate(timeout=100)
-        return self.process.returncode, err.splitlines()
+        return self.process.returncode, err.decode().splitlines()
 
 
 Start: TypeAlias = Callable[..., Command]
