@@ -17,14 +17,13 @@ from bus.jetstream.forwarding import Forwarding
 from bus.jetstream.heartbeats import Heartbeats
 from bus.jetstream.known import KnownRuns
 from bus.jetstream.relay import KINDS
-from bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
     from bus.jetstream.client import NatsClient
 
-MAX_RANGE = 256 * 1024
 _RUNS_SECONDS = 15.0
 _AGAIN_SECONDS = 0.25
 _IDLE_SECONDS = 60.0
@@ -183,10 +182,9 @@ class Answering:
         try:
             answer["data"] = await self._range(run, attempt, offset)
         except HoleError as hole:
-            if self._known.is_going_on(run):
+            if self._known.may_answer(run, once=bool(asked)):
                 await self._forwarding.send(identity, control, frame)
                 return
-            # Its host does not answer any more.
             again = f"'nats stream rm {hole.stream}', then 'bus bridge {run}' on its host, copies all of it again"
             answer |= {"lost": hole.end, "reason": f"the stream {hole.stream} has lost them; {again}"}
         except RecordingError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bus.errors import RecordingError
 from bus.jetstream import names
-from bus.jetstream.connection import passing_errors
+from bus.jetstream.connection import passing_errors, pulled
 
 if TYPE_CHECKING:
     from nats.js.api import RawStreamMsg
@@ -127,20 +127,11 @@ class CopiedRecording:
     async def _fetch(self) -> None:
         """Fetches the next messages."""
         from nats.errors import TimeoutError as NatsTimeoutError
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import APIError
 
         if self._consumer is None:
-            first = self._parts[-1].sequence + 1 if self._parts else 1
-            config = ConsumerConfig(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=first,
-                ack_policy=AckPolicy.NONE,
-                inactive_threshold=60.0,
-                mem_storage=True,
-                num_replicas=1,
-            )
-            self._consumer = await self._jetstream.pull_subscribe(self._subject, stream=self._stream, config=config)
+            after = self._parts[-1].sequence if self._parts else 0
+            self._consumer = await pulled(self._jetstream, self._stream, self._subject, after)
         try:
             messages = await self._consumer.fetch(_FETCHED, timeout=_FETCH_SECONDS)
         except (NatsTimeoutError, APIError):
@@ -389,16 +380,8 @@ class CopiedWindows:
 
     async def _follow(self) -> None:
         from nats.errors import TimeoutError as NatsTimeoutError
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-        config = ConsumerConfig(
-            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=60.0,
-            mem_storage=True,
-            num_replicas=1,
-        )
-        consumer = await self._jetstream.pull_subscribe(self._subject, stream=self._stream, config=config)
+        consumer = await pulled(self._jetstream, self._stream, self._subject, None)
         try:
             while True:
                 try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from bus.jetstream import names
-from bus.jetstream.connection import API_SECONDS, passing_errors
+from bus.jetstream.connection import API_SECONDS, passing_errors, pulled
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
+PATIENCE = 60.0
+"""For how long the bridge of a run that continues is waited for, in seconds, when the stream lacks something."""
 _LONGEST_PAUSE = 80.0
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _FETCHED = 256
@@ -91,10 +93,25 @@ class KnownRuns:
         states = [entry.said.get("status") for entry in self._of(run) if host in (None, entry.said.get("host"))]
         return any(state in ("live", "paused", "running") for state in states)
 
+    def may_answer(self, run: str, once: bool) -> bool:
+        """Whether the host of the first rank may still give what the stream lacks: the run continues there, and its
+        bridge is not silent, or, for a reader that asks more than ``once``, was not for :data:`PATIENCE`."""
+        newest = self._newest(run)
+        if newest is None or not self.is_going_on(run):
+            return False
+        is_current = self._client.stats["reconnects"] == self._connection
+        now = time.monotonic()
+        is_there = now - newest.heard < FRESH_SECONDS
+        return not is_current or is_there or (not once and now - max(newest.heard, newest.found) < PATIENCE)
+
+    def _newest(self, run: str) -> _Entry | None:
+        """What is said of the newest attempt of a run, by the host of the first rank."""
+        return max(self._of(run), key=lambda entry: _precedence(entry.said), default=None)
+
     def copied(self, run: str, attempt: int) -> int:
         """How many bytes of the recording of an attempt were in the servers when its bridge had done; 0 before."""
-        found = [entry.said for entry in self._of(run)]
-        bridge = max(found, key=_precedence).get("bridge") if found else None
+        newest = self._newest(run)
+        bridge = None if newest is None else newest.said.get("bridge")
         if not isinstance(bridge, dict) or (bridge.get("state"), bridge.get("attempt")) != ("done", attempt):
             return 0
         copied = bridge.get("copied")
@@ -126,7 +143,6 @@ class KnownRuns:
                     await self._look_up(key)
 
     async def _look_up_all(self) -> None:
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
         from nats.js.errors import NotFoundError
 
         connection = self._client.stats["reconnects"]
@@ -135,16 +151,9 @@ class KnownRuns:
             # The subscription is there again after each lost connection.
             await self._client.subscribe(subject, cb=self._hear)
             self._is_listening = True
-        config = ConsumerConfig(
-            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=60.0,
-            mem_storage=True,
-            num_replicas=1,
-        )
         # Not the library's watch of a bucket: it may say that there is nothing before the first entry has come.
         try:
-            consumer = await self._jetstream.pull_subscribe(subject, stream=f"KV_{names.RUNS_BUCKET}", config=config)
+            consumer = await pulled(self._jetstream, f"KV_{names.RUNS_BUCKET}", subject, None)
         except NotFoundError:
             self._connection = connection
             return

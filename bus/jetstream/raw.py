@@ -13,14 +13,13 @@ from typing import Any
 
 from bus.errors import BrokerError, ProtocolError
 from bus.processes import python_path
-from bus.protocol.frames import Control, encode_control, encode_heartbeat
+from bus.protocol.frames import MAX_RANGE, Control, encode_control, encode_heartbeat
 from bus.recording.growing import GrowingRecording
 from bus.recording.window import parse_bound
 from bus.runs.directory import RunInfo, read_run
 
 KINDS = ("fetch", "position", "cut")
 """Requests that a host answers out of its recordings."""
-MAX_RANGE = 256 * 1024
 _KEPT_SECONDS = 30.0
 _MOST_CUTS = 4
 _FOLDER = ".cut-"

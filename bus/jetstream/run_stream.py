@@ -67,9 +67,9 @@ class RunStream:
         self.name = names.stream_of(run)
         self._client = client
         self._jetstream = jetstream
-        self._run = run
+        self.run = run
         self._run_id = run_id
-        self._bridge = bridge
+        self.bridge = bridge
         self._replicas = replicas
         self._max_bytes = max_bytes
 
@@ -89,7 +89,7 @@ class RunStream:
 
         config = StreamConfig(
             name=self.name,
-            subjects=[names.all_recordings(self._run), names.all_windows(self._run)],
+            subjects=[names.all_recordings(self.run), names.all_windows(self.run)],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
@@ -117,7 +117,7 @@ class RunStream:
         ``final`` is as in the header of that name. Returns its number."""
         headers = {
             names.OFFSET: str(begin),
-            names.BRIDGE: self._bridge,
+            names.BRIDGE: self.bridge,
             "Nats-Expected-Last-Subject-Sequence": str(after),
         }
         if self._run_id is not None:
@@ -159,7 +159,7 @@ class RunStream:
             raise BrokerError(f"the stream {self.name} holds something else than this run") from None
         if headers.get(names.RUN_ID) not in (None, self._run_id):
             raise BrokerError(
-                f"the stream {self.name} holds another run that is called {self._run!r}: give this one "
+                f"the stream {self.name} holds another run that is called {self.run!r}: give this one "
                 "another name, or remove the stream"
             )
         end = offset + len(data)

@@ -13,6 +13,8 @@ from bus.types.timestamp import TrainingTime
 
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
+MAX_RANGE = 256 * 1024
+"""Bytes of a recording in one answer."""
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import re
 import subprocess
@@ -16,12 +17,13 @@ from run_folders import WrittenRun, write_run
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber
 from bus.errors import OffloopError, RecordingError
-from bus.jetstream.answering import MAX_RANGE
-from bus.jetstream.bridge import Bridge, BridgeReplacedError
+from bus.jetstream import known
+from bus.jetstream.bridge import Bridge
 from bus.jetstream.copied import CopiedRecording
+from bus.jetstream.file_copy import BridgeReplacedError
 from bus.jetstream.gateway import Gateway
 from bus.net.download import download
-from bus.protocol.frames import MAX_FRAME
+from bus.protocol.frames import MAX_FRAME, MAX_RANGE
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import read_run
 from bus.subscriber.source import RemoteRun
@@ -387,6 +389,44 @@ def test_what_a_stream_lacks_or_let_expire_comes_from_the_host_or_is_named(tmp_p
     assert put_together.gaps == late.gaps
 
 
+def test_a_hole_of_a_run_whose_host_stays_silent_is_named_and_reading_continues(
+    tmp_path, nats_server, runs_dir, monkeypatch
+):
+    monkeypatch.setattr(known, "PATIENCE", 1.0)
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        with contextlib.closing(LiveCopy(runs_dir / "r", nats_server)) as copy:
+            for number in range(300):
+                publisher.publish(Event.BATCH_END, batch=number)
+                if number % 60 == 59:
+                    wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything on disk")
+                    wait_for(lambda: copy.has_all, "the bridge")
+            copy.process.kill()
+            copy.process.wait()
+        nats_server.operate(delete_the_last_but_one)
+        with Subscriber("r", stream=nats_server.address) as subscriber:
+            following = iter(subscriber)
+            got = list(itertools.takewhile(lambda snapshot: snapshot.seq < 300, following))
+            download(nats_server.address, "r", 1, tmp_path / "r.mcap")
+            with contextlib.closing(LiveCopy(runs_dir / "r", nats_server)) as copy:
+                publisher.publish(Event.FIT_END)
+                publisher.close()
+                got += list(following)
+                copy.finish()
+    assert got[-1].event == Event.FIT_END
+    (gap,) = subscriber.gaps
+    assert [snapshot.seq for snapshot in got] == [*range(1, gap.first), *range(gap.last + 1, 300), 301]
+    assert "'nats stream rm ol_r', then 'bus bridge r' on its host, copies all of it again" in subscriber.damage
+    put_together = Recording(tmp_path / "r.mcap")
+    assert [snapshot.seq for snapshot in put_together] == [snapshot.seq for snapshot in got if snapshot.seq < 300] + [
+        300
+    ]
+    assert put_together.gaps == subscriber.gaps
+
+
+async def delete_the_last_but_one(jetstream):
+    await jetstream.delete_msg("ol_r", (await jetstream.stream_info("ol_r")).state.last_seq - 1)
+
+
 async def keep_the_newest(jetstream):
     config = (await jetstream.stream_info("ol_r")).config
     await jetstream.update_stream(config.evolve(discard=nats.js.api.DiscardPolicy.OLD, max_bytes=450_000))
@@ -395,7 +435,7 @@ async def keep_the_newest(jetstream):
 async def delete_one_of_those(jetstream):
     state = (await jetstream.stream_info("ol_r")).state
     assert 1 < state.first_seq < state.last_seq - 1
-    await jetstream.delete_msg("ol_r", state.last_seq - 1)
+    await delete_the_last_but_one(jetstream)
 
 
 EMPTYING = {

@@ -1,0 +1,109 @@
+"""How a bridge asks the servers: again, for as long as they do not answer or have no room, and its status says why."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bus.jetstream import names
+from bus.jetstream.connection import answer_of, in_words, passing_errors
+from bus.jetstream.run_stream import FULL, STREAM_FULL
+from bus.runs.bridged import BridgeStatus
+
+if TYPE_CHECKING:
+    from bus.jetstream.client import NatsClient
+
+_REST_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_AWAY_SECONDS = 0.2
+"""How often it is looked whether there is a connection again: no server is asked for that."""
+
+
+class Asking:
+    """How the bridge of a run asks the servers.
+
+    Args:
+        client: the connection.
+        run: the run's name.
+        status: where it stands why the bridge waits.
+        note: brings the status up to date and writes it down.
+        say: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        client: "NatsClient",
+        run: str,
+        status: BridgeStatus,
+        note: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._run = run
+        self._status = status
+        self._note = note
+        self._say = say
+        self._full: dict[str, str] = {}
+        """Of which subjects the stream takes no more, and why."""
+        self._rests = 0
+        self._said: set[str] = set()
+
+    async def until_answered(self, ask: Callable[[], Any]) -> Any:
+        """Asks until the servers answer, however long they are away; returns the answer."""
+        while True:
+            try:
+                answer = await answer_of(self._client, ask())
+            except passing_errors() as error:
+                self.note_failure(error)
+                await self.rest()
+            else:
+                if self._status.state == "waiting":
+                    self._note_answer()
+                return answer
+
+    def note_failure(self, error: Exception) -> None:
+        """The servers do not answer, or cannot do what they are asked for now."""
+        self._status.state, self._status.why = "waiting", in_words(error)
+        if getattr(error, "err_code", None) in FULL:
+            self._say_full(error)
+
+    def note_full(self, subject: str, error: Exception) -> None:
+        """The stream has no room for more of a subject."""
+        self._full[subject] = in_words(error)
+        self._note_answer()
+        self._say_full(error)
+
+    def note_taken(self, subject: str) -> None:
+        """The stream took a message of a subject."""
+        self._rests = 0
+        self.forget(subject)
+        self._note_answer()
+
+    def forget(self, subject: str) -> None:
+        """No more of a subject is sent."""
+        self._full.pop(subject, None)
+
+    async def rest(self) -> None:
+        """Waits until it is time to ask again: longer each time."""
+        self._note()
+        if not self._client.is_connected:
+            await asyncio.sleep(_AWAY_SECONDS)
+            return
+        await asyncio.sleep(_REST_SECONDS[min(self._rests, len(_REST_SECONDS) - 1)])
+        self._rests += 1
+
+    def _note_answer(self) -> None:
+        """The servers answer: the bridge copies, or has yet to find room for one of its files."""
+        why = next(iter(self._full.values()), "")
+        self._status.state, self._status.why = "paused" if why else "copying", why
+
+    def _say_full(self, error: Exception) -> None:
+        """Says once what has no room, and what makes some."""
+        why = in_words(error)
+        if why in self._said:
+            return
+        self._said.add(why)
+        room = (
+            f"'nats stream edit {names.stream_of(self._run)} --max-bytes=-1' lets it grow"
+            if getattr(error, "err_code", None) == STREAM_FULL
+            else "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit"
+        )
+        self._say(f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")

@@ -1,0 +1,172 @@
+"""A growing file of a bridge and its copy in the stream.
+
+A message is a range of a recording that ends at a check record, or a piece of one; or a window of the host. Of each
+file one is in flight at a time, and says which number the subject's last message must have: so a bridge that is late,
+doubled or was killed never writes twice or out of order. Whatever goes wrong, the bridge reads the subject's last
+message and continues behind it: what servers have forgotten is sent again, and what another bridge has sent ends this
+one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bus.errors import BrokerError, RecordingError
+from bus.jetstream.asking import Asking
+from bus.jetstream.connection import WRONG_LAST_SEQUENCE, in_words, passing_errors
+from bus.jetstream.run_stream import FULL, Copied, RunStream
+from bus.printing import one_line
+from bus.recording.growing import GrowingRecording
+from bus.recording.host_windows import GrowingWindows
+from bus.runs.bridged import BridgeStatus
+
+_LOOK_SECONDS = 0.1
+
+
+class BridgeReplacedError(BrokerError):
+    """Another bridge copies this recording now."""
+
+
+class ShorterError(RecordingError):
+    """A file is the beginning of its copy in the stream: its newest part was not on the disk in a power failure."""
+
+
+class FileCopy:
+    """A growing file and its copy in a stream.
+
+    Args:
+        stream: where the copy is.
+        asking: how the servers are asked.
+        subject: the subject of the copy.
+        file: the file, to be closed by :meth:`close`.
+        status: where it stands how much was sent again.
+        tell: brings the bridge's status up to date and passes it on; called whenever something has changed, and
+            several times a second.
+        say: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        stream: RunStream,
+        asking: Asking,
+        subject: str,
+        file: GrowingRecording | GrowingWindows,
+        status: BridgeStatus,
+        tell: Callable[[], Awaitable[None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._stream = stream
+        self._asking = asking
+        self._subject = subject
+        self.file = file
+        self._status = status
+        self._tell = tell
+        self._say = say
+        self.at = Copied()
+        """How far the copy goes."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._asking.forget(self._subject)
+        self.file.close()
+
+    async def follow(self, has_ended: Callable[[], bool]) -> None:
+        """Copies until nothing more is written and all of it is there."""
+        file = self.file
+        at = await self._find(Copied())
+        while True:
+            # Looked at first: what was written before the run ended is in the file then.
+            is_closed = has_ended()
+            end = file.look()
+            if at.offset < end:
+                at = await self._send(at, end, final=None)
+            elif is_closed and at.end != file.size:
+                at = await self._send(at, file.size, final=end)
+            elif is_closed:
+                return
+            else:
+                await self._tell()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _send(self, at: Copied, end: int, final: int | None) -> Copied:
+        """Sends the next message of what is missing up to ``end``; ``final`` is where the end of a closed file begins,
+        if that is what is sent. Returns how far the copy goes then."""
+        # What followed the last check record before is no more.
+        begin = at.offset if final is None else max(at.end, final)
+        if final is not None and at.end > end:
+            begin = final
+        data = self.file.piece(begin, end, self._stream.most)
+        from nats.js.errors import APIError
+
+        try:
+            sequence = await self._stream.publish(self._subject, begin, data, at.sequence, final)
+        except APIError as error:
+            if error.err_code in FULL:
+                self._asking.note_full(self._subject, error)
+                await self._tell()
+                await self._asking.rest()
+            elif error.err_code not in WRONG_LAST_SEQUENCE:
+                if (error.code or 0) < 500:
+                    raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
+                self._asking.note_failure(error)
+                await self._asking.rest()
+        except passing_errors() as error:
+            # It may have arrived: that is looked up.
+            self._asking.note_failure(error)
+        else:
+            self._asking.note_taken(self._subject)
+            end = begin + len(data)
+            self.at = at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
+            await self._tell()
+            return at
+        return await self._find(at)
+
+    async def check(self) -> None:
+        """Looks whether another bridge took the place of this one.
+
+        Raises:
+            BridgeReplacedError: it did."""
+        await self._look(self.at)
+
+    async def _look(self, before: Copied) -> tuple[Copied, bytes]:
+        bridge = self._stream.bridge
+        at: Copied
+        at, data = await self._asking.until_answered(lambda: self._stream.last(self._subject))
+        if at.bridge not in ("", bridge) and before.bridge == bridge and at.end > before.end:
+            raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {self._stream.run!r} now")
+        return at, data
+
+    async def _find(self, before: Copied) -> Copied:
+        """Looks up how far the copy goes, as often as it takes."""
+        at, data = await self._look(before)
+        # Who was here before is what a later one is compared with.
+        self.at = at = at._replace(bridge=self._stream.bridge)
+        await self._compare(at, data)
+        if at.end < before.end:
+            self._status.refilled += before.end - at.end
+            forgotten = f"{before.end - at.end:,} bytes of run {self._stream.run}"
+            self._say(f"the servers have forgotten {forgotten}: sent again")
+        return at
+
+    async def _compare(self, at: Copied, last: bytes) -> None:
+        """Compares the file with the last message, and with the first one where the file ends before the last.
+
+        Raises:
+            ShorterError: the file ends before its copy.
+            RecordingError: they differ.
+        """
+        stream, path, end = self._stream.name, self.file.path, self.file.look()
+        begin = at.end - len(last)
+        if at.offset > end and begin >= end:
+            begin, last = await self._asking.until_answered(lambda: self._stream.first(self._subject))
+        # What is behind the last check record may be written anew, or is what a power failure left.
+        copied = last[: max(0, min(at.offset, end) - begin)]
+        if self.file.read(begin, len(copied)) != copied:
+            raise RecordingError(
+                f"the stream {stream} and {path} differ from byte {begin:,} on: where the file is the right one, "
+                "remove the stream, or give this run another name",
+                path=path,
+            )
+        if at.offset > end:
+            raise ShorterError(
+                f"{path} ends {at.offset - end:,} bytes before its copy in the stream {stream}", path=path
+            )
