@@ -29,7 +29,9 @@ async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str
     """Writes the windows of an attempt of the run in a directory until it has ended, or another one has begun; those
     that are there already are not made again. What keeps it from doing so is said, and ends it."""
     try:
-        with closing(WindowsWriter(windows_path(attempt.recording, attempt.number))) as writer:
+        # Reads those of days that are there.
+        opened = await asyncio.to_thread(WindowsWriter, windows_path(attempt.recording, attempt.number))
+        with closing(opened) as writer:
             watching = _Watching(path, attempt, host, writer)
             if read_run(path).last.number == attempt.number:
                 await watching.follow()

@@ -158,13 +158,13 @@ class Bridge:
             if not has_other_hosts(attempt) or await self._has_first_rank(number):
                 await self._relay.serve_run()
                 subject = names.recording_subject(run, number, self._host)
-                copies.append(self._copy_of(subject, GrowingRecording(attempt.recording)))
+                copies.append(await self._copy_of(subject, GrowingRecording(attempt.recording)))
                 tasks.append(asyncio.create_task(self._follow_recording(copies[-1], number)))
             if has_other_hosts(attempt):
                 watching: asyncio.Task[None] = asyncio.create_task(self._write_windows(attempt))
                 tasks.append(watching)
                 subject = names.windows_subject(run, number, self._host)
-                copies.append(self._copy_of(subject, GrowingWindows(windows_path(attempt.recording, number))))
+                copies.append(await self._copy_of(subject, GrowingWindows(windows_path(attempt.recording, number))))
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
             for task in asyncio.as_completed(tasks):
@@ -178,7 +178,13 @@ class Bridge:
             for copy in copies:
                 copy.close()
 
-    def _copy_of(self, subject: str, file: GrowingRecording | GrowingWindows) -> FileCopy:
+    async def _copy_of(self, subject: str, file: GrowingRecording | GrowingWindows) -> FileCopy:
+        # Of a run of some days this takes some seconds; readers are answered meanwhile.
+        try:
+            await asyncio.to_thread(file.look)
+        except BaseException:
+            file.close()
+            raise
         return FileCopy(self._stream, self._asking, subject, file, self.status, self._tell, self._say)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:

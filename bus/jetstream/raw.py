@@ -38,6 +38,7 @@ class RawRecordings:
                     shutil.rmtree(left)
         self._recordings: dict[int, GrowingRecording] = {}
         self._cuts: dict[tuple[object, ...], _Cut] = {}
+        self._opening = asyncio.Lock()
         self._cutting = asyncio.Semaphore(1)
         self.used = float("-inf")
         """When something was last asked for, by ``time.monotonic``."""
@@ -51,7 +52,7 @@ class RawRecordings:
         self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number = content.get("attempt", run.last.number)
-        recording = self._recording(run, number)
+        recording = await self._recording(run, number)
         end = recording.look()
         recording.backlog.drop(end)
         if control.kind == "position":
@@ -72,12 +73,15 @@ class RawRecordings:
             said["data"] = recording.read(offset, max(0, min(end - offset, MAX_RANGE)))
         return encode_control("data", said)
 
-    def _recording(self, run: RunInfo, number: object) -> GrowingRecording:
+    async def _recording(self, run: RunInfo, number: object) -> GrowingRecording:
         attempt = next((one for one in run.attempts if one.number == number), None)
         if attempt is None:
             raise BrokerError(f"run {run.name!r} has no such attempt on this host: attempts are 1 to {run.last.number}")
-        if attempt.number not in self._recordings:
-            self._recordings[attempt.number] = GrowingRecording(attempt.recording)
+        async with self._opening:
+            if attempt.number not in self._recordings:
+                recording = GrowingRecording(attempt.recording)
+                await asyncio.to_thread(recording.look)
+                self._recordings[attempt.number] = recording
         return self._recordings[attempt.number]
 
     def _cut(self, path: Path, content: dict[str, Any], offset: int) -> bytes | None:

@@ -1,5 +1,6 @@
 """A recording as its bridge reads it: the bytes that stay as they are."""
 
+import itertools
 import os
 import time
 from collections import deque
@@ -11,6 +12,8 @@ from bus.files import open_file
 from bus.recording import records
 from bus.recording.records import DamageError, Mark
 
+_MOST_PARTS = 9_999
+"""Odd, so that the last of one more is among every second one of them."""
 _FRONT_BYTES = len(records.MAGIC)
 
 
@@ -21,21 +24,33 @@ class _Part(NamedTuple):
 
 
 class Backlog:
-    """What a growing file has and its copy lacks, part by part."""
+    """What a growing file has and its copy lacks, part by part: coarser parts where there are very many."""
 
     def __init__(self) -> None:
         self._parts: deque[_Part] = deque()
         self._total = self._before = 0
+        self._grain = self._joined = 1
+        """Of how many that were added a part is made, and of how many the last one was."""
 
     def add(self, end: int, total: int) -> None:
         """Adds a part: where it ends, and how many events or windows the file has up to there."""
-        self._parts.append(_Part(end, total, time.monotonic()))
         self._total = total
+        if self._joined < self._grain and self._parts:
+            self._parts[-1] = self._parts[-1]._replace(end=end, total=total)
+            self._joined += 1
+            return
+        self._joined = 1
+        self._parts.append(_Part(end, total, time.monotonic()))
+        if len(self._parts) > _MOST_PARTS:
+            self._parts = deque(itertools.islice(self._parts, 1, None, 2))
+            self._joined = self._grain = 2 * self._grain
 
     def drop(self, offset: int) -> int:
         """Forgets the parts before an offset; returns how many events or windows are not before it."""
         while self._parts and self._parts[0].end <= offset:
             self._before = self._parts.popleft().total
+        if not self._parts:
+            self._grain = 1
         return self._total - (self._before if offset else 0)
 
     @property

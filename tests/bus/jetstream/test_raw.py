@@ -1,0 +1,39 @@
+"""What a host gives of its recordings, beside all else that its bridge does."""
+
+import asyncio
+import time
+
+from run_folders import write_run
+
+from bus.jetstream.raw import RawRecordings
+from bus.protocol.frames import Control, decode_control, split_frame
+from bus.recording.growing import GrowingRecording
+
+
+def test_a_recording_of_days_is_looked_through_while_the_bridge_does_other_things(tmp_path, monkeypatch):
+    path = write_run(tmp_path, "r", losses=[0.5] * 10)
+    looked = []
+
+    def look(self, really=GrowingRecording.look):
+        looked.append(time.sleep(0.5 if not looked else 0))
+        return really(self)
+
+    monkeypatch.setattr(GrowingRecording, "look", look)
+
+    async def ask():
+        raw = RawRecordings(path)
+        fetch = Control("fetch", {"run": "r", "attempt": 1, "offset": 0})
+        # The second one comes while the first one is looked up.
+        asked = asyncio.gather(raw.answer(fetch), raw.answer(fetch))
+        turns = 0
+        while not asked.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        raw.close()
+        return turns, await asked
+
+    turns, answers = asyncio.run(ask())
+    assert turns > 5
+    for answer in answers:
+        data = decode_control(split_frame(answer)[1]).content["data"]
+        assert data == (path / "recording-1.mcap").read_bytes()
