@@ -13,7 +13,8 @@ from bus.errors import BrokerError, RecordingError, RunNotFoundError
 from bus.index.entry import GOING_ON
 from bus.net.curve import ClientSecurity
 from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import ask_broker, list_remote_runs
+from bus.net.requests import ask_broker, is_silent, list_remote_hosts, list_remote_runs
+from bus.net.sockets import is_stand_in
 from bus.printing import one_line
 from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
@@ -96,6 +97,8 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         BrokerError: no broker answers there.
     """
     for listed in list_remote_runs(address, security, name):
+        if is_stand_in(address):
+            listed["hosts"] = list_remote_hosts(address, name)
         if not listed.get("live"):
             return listed
         return {**listed, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
@@ -198,9 +201,9 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "replay of", str(Origin(**described["replay_of"]))
     if imported := described.get(IMPORTED_FROM):
         yield "imported from", f"{imported.get('path')} ({imported.get('source')})"
+    yield "command", " ".join(described.get("command", ()))
+    yield "host", described.get("host")
     if "command" in described:
-        yield "command", " ".join(described["command"])
-        yield "host", described["host"]
         if described["local_world_size"] < described["world_size"]:
             here, ranks = described["local_world_size"], described["world_size"]
             yield "ranks", f"{here} of {ranks}: the others are recorded on their hosts"
@@ -210,12 +213,9 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     if "unavailable" in described:
         yield "framework", described["framework"]
         yield "never gives", _never(**described["unavailable"])
+    if "reached" in described:
+        yield "reached", str(Reached(**described["reached"])) if described["reached"] else "nothing yet"
     if "recording" in described:
-        reached = described["reached"]
-        yield (
-            "reached",
-            str(Reached(**reached)) if reached else "nothing yet",
-        )
         yield "events", _pairs(described["events"])
         yield "recording", described["recording"]
         yield "flight", one_line(": ".join(filter(None, described.get("flight", ()))))
@@ -228,6 +228,11 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "damage", "; ".join(described["damage"])
     if isinstance(bridge := described.get("bridge"), dict):
         yield "bridge", str(bridge_of(bridge) or "")
+    if hosts := described.get("hosts"):
+        silent = [str(host.get("host")) for host in hosts if is_silent(host)]
+        more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
+        yield "hosts", str(len(hosts)) if len(hosts) > 1 else ""
+        yield "silent", f"{', '.join(silent[:_LISTED])}{more}: no bridge answers there" if silent else ""
     for name, *why in described.get("dumps", ()):
         yield "flight", one_line(f"{name}, {': '.join(filter(None, why))}")
     yield from _statistics_lines(described.get("statistics") or {})

@@ -147,7 +147,6 @@ class Answering:
         await self._send(identity, "runs", {"runs": runs, **asked})
 
     def _listing(self, said: dict[str, Any], host: str | None) -> dict[str, Any]:
-        said.pop("bridge", None)
         of_first = host in (None, "*")
         address = self._heartbeats.address if of_first else self._heartbeats.host_address(said["run"], str(host))
         said["stream"] = address if said["live"] else None

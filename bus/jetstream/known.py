@@ -11,6 +11,7 @@ import msgpack
 
 from bus.jetstream import names
 from bus.jetstream.connection import API_SECONDS, passing_errors, pulled
+from bus.protocol.listed_runs import listed_run
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -195,15 +196,15 @@ class KnownRuns:
 
     def _take(self, key: str, value: bytes, is_heard: bool) -> None:
         try:
-            said = json.loads(value)
-            is_one = names.token(said["run"]) == _run_of(key) and type(said["attempt"]) is int
-            is_one = is_one and isinstance(said.get("started"), float | int | None)
+            said = listed_run(json.loads(value))
             msgpack.packb(said)  # as readers get it
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
+            return
+        if said is None or names.token(said["run"]) != _run_of(key):
             return
         entries = self._entries.setdefault(_run_of(key), {})
         known = entries.get(key)
-        if not is_one or (known is not None and not is_heard and _time_of(said) <= _time_of(known.said)):
+        if known is not None and not is_heard and _time_of(said) <= _time_of(known.said):
             return
         now = time.monotonic()
         # What has changed since it was last seen was said in between.
@@ -221,8 +222,7 @@ class KnownRuns:
 
 def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
     """Of what hosts say of a run, the greatest counts: of the newest attempt, by the host of the first rank."""
-    ranks = said.get("ranks")
-    return said["attempt"], not isinstance(ranks, list) or 0 in ranks
+    return said["attempt"], 0 in said["ranks"]
 
 
 def _key_of(message: "Msg") -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import zmq
@@ -10,6 +11,7 @@ from bus.errors import BrokerError, ProtocolError
 from bus.net.curve import ClientSecurity, client_security_for
 from bus.net.sockets import connect_socket, is_stand_in
 from bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from bus.protocol.listed_runs import listed_run
 from bus.types.timeouts import Timeouts
 
 
@@ -96,7 +98,7 @@ def list_remote_runs(
         BrokerError: no broker answers, or the broker refuses.
     """
     listed = ask_broker(address, "runs", {"run": name}, security).get("runs")
-    return [run for run in listed if isinstance(run, dict)] if isinstance(listed, list) else []
+    return _listed(listed)
 
 
 def list_remote_hosts(address: str, run: str) -> list[dict[str, Any]]:
@@ -106,10 +108,20 @@ def list_remote_hosts(address: str, run: str) -> list[dict[str, Any]]:
     Raises:
         BrokerError: the servers do not answer.
     """
-    listed = ask_broker(address, "runs", {"run": run, "host": "*"}).get("runs")
-    hosts = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)]
+    hosts = _listed(ask_broker(address, "runs", {"run": run, "host": "*"}).get("runs"))
     newest = max((one["attempt"] for one in hosts), default=0)
-    return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one.get("ranks") or [])
+    return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one["ranks"])
+
+
+def _listed(listed: object) -> list[dict[str, Any]]:
+    """Those of a list that are runs."""
+    runs = (listed_run(one) for one in (listed if isinstance(listed, list) else ()))
+    return [run for run in runs if run is not None]
+
+
+def is_silent(listed: Mapping[str, Any]) -> bool:
+    """Whether a run that is read from a stream may continue on its host, whose bridge says nothing."""
+    return listed.get("status") in ("live", "paused") and not listed.get("live")
 
 
 def request(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], patience: float) -> dict[str, Any] | None:

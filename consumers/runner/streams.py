@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from bus.errors import ConfigurationError, RunError, RunNotFoundError
 from bus.net.curve import ClientSecurity
 from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import list_remote_hosts, list_remote_runs
+from bus.net.requests import is_silent, list_remote_hosts, list_remote_runs
 from bus.net.sockets import is_stand_in
 from bus.recording.recording import Recording
 from bus.replay.replay import Replay
@@ -103,7 +103,7 @@ def list_remote(broker: str, security: ClientSecurity | None, name: str | None =
     return [
         RemoteRunInfo(
             *(broker, run["run"], run["attempt"], str(run.get("status")), security),
-            is_silent=is_stand_in(broker) and run.get("status") in ("live", "paused") and not run.get("live"),
+            is_silent=is_stand_in(broker) and is_silent(run),
         )
         for run in list_remote_runs(broker, security, name)
     ]

@@ -228,6 +228,27 @@ def test_ranks_of_several_hosts_are_one_stream(nats_server, hosts, tmp_path):
     assert seen(0) == seen(2) == []
 
 
+def test_bus_info_says_how_the_copies_of_all_hosts_are(nats_server, hosts):
+    train(hosts, 1, 2)
+    for name in HOSTS:
+        attach(nats_server, host=name).close()
+
+    def info():
+        return dict(
+            line.split(None, 1) for line in bus("info", "wide", "--stream", nats_server.address).stdout.splitlines()
+        )
+
+    shown = info()
+    assert shown["bridge"] == f"copying, to {nats_server.address}"
+    assert shown["hosts"] == "2"
+    assert "silent" not in shown
+    hosts[1].bridge.kill()
+    hosts[1].bridge.wait()
+    shown = wait_for(lambda: (now := info()).get("silent") and now, "the silence", timeout=30)
+    assert shown["silent"] == "second.rack: no bridge answers there"
+    assert shown["bridge"] == f"copying, to {nats_server.address}"
+
+
 def test_a_host_that_is_not_there_is_named(nats_server, hosts):
     train(hosts, 1)
     attach(nats_server).close()

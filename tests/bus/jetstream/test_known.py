@@ -66,13 +66,19 @@ def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
         assert consumers(nats_server) <= 1
 
 
+ODD = {"run": "odd", "attempt": 1, "status": "failed", "started": 2.0}
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("odd.1.h", {"run": "odd", "attempt": 1, "started": "yesterday"}),
-        ("odd.1.h", {"run": "odd", "attempt": 1, "started": 2.0, "reached": {"batch": 1 << 70}}),
-        ("odd.1.h", {"run": "odd", "attempt": 1, "started": 2.0, "error": "\ud800"}),
-        ("odd.1.h", {"run": ["odd"], "attempt": 1}),
+        ("odd.1.h", {**ODD, "started": "yesterday"}),
+        ("odd.1.h", {**ODD, "started": 1e300}),
+        ("odd.1.h", {**ODD, "reached": {"epoch": 1, "batch": 1 << 70, "sample": 1}}),
+        ("odd.1.h", {**ODD, "error": "\ud800"}),
+        ("odd.1.h", {**ODD, "run": ["odd"]}),
+        ("odd.1.h", {"run": "odd", "attempt": 1}),
+        ("odd.1.h", [ODD]),
         ("odd.1.h", {"run": "r", "attempt": 9, "status": "live", "live": True}),
     ],
 )

@@ -1,0 +1,52 @@
+"""What peers say of runs: ``runs`` in ``docs/protocol.md``."""
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+_Time: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
+"""Seconds from 1970 to the end of the year 9999."""
+
+
+class _Reached(msgspec.Struct):
+    epoch: int
+    batch: int
+    sample: int
+    planned: str | None = None
+
+
+class _Paused(msgspec.Struct):
+    since: _Time
+    batch: int
+
+
+class _Listed(msgspec.Struct):
+    run: str
+    attempt: int
+    status: str
+    recorded_as: str | None = None
+    id: str | None = None
+    host: str | None = None
+    world_size: int = 1
+    local_world_size: int = 1
+    ranks: list[int] = []
+    attempts: list[int] = []
+    live: bool = False
+    stream: str | None = None
+    started: _Time | None = None
+    ended: _Time | None = None
+    error: str | None = None
+    reason: str | None = None
+    reached: _Reached | None = None
+    paused: _Paused | None = None
+
+
+def listed_run(said: object) -> dict[str, Any] | None:
+    """What a peer says of a run, and ``None``, or the like, for what it does not say; ``None`` if it is not in the form
+    of the protocol."""
+    try:
+        known = msgspec.convert(said, _Listed)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+    assert isinstance(said, dict)
+    return {**msgspec.structs.asdict(known), **said}
