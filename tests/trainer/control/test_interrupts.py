@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from gold import gold_data, gold_loader
+from helpers import wait_for
 from resumed import make, same, train, weights
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from training import Act, gold_trainer
@@ -171,6 +173,21 @@ def run_in_group(do: Callable[..., object], path: Path, *arguments: Any) -> str:
     return path.read_text()
 
 
+def await_sleep(pid: int) -> None:
+    """Waits until the main thread of a process has slept for a moment."""
+    process = psutil.Process(pid)
+    seen = last = None
+
+    def sleeps() -> bool:
+        nonlocal seen, last
+        before, last = last, (process.status(), process.num_ctx_switches().voluntary)
+        if last != before or last[0] != psutil.STATUS_SLEEPING:
+            seen = time.monotonic()
+        return seen is not None and time.monotonic() - seen > 0.2
+
+    wait_for(sleeps, "the worker to wait")
+
+
 def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: int, early: str) -> None:
     """Trains, and sends a signal to all of the group. ``early`` says of which loader a worker is there before the
     training begins: ``train``, ``eval`` or none."""
@@ -179,10 +196,12 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
         # Also after the last batch of an epoch there is a BEFORE_DATALOADER.
         if state.timestamp.values[2] == batch and state.timestamp.values[7] == batch % 4 and not state.stop_requested:
             (worker,) = multiprocessing.active_children()
+            assert worker.pid
+            # At work it may be interrupted with a lock taken, for which it and torch then wait for ever.
+            await_sleep(worker.pid)
             # From another process: one that its parent ends has done well, for torch.
             subprocess.run(["sh", "-c", f"kill -{number} -{os.getpgrp()}"], check=False)
             if number == signal.SIGTERM or early != "none":
-                assert worker.pid
                 # It is left for torch to find.
                 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 
