@@ -14,6 +14,7 @@ from bus.broker.archive import Archive
 from bus.broker.bridging import Bridges
 from bus.broker.connection_guard import ConnectionGuard
 from bus.broker.control import MAX_REASON, ControlHandler
+from bus.broker.flight import FlightRecorder
 from bus.broker.peers import Peers
 from bus.broker.rank import LiveRank, Placement
 from bus.broker.run import LIVE_FRAME, LiveRun
@@ -95,6 +96,7 @@ class Broker:
         self._unnamed = 0
         self._heard = 0.0
         self._stopping = False
+        self._ended_flights: list[FlightRecorder] = []
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -147,7 +149,7 @@ class Broker:
         self._guard.start()
         try:
             while not self._stopping and not self._is_done(begun):
-                is_writing = any(run.flight.is_writing for run in self._runs)
+                is_writing = any(flight.is_writing for flight in self._flights())
                 ready = dict(self._poller.poll(0 if is_writing else 50))
                 if self._admission is not None:
                     self._admission.handle()
@@ -168,8 +170,9 @@ class Broker:
                     for run in self._runs:
                         run.flight.look(now)
                     self._sum_up_refusals()
-                for run in self._runs if is_writing else ():
-                    run.flight.work(time.monotonic() + DUMP_SECONDS)
+                for flight in self._flights() if is_writing else ():
+                    flight.work(time.monotonic() + DUMP_SECONDS)
+                self._finish_flights()
                 if has_time and now >= next_summary:
                     next_summary = now + SUMMARIZE_EVERY
                     for run in self._runs:
@@ -179,9 +182,21 @@ class Broker:
             self._close()
 
     def _is_done(self, begun: float) -> bool:
-        if not self._until_over or len(self._runs):
+        if not self._until_over or len(self._runs) or self._ended_flights:
             return False
         return self._runs.served > 0 or time.monotonic() - begun > self._timeouts.first_run
+
+    def _flights(self) -> list[FlightRecorder]:
+        """Also those of runs that have ended."""
+        return [*(run.flight for run in self._runs), *self._ended_flights]
+
+    def _finish_flights(self) -> None:
+        """Ends those of runs that have ended, and that have written everything."""
+        if self._ended_flights:
+            for flight in self._ended_flights:
+                if not flight.is_writing:
+                    flight.finish()
+            self._ended_flights = [flight for flight in self._ended_flights if flight.is_writing]
 
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
@@ -500,7 +515,8 @@ class Broker:
             self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
-        run.flight.finish()
+        # What there is to write is written while everything else goes on.
+        self._ended_flights.append(run.flight)
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)
 
@@ -508,6 +524,8 @@ class Broker:
         for run in self._runs:
             run.note_ending(Ending("lost", "the broker was stopped"))
             self._end_run(run)
+        for flight in self._ended_flights:
+            flight.finish()
         self._guard.close()
         if self._bridges is not None:
             self._bridges.leave()

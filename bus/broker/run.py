@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bus.broker.flight import FlightRecorder
+from bus.broker.flight import NOTED, FlightRecorder
 from bus.broker.leases import ConsumerTable, Leases
 from bus.broker.rank import LiveRank, Placement
 from bus.errors import OffloopError, ProtocolError, RunDirectoryError
@@ -16,7 +16,6 @@ from bus.recording.summary import MIN_BYTES, Summarizer
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
 from bus.types.demand import Demand
-from bus.types.event import Event
 from bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
@@ -141,8 +140,8 @@ class LiveRun:
             self.record(rank, topic, event, body)
             if name == COMMAND:
                 self._note_command(rank, event)
-            elif name == Event.BATCH_END and self.flight.rings:
-                self.flight.note_batch(rank, event)
+            elif name in NOTED and self.flight.rings:
+                self.flight.note(rank, name, event)
             elif name == END:
                 rank.end = topic, event, body
                 self.last_end = time.monotonic()
@@ -170,7 +169,7 @@ class LiveRun:
                     if step is None:
                         break
                     front, size = topic + b"\0", len(topic) + 1
-                    is_watched = watches and names[topic] == Event.BATCH_END
+                    is_watched = watches and names[topic] in NOTED
                 body = frame[size:]
                 event = decode_whole_event(body)
                 if (
@@ -182,7 +181,7 @@ class LiveRun:
                 ):
                     break
                 if is_watched:
-                    self.flight.note_batch(rank, event)
+                    self.flight.note(rank, names[topic], event)
                 base_seq, last = event.base_seq, event
                 events.append((topic, number, event.time, body))
         except ProtocolError:
@@ -225,7 +224,6 @@ class LiveRun:
         command = event.fields.get("command")
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
             return
-        self.flight.is_paused = command == "pause"
         try:
             self.directory.note_pause(Pause(event.time / 1e9, event.timestamp.batch) if command == "pause" else None)
         except RunDirectoryError as error:

@@ -26,6 +26,7 @@ _RECENT_SECONDS = 60.0
 """Older dumps of this host, from before its bridge came, are not announced."""
 _ANSWER_SECONDS = 5.0
 _MOST_KNOWN = 1000
+_MOST_ID = 100
 
 
 class DumpRelay:
@@ -87,6 +88,8 @@ class DumpRelay:
             host, texts = said["host"], (dump.id, dump.reason, dump.detail)
             if not all(isinstance(one, str) for one in (host, *texts)) or dump.id in self._known:
                 return
+            if not 0 < len(dump.id) <= _MOST_ID:
+                return
         except (ValueError, KeyError, TypeError, RecursionError):
             return
         # Before it is written, so that it is not announced in turn.
@@ -95,7 +98,7 @@ class DumpRelay:
             "run": self._run,
             "command": "dump",
             "arguments": [dump.reason],
-            "id": dump.id[:100],
+            "id": dump.id,
             "reason": one_line(f"on host {host}: {dump.detail}")[:1000],
         }
         with suppress(OffloopError, zmq.ZMQError, TimeoutError):

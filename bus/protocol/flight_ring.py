@@ -13,6 +13,8 @@ Offset   Bytes  The front
 24       8      how many batches it is to hold
 32       8      blocks in use
 40       8      the block that is written to, counted from 0
+48       8      another number whenever its rank, which waits, says that it
+                is there
 4096            the blocks, of 64 KiB: the number of the block among all
                 that were ever entered (8), zeros (8), then events: length
                 (4) and frame, up to a length of zero or the end
@@ -26,7 +28,7 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from mmap import mmap
 from typing import Any
 
@@ -40,6 +42,8 @@ MAX_BATCHES = 1_000_000
 
 _MAGIC = b"OLFLIGHT"
 _FRONT = struct.Struct("<8s16sQQQ")
+_PLACES = struct.Struct("<QQ")
+_AT_PLACES, _AT_BEAT = 32, 48
 _AT_BLOCKS = 4096
 _HEAD = 16
 _LENGTH = struct.Struct("<I")
@@ -48,7 +52,7 @@ _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
 _GROW = 16
-"""Blocks by which the memory grows."""
+"""Blocks by which the memory grows, and that are copied at a time."""
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 """Bytes of the largest event that fits."""
 
@@ -70,7 +74,8 @@ class FlightRing:
         self._descriptor, self._shared = create_memory(whole, self._token, _AT_BLOCKS)
         try:
             self._memory = mmap(self._descriptor, whole)
-            self._allocated = self._made = self._entered = 0
+            _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, batches, 0, 0)
+            self._allocated = self._made = self._entered = self._beats = 0
             # The blocks in use, the oldest first, each with the batches that had ended when it was left.
             self._blocks: deque[tuple[int, int]] = deque()
             self._at = self._end = 0
@@ -98,6 +103,12 @@ class FlightRing:
         self._at = end
         return True
 
+    def beat(self) -> None:
+        """Says that the rank is there, which waits and leaves no events."""
+        if self._end:
+            self._beats += 1
+            _NUMBER.pack_into(self._memory, _AT_BEAT, self._beats)
+
     def _enter_block(self) -> int:
         blocks, batch = self._blocks, self.batch
         if blocks:
@@ -118,7 +129,8 @@ class FlightRing:
         _NUMBER.pack_into(self._memory, begin, 0)
         self._memory[begin + 8 : begin + BLOCK] = _EMPTY
         _NUMBER.pack_into(self._memory, begin, self._entered)
-        _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, self._batches, self._made, index)
+        # At once: a struct that is packed into memory is zeros for a moment.
+        self._memory[_AT_PLACES:_AT_BEAT] = _PLACES.pack(self._made, index)
         self._at, self._end = begin + _HEAD, begin + BLOCK
         return self._at
 
@@ -182,33 +194,82 @@ class FlightRingReader:
         return batches, blocks, newest
 
     def position(self) -> object:
-        """What becomes another one with each event.
+        """What becomes another one with each event, and each time that its rank says that it is there.
 
         Raises ProtocolError for memory that is malformed by now."""
         *_, newest = self._front()
-        return zlib.crc32(os.pread(self._descriptor, BLOCK, _AT_BLOCKS + newest * BLOCK))
+        return zlib.crc32(self._block(newest)), os.pread(self._descriptor, _NUMBER.size, _AT_BEAT)
 
-    def blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Each block in use, in no order: its number among all, and what is in it. Those that are overwritten
-        meanwhile, the oldest ones, are left out.
+    def newest(self) -> bytes | None:
+        """The frame of the newest event, unless it is the first one of its block and being written.
 
         Raises ProtocolError for memory that is malformed by now."""
-        _, count, _ = self._front()
-        for index in range(count):
-            at = _AT_BLOCKS + index * BLOCK
-            data = os.pread(self._descriptor, BLOCK, at)
-            if len(data) == BLOCK and data[:8] == os.pread(self._descriptor, 8, at):
-                number = _NUMBER.unpack_from(data)[0]
-                if number:
-                    yield number, data
+        *_, newest = self._front()
+        return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
+
+    def copy(self) -> "Generator[None, None, RingCopy]":
+        """Copies what is in the ring now, part by part; returns the copy. Blocks that are overwritten meanwhile, the
+        oldest ones, are left out, and so are those that are entered meanwhile.
+
+        Raises:
+            ProtocolError: the memory is malformed by now.
+            OSError: there is no memory for the copy.
+        """
+        _, count, newest = self._front()
+        last = self._number(newest)
+        token = os.urandom(_TOKEN)
+        descriptor, _ = create_memory(count * BLOCK, token, min(_GROW, count) * BLOCK)
+        found: list[tuple[int, int]] = []
+        try:
+            for index in range(count):
+                if index and not index % _GROW:
+                    yield
+                    allocate_memory(descriptor, index * BLOCK, min(_GROW, count - index) * BLOCK)
+                data = self._block(index)
+                number = _NUMBER.unpack_from(data)[0] if len(data) == BLOCK else 0
+                if 0 < number <= last and number == self._number(index):
+                    os.pwrite(descriptor, data, index * BLOCK)
+                    found.append((number, index))
+        except BaseException:
+            discard_memory(descriptor, token)
+            raise
+        return RingCopy(descriptor, token, [index for _, index in sorted(found)])
+
+    def _block(self, index: int) -> bytes:
+        return os.pread(self._descriptor, BLOCK, _AT_BLOCKS + index * BLOCK)
+
+    def _number(self, index: int) -> int:
+        """That of a block among all that were ever entered; 0 while it is."""
+        data = os.pread(self._descriptor, _NUMBER.size, _AT_BLOCKS + index * BLOCK)
+        return int.from_bytes(data, "little")
 
     def close(self) -> None:
         """Lets go of the memory."""
         os.close(self._descriptor)
 
 
-def frames_in(block: bytes) -> Iterator[bytes]:
-    """The frames of the events in a block of :meth:`FlightRingReader.blocks`, oldest first."""
+class RingCopy:
+    """What a ring held at one moment, in memory that counts for no process: see :meth:`FlightRingReader.copy`."""
+
+    def __init__(self, descriptor: int, token: bytes, places: list[int]) -> None:
+        self._descriptor = descriptor
+        self._token = token
+        self._places = places
+
+    def __len__(self) -> int:
+        """How many blocks it has."""
+        return len(self._places)
+
+    def frames(self, number: int) -> Iterator[bytes]:
+        """The frames of the events in a block, counted from the oldest one, which is 0."""
+        return _frames_in(os.pread(self._descriptor, BLOCK, self._places[number] * BLOCK))
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        discard_memory(self._descriptor, self._token)
+
+
+def _frames_in(block: bytes) -> Iterator[bytes]:
     at = _HEAD
     while at + _LENGTH.size < BLOCK:
         (size,) = _LENGTH.unpack_from(block, at)

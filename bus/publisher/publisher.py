@@ -197,6 +197,7 @@ class Publisher:
             flight=None if flight is None else flight.to_wire(),
             stream_to=stream_to,
         )
+        self._flight = flight
         self._closed = False
         welcome = connection.welcome
         self.run_name: str = connection.run_name
@@ -454,6 +455,8 @@ class Publisher:
                 self._publish_logged()
             self._next_exchange = 0
             self._flush(wait=False)
+            if self._flight is not None:
+                self._flight.beat()
 
     @property
     def run_dir(self) -> Path:

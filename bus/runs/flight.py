@@ -60,7 +60,7 @@ def announce_dump(run: Path, dump: AnnouncedDump) -> None:
 
 def read_announced(run: Path) -> AnnouncedDump | None:
     """The newest dump of a run's broker on this host; ``None`` without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         with open(open_file(run / FLIGHT_FILE), "rb") as file:
             read = json.loads(file.read(_MOST_BYTES))
         dump = AnnouncedDump(*(read[name] for name in AnnouncedDump._fields))

@@ -3,16 +3,21 @@
 import errno
 import math
 import os
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faults import StandingBroker
+from helpers import wait_for
 
+from bus import Publisher
 from bus.broker.flight import FlightRecorder
 from bus.broker.rank import LiveRank
 from bus.errors import BrokerError
-from bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader, frames_in
-from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.net.requests import list_remote_runs
+from bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader
+from bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
 from bus.recording.recording import Recording
 from bus.recording.writer import RecordingWriter
 from bus.runs.alerts import read_alerts
@@ -22,6 +27,7 @@ from bus.types.timestamp import TrainingTime
 _ENCODE = event_encoder(Topic("r", "batch_end", 0), 1)
 _CONTEXT = pack_map({"world_size": 1})
 STALLED = 300.0
+BEGIN = EventBody(1, 1, 1, 1, 0, TrainingTime(), None, {}, {})
 
 
 def put_batch(ring, batch, size=100):
@@ -34,9 +40,21 @@ def put_batch(ring, batch, size=100):
 def frames_of(ring):
     reader = FlightRingReader(os.getpid(), ring.to_wire())
     try:
-        return [frame for _, block in sorted(reader.blocks()) for frame in frames_in(block)]
+        copy = returned(reader.copy())
+        try:
+            return [frame for block in range(len(copy)) for frame in copy.frames(block)]
+        finally:
+            copy.close()
     finally:
         reader.close()
+
+
+def returned(steps):
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def allocated(ring):
@@ -90,6 +108,12 @@ def test_a_block_that_is_overwritten_while_it_is_read_is_left_out(ring, monkeypa
     assert all(len(frame) in (len(frames[0]), len(frames[-1])) for frame in frames)
 
 
+def look(recorder, begin, end):
+    """Has it look as often as it does, from one moment to another, in units of what a stall takes."""
+    for step in range(round(20 * begin), round(20 * end)):
+        recorder.look(step * STALLED / 20 + 0.1)
+
+
 @pytest.fixture
 def recorder(tmp_path, ring):
     made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
@@ -101,24 +125,66 @@ def recorder(tmp_path, ring):
 
 
 def test_a_rank_that_does_nothing_is_stalled_once_unless_it_is_paused(recorder, ring, tmp_path):
-    recorder.look(0.0)
-    recorder.look(STALLED - 1)
+    recorder.note(recorder.rings[0].ring.rank, "fit_start", BEGIN)
+    look(recorder, 0, 1)
     assert not recorder.is_writing
-    recorder.look(2 * STALLED)
-    recorder.look(3 * STALLED)
+    look(recorder, 1, 3)
     recorder.work(math.inf)
     (dump,) = list_dumps(tmp_path)
     assert Recording(dump).flight == ("stalled", "rank 0 has published nothing for 300 s")
     put_batch(ring, 2)
-    recorder.look(4 * STALLED)
+    look(recorder, 3, 3.5)
     assert [(one.status, one.text) for one in read_alerts(tmp_path)] == [
         ("firing", "rank 0 has published nothing for 300 s"),
         ("resolved", "rank 0 continues"),
     ]
-    recorder.is_paused = True
-    recorder.look(5 * STALLED)
-    recorder.look(7 * STALLED)
+    for moment in range(4, 8):
+        ring.beat()
+        look(recorder, moment, moment + 0.9)
     assert not recorder.is_writing
+    # Nor is it where the broker stood still, too.
+    recorder.look(20 * STALLED)
+    assert not recorder.is_writing
+
+
+@pytest.mark.parametrize("last", ["init", "after_load", "fit_end", "eval_after_all", "predict_end", None])
+def test_a_rank_whose_user_does_something_else_is_not_stalled(tmp_path, ring, last):
+    recorder = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
+    rank = LiveRank(0, pid=os.getpid())
+    recorder.attach(rank, ring.to_wire())
+    if last is not None:
+        topic = Topic("r", last, 0)
+        ring.put(event_encoder(topic, 1)(2, 2, 1, TrainingTime(), None, {}, _CONTEXT))
+    look(recorder, 0, 3)
+    assert not recorder.is_writing
+    recorder.note(rank, "fit_start", BEGIN)
+    look(recorder, 3, 4)
+    assert recorder.is_writing
+    recorder.finish()
+
+
+def test_a_rank_that_ends_is_not_said_to_continue(recorder, tmp_path):
+    look(recorder, 0, 2)
+    rank = recorder.rings[0].ring.rank
+    recorder.note_end(rank, {"status": "lost"})
+    assert [one.text for one in read_alerts(tmp_path)][1:] == ["rank 0 has ended"]
+
+
+def test_hosts_that_stall_together_are_dumped_once_each(recorder, ring):
+    answers = []
+    # Another host was the first to see it.
+    look(recorder, 0, 0.5)
+    recorder.ask("stalled", "on host b", lambda *answer: answers.append(answer))
+    look(recorder, 0.5, 3)
+    recorder.ask("stalled", "on host c", lambda *answer: answers.append(answer))
+    recorder.work(math.inf)
+    assert answers == [
+        (None, "it was written because of 'stalled' already"),
+        ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None),
+    ]
+    put_batch(ring, 2)
+    look(recorder, 3, 6)
+    assert recorder.is_writing
 
 
 def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tmp_path):
@@ -205,12 +271,87 @@ def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(rec
 def test_ranks_that_stall_together_are_dumped_once(recorder, ring, tmp_path):
     other = FlightRing(50, 16 * BLOCK)
     assert recorder.attach(LiveRank(1, pid=os.getpid()), other.to_wire()) is None
-    recorder.look(0.0)
-    recorder.look(2 * STALLED)
+    put_batch(other, 1)
+    look(recorder, 0, 2)
     recorder.work(math.inf)
     assert len(list_dumps(tmp_path)) == 1
     assert [one.text[:6] for one in read_alerts(tmp_path)] == ["rank 0", "rank 1"]
     other.close()
+
+
+def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch):
+    for batch in range(1, 33):
+        put_batch(ring, batch, 30_000)
+    put_batch(ring, 33, 100)
+    read, more = os.pread, iter(range(34, 60))
+
+    def slow(descriptor, size, offset):
+        data = read(descriptor, size, offset)
+        if size == BLOCK and (batch := next(more, None)):
+            put_batch(ring, batch, 30_000)
+        return data
+
+    monkeypatch.setattr(os, "pread", slow)
+    frames = frames_of(ring)
+    monkeypatch.undo()
+    numbers = [decode_whole_event(split_frame(frame)[1]).seq for frame in frames]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_a_long_reason_is_cut_for_all_hosts_alike(recorder, tmp_path):
+    recorder.note_end(LiveRank(0), {"status": "failed", "error": "é" * 50_000})
+    recorder.work(math.inf)
+    (dump,) = list_dumps(tmp_path)
+    assert read_announced(tmp_path).detail == Recording(dump).flight[1] == "rank 0: " + "é" * 992
+
+
+def test_a_disk_that_fails_ends_no_broker(recorder, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, fail)
+    recorder.note_end(LiveRank(0), {"status": "failed", "error": "no luck"})
+    recorder.work(math.inf)
+
+
+def test_a_large_dump_takes_little_of_the_brokers_memory(tmp_path):
+    ring = FlightRing(10_000, 256 * BLOCK)
+    for batch in range(1, 260):
+        put_batch(ring, batch, 60_000)
+    recorder = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
+    recorder.attach(LiveRank(0, pid=os.getpid()), ring.to_wire())
+    tracemalloc.start()
+    assert dumped(recorder) == [("flight-1-1.mcap: 256 events of 1 rank, 256 whole batches", None)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8e6
+    recorder.finish()
+    ring.close()
+
+
+def test_a_rank_that_waits_says_that_it_is_there(ring, runs_dir):
+    with Publisher("r", runs_dir=runs_dir, flight=ring) as publisher:
+        reader = FlightRingReader(os.getpid(), ring.to_wire())
+        before = reader.position()
+        assert reader.position() == before
+        publisher.poll()
+        assert reader.position() != before
+        reader.close()
+
+
+def test_a_broker_serves_others_while_it_writes_what_a_run_that_failed_has_left(runs_dir):
+    with StandingBroker(runs_dir) as broker:
+        ring = FlightRing(100_000, 256 * BLOCK)
+        failed = Publisher("r", broker=broker.address, flight=ring)
+        for batch in range(1, 60_000):
+            put_batch(ring, batch)
+        failed.close("failed", "no luck")
+        # It writes for a second or more.
+        assert [run["status"] for run in list_remote_runs(broker.address)] == ["failed"]
+        assert not list_dumps(runs_dir / "r")
+        wait_for(lambda: list_dumps(runs_dir / "r"), "the dump")
+        ring.close()
 
 
 def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
@@ -220,7 +361,7 @@ def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
     recorder.work(math.inf)
     (dump,) = list_dumps(tmp_path)
     assert [one.timestamp.values.batch for one in Recording(dump)] == list(range(44, 60))
-    assert recorder.rings[0].reader.batches == 50
+    assert recorder.rings[0].ring.reader.batches == 50
 
 
 @pytest.mark.parametrize("wire", [{}, {"fd": 0, "token": b"x" * 16}, {"fd": 10**6, "token": b"x" * 16}])
