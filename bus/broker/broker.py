@@ -515,7 +515,7 @@ class Broker:
             self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
         self._acknowledge(run)
-        # What there is to write is written while everything else goes on.
+        # Its dumps are written beside everything else.
         self._ended_flights.append(run.flight)
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)

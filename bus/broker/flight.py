@@ -65,7 +65,7 @@ class _Watched:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the rank has something to do that is no business of its user's.
+        """Whether the rank trains, evaluates or predicts.
 
         Raises ProtocolError for memory that is malformed by now."""
         if self.is_fitting:
@@ -155,8 +155,8 @@ class FlightRecorder:
         """Finds the ranks that do nothing any more."""
         if not self.rings or now - self._looked < self._stalled / 20:
             return
-        # Where this process stood still, so did the ranks.
-        stood_still, self._looked = now - self._looked > self._stalled / 2, now
+        # Where this process was suspended, so were the ranks.
+        was_suspended, self._looked = now - self._looked > self._stalled / 2, now
         for number, watched in self.rings.items():
             if watched.ring.rank.ended:
                 continue
@@ -171,7 +171,7 @@ class FlightRecorder:
                 if watched.is_stalled:
                     self._alert(about, RESOLVED, f"rank {number} continues", _batch(watched))
                 watched.position, watched.since, watched.is_stalled = position, now, False
-            elif stood_still:
+            elif was_suspended:
                 watched.since = now
             elif is_silent and not watched.is_stalled:
                 text = f"rank {number} has published nothing for {self._stalled:g} s"
