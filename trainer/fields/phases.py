@@ -26,25 +26,6 @@ class TimingEvent(Protocol):
         """Milliseconds from here to another one, both of which the device has passed."""
 
 
-class _HostTime:
-    """The same for a device that has finished whenever the host continues."""
-
-    __slots__ = ("at",)
-
-    def __init__(self) -> None:
-        self.at = time.perf_counter_ns()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing is on its way."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        milliseconds: float = (end_event.at - self.at) / _MILLISECOND
-        return milliseconds
-
-
 class PhaseProbe:
     """Times the phases of requested batches, from the events between them.
 
@@ -59,14 +40,15 @@ class PhaseProbe:
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
         self._on_device = make is not None
-        self._mark: Callable[[], TimingEvent] = make or _HostTime
+        # Nanoseconds where the device has finished whenever the host continues.
+        self._mark: Callable[[], Any] = make or time.perf_counter_ns
         self._is_due = is_due
         self.clock: Callable[[], int] = time.time_ns
         """Nanoseconds since 1970: what events are timed by."""
         self.is_timing = False
         """Whether the phases of the current batch are requested."""
-        self._open: tuple[str, TimingEvent] | None = None
-        self._batch = _Batch(0, _HostTime(), self._on_device)
+        self._open: tuple[str, Any] | None = None
+        self._batch = _Batch(0, 0, self._on_device)
         self._found: _Batch | None = None
         self._began = 0
         # Of every batch since the last report.
@@ -153,9 +135,8 @@ class _Batch:
                     mark.synchronize()
             spans = [[phase, start := self._since(begin), self._since(end) - start] for phase, begin, end in self.spans]
         else:
-            # With every batch of a flight recorder, so without a call for each.
-            origin = self._origin.at
-            spans = [[phase, begin.at - origin, end.at - begin.at] for phase, begin, end in self.spans]
+            origin = self._origin
+            spans = [[phase, begin - origin, end - begin] for phase, begin, end in self.spans]
         if self.publishing:
             spans.append(["publishing", self.published_at, self.publishing])
         return {
