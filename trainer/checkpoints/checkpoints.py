@@ -29,7 +29,7 @@ from trainer.checkpoints.sharded import is_sharded, read_sharded, training_file,
 from trainer.checkpoints.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
 from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec
-from trainer.distributed.ranks import Ranks
+from trainer.distributed.ranks import Ranks, local_world_size
 from trainer.distributed.sampling import own_sampler
 from trainer.engine.state import State
 from trainer.evaluation.evaluation import Evaluation
@@ -321,6 +321,6 @@ def _names(state: State) -> dict[str, Any]:
         "rank": state.rank,
         "world_size": state.world_size,
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "local_world_size": local_world_size(1),
         "node_rank": int(os.environ.get("GROUP_RANK", 0)),
     }

@@ -265,6 +265,24 @@ def rank_and_world_size() -> tuple[int, int]:
     return place
 
 
+def local_world_size(by_itself: int) -> int:
+    """How many ranks are on this host, by what ``torchrun`` says; ``by_itself`` where it does not.
+
+    Raises :class:`bus.errors.ConfigurationError` when the environment is invalid."""
+    size = os.environ.get("LOCAL_WORLD_SIZE")
+    if size is None:
+        return by_itself
+    try:
+        ranks = int(size)
+    except ValueError:
+        ranks = 0
+    if ranks < 1:
+        raise ConfigurationError(
+            f"LOCAL_WORLD_SIZE is {size!r} in the environment: start ranks with torchrun, or unset it"
+        )
+    return ranks
+
+
 def rank_zero_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
     """Starts something on every rank: on the first one at ``address``, or where it likes, and on the others at the
     address where the first one has it. What goes wrong on the first rank is raised on all of them."""

@@ -122,7 +122,6 @@ class FlightRecorder:
                 del fields["phases"]
                 fields["on_demand"] = [name for name in fields["on_demand"] if name != "phases"]
         if event is Event.BATCH_END:
-            self._ring.batch += 1
             fields = self._with_phases(fields, timestamp, previous)
         self._leave(event, timestamp, previous, fields, context)
 
@@ -137,10 +136,18 @@ class FlightRecorder:
         self._seq = seq = self._seq + 1
         if event in BASE_EVENTS:
             self._base_seq += 1
+            if event is Event.BATCH_END:
+                # Also one that is not published, because no broker takes the run any more: the ring would only grow.
+                self._ring.batch += 1
         encode, base_seq, now = self._encoders[event], self._base_seq, self._now
-        if not self._put(encode(seq, base_seq, now, timestamp, previous, fields, context)):
-            why = {"not_sent": f"more than {MAX_EVENT:,} bytes, which is the most that the flight recorder holds"}
-            self._put(encode(seq, base_seq, now, timestamp, previous, why, context))
+        try:
+            if self._put(encode(seq, base_seq, now, timestamp, previous, fields, context)):
+                return
+            why = f"more than {MAX_EVENT:,} bytes, which is the most that the flight recorder holds"
+        except (TypeError, ValueError, OverflowError) as error:
+            # Beside a value on a GPU: the publisher will find the same, and warn.
+            why = str(error)
+        self._put(encode(seq, base_seq, now, timestamp, previous, {"not_sent": why}, context))
 
     def _with_phases(
         self, fields: dict[str, Any], timestamp: TrainingTime, previous: TrainingTime | None

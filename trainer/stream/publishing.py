@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bus.errors import ConfigurationError
 from bus.publisher.publisher import Publisher
 from bus.types import hyperparameters
 from bus.types.demand import BASE_EVENTS, Demand
@@ -196,8 +195,8 @@ class StatePublisher:
         before = None if previous is None else previous.values
         try:
             self._send(event, values, before, fields, self._context, self._defers)
-        except ConfigurationError as error:
-            # What is too large to be sent ends no training.
+        except (TypeError, ValueError, OverflowError) as error:
+            # What cannot be packed, or is too large to be sent, ends no training.
             _log.warning("%s is published without its fields: %s", event.value, error)
             self._send(event, values, before, {"not_sent": str(error)}, self._context, False)
         if self._stream.demand_version != self._version:

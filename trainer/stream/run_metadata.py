@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainer.distributed.ranks import local_world_size
 from trainer.engine.state import State
 from trainer.fields.norms import NORM_FIELDS, SHARDED
 
@@ -17,14 +18,14 @@ from trainer.fields.norms import NORM_FIELDS, SHARDED
 def describe_system(state: State) -> dict[str, Any]:
     """The machine of this rank and what runs on it, as plain values; what is not known is left out."""
     on_gpu = state.device.name == "gpu"
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", state.world_size))
+    ranks_here = local_world_size(state.world_size)
     facts = {
         "host": socket.gethostname(),
         "operating_system": f"{platform.system()} {platform.release()}",
         **_processors(),
         "cpu_threads": os.cpu_count(),
         "memory_bytes": _memory(),
-        "nodes": max(state.world_size // max(ranks_here, 1), 1),
+        "nodes": max(state.world_size // ranks_here, 1),
         "accelerators": ranks_here if on_gpu else 0,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,7 +1,6 @@
 """The stream of a training, from its start to its end, with what hangs on it."""
 
 import logging
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from trainer.arguments.checks import as_list, check_flight_recorder, check_recor
 from trainer.arguments.config import StreamConfig
 from trainer.arguments.values import optimizer_names
 from trainer.control.remote_control import RemoteControl
-from trainer.distributed.ranks import Ranks, rank_zero_first
+from trainer.distributed.ranks import Ranks, local_world_size, rank_zero_first
 from trainer.engine.engine import Engine, Logger
 from trainer.engine.state import State
 from trainer.fields.registry import check_fields
@@ -52,6 +51,10 @@ class TrainingStream:
         demanded = demand_of(wanting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
+        if config.flight_recorder is not None and not config.publish:
+            raise ConfigurationError(
+                "flight_recorder holds the events of the stream: leave out publish=False, or flight_recorder"
+            )
         self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, wanting)
         self.fields = check_fields(config.fields)
         """What consumers can request."""
@@ -113,8 +116,7 @@ class TrainingStream:
     ) -> Publisher:
         config = self._config
         if config.flight_recorder is not None:
-            # torchrun says how many ranks are on this host.
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", state.world_size))
+            here = local_world_size(state.world_size)
             self._ring = make_ring(check_flight_recorder(config.flight_recorder), here)
 
         def start(broker: str | None, **agreed: Any) -> Publisher:
@@ -170,6 +172,8 @@ class TrainingStream:
                 self.sharing.close()
             if self._flight is not None:
                 self._flight.close()
+            elif self._ring is not None:
+                self._ring.close()
             if self._attached is not None:
                 self._attached.wait()
 

@@ -1,14 +1,21 @@
-"""What a training leaves in its flight recorder while a consumer requests the same."""
+"""What a training leaves in its flight recorder, and what becomes of its memory."""
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_gpu import TimedGpu
 from field_stream import BATCH_END, Stream, asking, train
+from training import Act, gold_trainer
 
+from bus.errors import ConfigurationError, RunDirectoryError
+from bus.protocol.flight_ring import FlightRing, FlightRingReader
 from bus.protocol.frames import EventBody, decode_whole_event, split_frame
 from bus.types.deferred import Deferred
 from bus.types.event import Event
+from trainer import Logger, State
 from trainer.device.device import DeferredMap, DeferredScalar
 from trainer.stream.run_stream import TrainingStream
 
@@ -39,8 +46,9 @@ class Recorded(Stream):
     run_name = "r"
     kept_events = frozenset[Event]()
 
-    def __init__(self, gpu: TimedGpu, *demand: Any) -> None:
+    def __init__(self, gpu: TimedGpu, *demand: Any, broker_until: int | None = None) -> None:
         super().__init__(*demand)
+        self._broker_until = broker_until
         self._gpu = gpu
         self._issued = 0
 
@@ -49,6 +57,8 @@ class Recorded(Stream):
         if event is BATCH_END:
             self._gpu.run(self._issued)
             self._issued = len(self._gpu._copies)
+            if len(self.batches_with("loss")) == self._broker_until:
+                self.wanted.clear()
 
 
 @pytest.fixture
@@ -97,3 +107,60 @@ def test_of_plain_values_it_is_not_asked_whether_they_are_on_their_way(
     train(monkeypatch, Recorded(gpu), BATCHES, device=gpu)
     # It takes microseconds of each value of each event.
     assert asked == {DeferredScalar, DeferredMap}
+
+
+def test_beside_a_value_on_a_gpu_a_field_that_cannot_be_packed_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, ring: Ring
+) -> None:
+    def log(event: Event, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == 3:
+            logger.log_metrics({"large": 2**70})
+
+    gpu = TimedGpu()
+    stream = Recorded(gpu)
+    train(monkeypatch, stream, BATCHES, device=gpu, algorithms=Act(log, Event.AFTER_LOSS))
+    assert stream.batches_with("loss") == list(range(1, BATCHES + 1))
+    # As the publisher sends it, when the values are there.
+    assert [end.timestamp.batch for end in ring.ends if list(end.fields) == ["not_sent"]] == [4]
+    assert "can't serialize ints" in ring.ends[3].fields["not_sent"]
+
+
+def test_without_a_broker_it_holds_no_more_batches_than_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(broker_until: int | None) -> int:
+        ring, gpu, create = FlightRing(2), TimedGpu(), TrainingStream.__init__
+
+        def with_ring(self: TrainingStream, *arguments: Any) -> None:
+            create(self, *arguments)
+            self._ring = ring
+
+        reader = FlightRingReader(os.getpid(), ring.to_wire())
+        with monkeypatch.context() as patch, contextlib.closing(reader):
+            patch.setattr(TrainingStream, "__init__", with_ring)
+            train(patch, Recorded(gpu, broker_until=broker_until), 200, device=gpu)
+            return len(list(reader.blocks()))
+
+    assert blocks(broker_until=3) <= blocks(broker_until=None)
+
+
+def test_a_run_that_cannot_be_started_keeps_no_memory(tmp_path: Path) -> None:
+    def refuse() -> int:
+        with pytest.raises(RunDirectoryError):
+            gold_trainer(publish=True, run_name="r", runs_dir=tmp_path / "file", flight_recorder="5ba")
+        return len(os.listdir("/dev/fd"))
+
+    (tmp_path / "file").touch()
+    assert refuse() == refuse()
+
+
+def test_how_many_ranks_share_the_memory_has_to_be_a_number(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    with pytest.raises(ConfigurationError, match=r"LOCAL_WORLD_SIZE is 'two' .*: start ranks with torchrun, or unset"):
+        gold_trainer(publish=True, run_name="r", flight_recorder="5ba")
+    assert not (runs_dir / "r").exists()
+
+
+def test_without_a_stream_there_is_nothing_to_hold() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"flight_recorder holds .*: leave out publish=False, or flight_record"
+    ):
+        gold_trainer(publish=False, flight_recorder="200ba")
