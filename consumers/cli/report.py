@@ -75,6 +75,9 @@ def _report_no_end(stream: Stream, handled: str, code: int) -> int:
     if _is_live(stream):
         say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
         return code
+    if isinstance(stream, Recording | Replay) and not stream.damage and Recording(stream.path).flight is not None:
+        say(f"run {stream.run_name} had not ended when its flight recorder wrote this: {handled}")
+        return code
     why = stream.ending.error if stream.ending is not None and stream.ending.error else "nothing says how it ended"
     say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream.damage)}")
     return EXIT_LOST

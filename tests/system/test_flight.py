@@ -87,6 +87,9 @@ def test_a_hanging_loop_is_dumped_when_it_is_asked_and_again_when_it_is_killed(h
     assert str(outcome).startswith("'dump' wrote flight-1-1.mcap: ")
     assert about_of(run / "flight-1-1.mcap") == ("asked", "it hangs")
     assert_hangs_in_backward(run / "flight-1-1.mcap")
+    command = [sys.executable, "-m", "consumers", "--replay", str(run / "flight-1-1.mcap"), "--callbacks", "lr"]
+    replayed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "run r had not ended when its flight recorder wrote this: " in replayed.stderr + replayed.stdout
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: len(list_dumps(run)) == 2, "the dump of the dead training")
     assert about_of(run / "flight-1-2.mcap") == ("lost", "rank 0: the trainer's process died")
