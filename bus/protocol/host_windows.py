@@ -112,7 +112,7 @@ def decode_window(data: bytes) -> HostWindow:
     _whole_numbers((attempt, world_size, first, last, time_ns))
     is_good = (
         isinstance(host, str)
-        and len(ranks) == len(batches) <= MAX_RANKS
+        and len(late) <= len(ranks) == len(batches) <= MAX_RANKS
         and isinstance(quantities, dict)
         and len(quantities) <= MAX_QUANTITIES
     )

@@ -191,15 +191,20 @@ class _Hosts:
         for window in windows:
             self.taken += 1
             host = self._hosts.get(window.host)
+            before = None if host is None else host.window.ranks
+            count = self.count + len(window.ranks) - len(before or ())
+            if count > _MOST_RANKS:
+                continue
             if host is None:
-                if self.count + len(window.ranks) > _MOST_RANKS:
-                    continue
                 host = self._hosts[window.host] = _Host(window)
-                self.count += len(window.ranks)
-                self._ordered = sorted(self._hosts.values(), key=lambda one: (one.window.ranks, one.window.host))
             elif window.last <= host.window.last:
                 continue
             host.window, host.heard = window, now
+            if window.ranks != before:
+                # Values are found by the places of their ranks.
+                host.past.clear()
+                self.count = count
+                self._ordered = sorted(self._hosts.values(), key=lambda one: (one.window.ranks, one.window.host))
             quantities = window.quantities.values()
             values = array("f", [*chain.from_iterable([one.ranks for one in quantities])])
             host.past.append((window.last, tuple(window.quantities), values))
@@ -220,7 +225,8 @@ class _Hosts:
                 silent = None
             hosts.append(HostView(window.host, window.ranks, window.last, silent))
             if window.late:
-                late += [len(batches) + place for place, rank in enumerate(window.ranks) if rank in window.late]
+                behind = set(window.late)
+                late += [len(batches) + place for place, rank in enumerate(window.ranks) if rank in behind]
             batches += window.batches
         compared = len(self._compared)
         shares = {rank: count / compared for rank, count in Counter(one.rank for one in self._compared).items()}

@@ -1,6 +1,7 @@
 """What a host says of its ranks travels unchanged; anything else is refused by our error."""
 
 import math
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -34,7 +35,7 @@ def windows(draw):
         *draw(st.tuples(_whole, _whole, _whole, _whole)),
         draw(_number),
         draw(each(_whole)),
-        draw(_ranks),
+        draw(_ranks)[: len(ranks)],
         draw(st.dictionaries(st.text(max_size=9), quantity, max_size=4)),
     )
 
@@ -59,6 +60,13 @@ def test_a_part_of_another_type_is_refused_or_read(window, place, value):
     except ProtocolError:
         return
     assert isinstance(read, HostWindow)
+
+
+def test_no_more_ranks_can_be_late_than_there_are():
+    window = HostWindow("a", 1, (0, 1), 2, 1, 4, 10**18, 1.0, (4, 4), late=(0, 1))
+    assert decode_window(encode_window(window)) == window
+    with pytest.raises(ProtocolError):
+        decode_window(encode_window(replace(window, late=(0, 1, 1))))
 
 
 def test_a_quantity_names_the_worst_rank_and_leaves_out_what_is_not_finite():

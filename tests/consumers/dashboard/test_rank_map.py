@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from many_hosts import many_hosts
 
-from bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
+from bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, HostWindow, summarize
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.timestamp import Timestamp
@@ -106,6 +106,21 @@ def test_a_rank_is_remembered_over_the_last_windows() -> None:
     history = ranks_of(30).map().history(77)
     assert [batch for batch, _ in history] == [4 * window for window in range(11, 31)]
     assert history[-1][1][MEMORY] == (60 << 30) + (5 << 28)
+
+
+def test_a_rank_that_begins_later_takes_its_place_with_a_history_of_its_own() -> None:
+    def of(host: str, ranks: tuple[int, ...], last: int) -> HostWindow:
+        losses = {LOSS: summarize(LOSS, ranks, [[100.0 + rank] for rank in ranks])}
+        return HostWindow(host, 1, ranks, 6, last - 1, last, last, 1.0, (last,) * len(ranks), quantities=losses)
+
+    ranks = Ranks()
+    ranks.take_windows([of("a", (1, 3), 2), of("b", (2, 4), 2)])
+    ranks.take_windows([of("b", (0, 2, 4), 4), of("a", (1, 3, 5), 4), of("a", (1, 3, 5), 6)])
+    shown = ranks.map()
+    assert [host.name for host in shown.hosts] == ["b", "a"]
+    assert ranks.count == len(shown) == 6
+    for cell, rank in enumerate(shown.ranks):
+        assert {values[LOSS] for _, values in shown.history(cell)} == {100.0 + rank}
 
 
 def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
