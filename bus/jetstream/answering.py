@@ -41,7 +41,7 @@ class Answering:
         self._control = self._context.socket(zmq.ROUTER)
         self._control.bind(control)
         self._heartbeats = Heartbeats(client, self._context, stream, self._tell)
-        self._forwarding = Forwarding(client, self._send_frame)
+        self._forwarding = Forwarding(client, self._send_frame, self._known.is_going_on)
         self._copies: dict[str, CopiedRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

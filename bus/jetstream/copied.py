@@ -4,6 +4,7 @@ import asyncio
 import bisect
 import itertools
 import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -45,6 +46,36 @@ class _Part(NamedTuple):
     sequence: int
 
 
+class _Parts:
+    """Which messages hold which bytes of a recording, in order: a day of a live run has half a million of them."""
+
+    def __init__(self) -> None:
+        self._offsets, self._ends, self._sequences = array("Q"), array("Q"), array("Q")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, place: int) -> _Part:
+        return _Part(self._offsets[place], self._ends[place], self._sequences[place])
+
+    def place(self, offset: int) -> int:
+        """Which is the last that begins at an offset or before; -1 for none."""
+        return bisect.bisect_right(self._offsets, offset) - 1
+
+    def insert(self, place: int, part: _Part) -> None:
+        """Puts one in front of another one, or of the end."""
+        for column, value in zip((self._offsets, self._ends, self._sequences), part, strict=True):
+            column.insert(place, value)
+
+    def shorten_last(self, end: int) -> None:
+        """Has the last one end there."""
+        self._ends[-1] = end
+
+    def pop(self) -> _Part:
+        """Takes the last one out."""
+        return _Part(self._offsets.pop(), self._ends.pop(), self._sequences.pop())
+
+
 class CopiedRecording:
     """The recording of one host in a stream, read from anywhere in it. Messages are trusted for what they say of their
     place, never for their numbers: what servers had forgotten comes again under others."""
@@ -54,7 +85,7 @@ class CopiedRecording:
         self._stream = stream
         self._subject = subject
         # In order, no two with the same bytes; where servers have lost something there are holes between them.
-        self._parts: list[_Part] = []
+        self._parts = _Parts()
         self._cache: OrderedDict[int, bytes] = OrderedDict()
         self._cached = 0
         self._consumer: Any = None
@@ -92,10 +123,10 @@ class CopiedRecording:
                 if self._known >= self.end:
                     return b""
                 await self._fetch()
-            place = self._place(offset)
+            place = self._parts.place(offset)
             if place < 0 or self._parts[place].end <= offset:
                 await self._fill(offset)
-                place = self._place(offset)
+                place = self._parts.place(offset)
             if place < 0 or self._parts[place].end <= offset:
                 raise HoleError(self._stream, offset, self._parts[place + 1].offset)
             return await self._joined(place, offset, size)
@@ -103,7 +134,8 @@ class CopiedRecording:
     async def _joined(self, place: int, offset: int, size: int) -> bytes:
         """What a part and those behind it hold: the messages of a run that was copied live are small."""
         found = bytearray()
-        for part in self._parts[place:]:
+        for number in range(place, len(self._parts)):
+            part = self._parts[number]
             at = offset + len(found)
             if part.offset > at or len(found) >= size:
                 break
@@ -119,10 +151,6 @@ class CopiedRecording:
     @property
     def _known(self) -> int:
         return self._parts[-1].end if self._parts else 0
-
-    def _place(self, offset: int) -> int:
-        """Which part is the last that begins at an offset or before."""
-        return bisect.bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
 
     async def _fetch(self) -> None:
         """Fetches the next messages."""
@@ -158,9 +186,9 @@ class CopiedRecording:
         while self._parts and self._parts[-1].offset >= offset:
             self._drop(self._parts.pop())
         if self._parts and self._parts[-1].end > offset:
-            self._parts[-1] = self._parts[-1]._replace(end=offset)
+            self._parts.shorten_last(offset)
         if data:
-            self._parts.append(_Part(offset, offset + len(data), sequence))
+            self._parts.insert(len(self._parts), _Part(offset, offset + len(data), sequence))
             self._keep(offset, data)
             self.end = max(self.end, offset + len(data))
 
@@ -202,15 +230,15 @@ class CopiedRecording:
                 self._searched = {offset: now}
                 return
             part, data = found
-            place = self._place(offset)
-            behind = self._parts[place + 1 :]
-            limit = behind[0].offset if behind else part.end
+            place = self._parts.place(offset)
+            is_last = place + 1 == len(self._parts)
+            limit = part.end if is_last else self._parts[place + 1].offset
             # A part of its own, from here to what is known.
             data = data[offset - part.offset : limit - part.offset]
             self._parts.insert(place + 1, _Part(offset, offset + len(data), part.sequence))
             self._keep(offset, data)
             offset += len(data)
-            if offset >= limit and behind:
+            if offset >= limit and not is_last:
                 return
             found = await self._message(part.sequence + 1, offset, following=True)
 

@@ -89,10 +89,13 @@ class KnownRuns:
         chosen = self._entries.values() if run is None else (self._entries.get(names.token(run), {}),)
         return [entry for entries in chosen for entry in entries.values()]
 
-    def is_going_on(self, run: str, host: str | None = None) -> bool:
-        """Whether more of a run may come, from one host or any, by what was last said of it."""
-        states = [entry.said.get("status") for entry in self._of(run) if host in (None, entry.said.get("host"))]
-        return any(state in ("live", "paused", "running") for state in states)
+    def is_going_on(self, run: str, host: str | None = None, attempt: int | None = None) -> bool:
+        """Whether more of a run may come, from one host or any, of one attempt or the newest, by what was last said of
+        it. A host that died in an attempt before has nothing to say of this one."""
+        said = [entry.said for entry in self._of(run)]
+        newest = max((one["attempt"] for one in said), default=0)
+        states = [one["status"] for one in said if one["attempt"] == newest and host in (None, one["host"])]
+        return attempt in (None, newest) and any(state in ("live", "paused", "running") for state in states)
 
     def may_answer(self, run: str, once: bool) -> bool:
         """Whether the host of the first rank may still give what the stream lacks: the run continues there, and its

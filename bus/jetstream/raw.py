@@ -49,7 +49,9 @@ class RawRecordings:
         Raises:
             OffloopError: there is none: no such attempt, no such time.
         """
-        self.used = time.monotonic()
+        if control.kind != "position":
+            # Who follows without reading keeps no bridge.
+            self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number = content.get("attempt", run.last.number)
         recording = await self._recording(run, number)
@@ -95,6 +97,8 @@ class RawRecordings:
             if time.monotonic() - known.used > _KEPT_SECONDS:
                 self._cuts.pop(key).close()
         if wanted not in self._cuts:
+            if offset:
+                raise BrokerError("the host dropped this part, which was not asked for any more: fetch it again")
             if len(self._cuts) >= _MOST_CUTS:
                 raise BrokerError(f"this host cuts {_MOST_CUTS} parts for others already: try again in a minute")
             self._cuts[wanted] = _Cut(path, *wanted[2:], self._cutting)

@@ -89,6 +89,8 @@ class Following:
         self.lag = 0
         """Events that the broker had at its last heartbeat and that had not been passed in."""
         self.lag_high = 0
+        self.refusal = ""
+        """Why the broker gives nothing more, as far as it has said so."""
         self._missing: Missing | None = None
         self._give_up_at: float | None = None
         self._heard = 0.0
@@ -112,7 +114,7 @@ class Following:
                 return self._end("unreachable", "its broker does not answer any more")
             return Step(pause=self._timeouts.fetch_poll)
         if self.phase is Phase.REST:
-            return self._end("lost", "the broker ended before the run did")
+            return self._end("lost", self.refusal or "the broker ended before the run did")
         if not self.is_connected:
             return self._find_broker(status)
         if self._missing is not None and not self.order.is_filled(self._missing):

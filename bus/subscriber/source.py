@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,8 @@ from bus.subscriber.subscription import wait_readable
 from bus.types.timeouts import Timeouts
 
 MAX_BEHIND = 32 << 20
+_MOST_REASON = 500
+_MOST_WINDOWS = 64
 
 
 class Endpoints(NamedTuple):
@@ -59,6 +62,8 @@ class RunSource(Protocol):
     reader: RecordingReader
     endpoints: Endpoints | None
     """Where it is served, when last looked at."""
+    refusal: str
+    """Why nothing more of it is given, where that was said."""
 
     def look(self) -> RunStatus:
         """The attempt's status. Does not wait: it may be up to half a second old."""
@@ -87,6 +92,7 @@ class LocalRun:
     """An attempt whose directory is on this machine."""
 
     pending = False
+    refusal = ""
 
     def __init__(self, info: RunInfo, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
@@ -147,8 +153,8 @@ class LocalRun:
         await asyncio.sleep(seconds)
 
     def host_windows(self) -> list[HostWindow]:
-        """Those of this host."""
-        return list(self._windows.windows())
+        """The last ones of this host."""
+        return list(deque(self._windows.windows(), maxlen=_MOST_WINDOWS))
 
     def close(self) -> None:
         """Closes the recording."""
@@ -198,6 +204,7 @@ class RemoteRun:
         self._security = security
         self._windows: RequestClient | None = None
         self._windows_seen = 0
+        self.refusal = ""
         self._ask_at = 0.0
         self._lost_since: float | None = None
         self._status = RunStatus.AWAY
@@ -251,6 +258,7 @@ class RemoteRun:
                 raise BrokerError(str(answer.content.get("reason")))
             elif answer.kind == "refused":
                 # Nothing more can be read.
+                self.refusal = str(answer.content.get("reason", ""))[:_MOST_REASON]
                 self._file.at_end = True
                 self._status = RunStatus.FINISHED
             elif answer.kind == "runs":
@@ -335,7 +343,8 @@ class RemoteRun:
             except BrokerError:
                 return found
             seen, windows = answer.get("after"), answer.get("windows")
-            if type(seen) is not int or seen <= self._windows_seen or not isinstance(windows, list):
+            # Less than before where the gateway has forgotten what was not asked for, and begun again.
+            if type(seen) is not int or seen == self._windows_seen or not isinstance(windows, list):
                 return found
             self._windows_seen = seen
             for data in windows:

@@ -332,7 +332,7 @@ class Subscriber(RunStream):
 
     def host_windows(self) -> list[HostWindow]:
         """As :meth:`bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first the last
-        one of each; from a directory those of its host, from the beginning; through a broker none. Waits for nothing
+        one of each; from a directory the last ones of its host; through a broker none. Waits for nothing
         but an answer in this process."""
         return self._source.host_windows()
 
@@ -459,7 +459,9 @@ class Subscriber(RunStream):
         self._chunks = self._reader.read()
         # In this order: what came while it was looked is not the end.
         is_pending = self._source.pending
-        return self._following.at_end_of_recording(is_pending, self._source.look(), time.monotonic())
+        status = self._source.look()
+        self._following.refusal = self._source.refusal
+        return self._following.at_end_of_recording(is_pending, status, time.monotonic())
 
     def _listen(self) -> Step:
         assert self._subscription is not None  # without a stream there is only the recording

@@ -1,14 +1,17 @@
 """A run on several hosts: each with its broker, its bridge, and a name of its own."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers import wait_for
 
 from bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
+from bus.jetstream import answering
 
 PYTHON = (sys.executable, "-m")
 HOSTS = ("first", "second.rack")
@@ -247,6 +250,34 @@ def test_bus_info_says_how_the_copies_of_all_hosts_are(nats_server, hosts):
     shown = wait_for(lambda: (now := info()).get("silent") and now, "the silence", timeout=30)
     assert shown["silent"] == "second.rack: no bridge answers there"
     assert shown["bridge"] == f"copying, to {nats_server.address}"
+
+
+def test_a_host_whose_bridge_has_ended_with_the_run_is_not_waited_for(nats_server, hosts):
+    train(hosts, *range(1, 6))
+    for host in hosts:
+        attach(nats_server, host=host.name).close()
+        host.close()
+    for host in hosts:
+        assert host.bridge.wait(30) == 0
+    with Subscriber("wide", stream=nats_server.address, host="second.rack") as reader:
+        assert list(reader) == []
+    assert str(reader.ending).startswith("lost: that host has no bridge that answers: the run has ended there")
+
+
+def test_windows_come_also_to_a_reader_that_did_nothing_for_long(nats_server, hosts, monkeypatch):
+    monkeypatch.setattr(answering, "_IDLE_SECONDS", 1.0)
+    with attach(nats_server) as reader:
+
+        def trained():
+            train(hosts, next(batches))
+            return reader.host_windows()
+
+        batches, seen = itertools.count(1), 0
+        while seen < 12:
+            seen += len(wait_for(trained, "windows"))
+        # What it does not do in that time is the fault.
+        time.sleep(2)
+        wait_for(trained, "windows after that", timeout=3)
 
 
 def test_a_host_that_is_not_there_is_named(nats_server, hosts):

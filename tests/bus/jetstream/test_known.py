@@ -10,7 +10,7 @@ import nats
 import pytest
 from helpers import wait_for
 
-from bus import BrokerError
+from bus import BrokerError, Subscriber
 from bus.jetstream.gateway import Gateway
 from bus.net.requests import ask_broker, list_remote_runs
 
@@ -64,6 +64,19 @@ def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
         for _ in range(20):
             assert state(gateway)
         assert consumers(nats_server) <= 1
+
+
+def test_a_host_that_died_in_an_attempt_before_keeps_no_reader_waiting(nats_server):
+    async def put(jetstream):
+        bucket = await jetstream.create_key_value(bucket="ol_runs")
+        for attempt, host, status in ((1, "gone", "live"), (2, "h", "finished")):
+            entry = {"run": "r", "attempt": attempt, "host": host, "ranks": [0], "status": status, "live": False}
+            await bucket.put(f"r.{attempt}.{host}", json.dumps(entry).encode())
+
+    nats_server.operate(put)
+    with Subscriber("r", stream=nats_server.address) as subscriber:
+        assert list(subscriber) == []
+    assert str(subscriber.ending) == "lost: the stream ol_r has no recording of that attempt"
 
 
 ODD = {"run": "odd", "attempt": 1, "status": "failed", "started": 2.0}

@@ -3,8 +3,10 @@
 import asyncio
 import time
 
+import pytest
 from run_folders import write_run
 
+from bus import BrokerError
 from bus.jetstream.raw import RawRecordings
 from bus.protocol.frames import Control, decode_control, split_frame
 from bus.recording.growing import GrowingRecording
@@ -37,3 +39,20 @@ def test_a_recording_of_days_is_looked_through_while_the_bridge_does_other_thing
     for answer in answers:
         data = decode_control(split_frame(answer)[1]).content["data"]
         assert data == (path / "recording-1.mcap").read_bytes()
+
+
+def test_who_only_follows_keeps_no_bridge(tmp_path):
+    raw = RawRecordings(write_run(tmp_path, "r"))
+    asyncio.run(raw.answer(Control("position", {"run": "r"})))
+    assert raw.used == float("-inf")
+    asyncio.run(raw.answer(Control("fetch", {"run": "r", "offset": 0})))
+    assert raw.used > 0
+    raw.close()
+
+
+def test_a_part_that_was_dropped_is_not_continued_with_another_one(tmp_path):
+    raw = RawRecordings(write_run(tmp_path, "r"))
+    cut = {"run": "r", "attempt": 1, "reader": "me", "start": "1ba", "offset": 100}
+    with pytest.raises(BrokerError, match="fetch it again"):
+        asyncio.run(raw.answer(Control("cut", cut)))
+    raw.close()
