@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bus.protocol.host_windows import ARRIVAL, STEP, HostWindow
+from consumers.callbacks.phases.restarts import Place, Restarts
 
 _MOST_OPEN = 8
 
@@ -72,30 +73,34 @@ class HostArrivals:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, _Arrivals] = {}
-        self._settled = 0
+        self._restarts = Restarts()
+        self._open: dict[Place, _Arrivals] = {}
+        self._settled: Place = 0, 0
 
     def add(self, windows: Iterable[HostWindow]) -> list[LastArrival]:
         """Takes windows in; returns what is known now of batches of which all ranks have been heard, or will not be."""
         found: list[LastArrival] = []
         for window in windows:
-            if window.last <= self._settled:
+            place = self._restarts.place(window.host, window.last, window.time_ns, self._settled)
+            if place <= self._settled:
                 continue
-            together = self._open.get(window.last)
+            together = self._open.get(place)
             if together is None:
-                together = self._open[window.last] = _Arrivals(window.last)
+                together = self._open[place] = _Arrivals(window.last)
             if window.host in together.hosts:
                 continue
             together.add(window)
             if together.heard >= window.world_size:
-                found += self._settle(window.last)
+                found += self._settle(place)
             elif len(self._open) > _MOST_OPEN:
                 # Some host says nothing any more.
                 found += self._settle(min(self._open))
         return found
 
-    def _settle(self, until: int) -> list[LastArrival]:
+    def _settle(self, until: Place) -> list[LastArrival]:
         self._settled = until
-        ready = sorted(batch for batch in self._open if batch <= until)
-        arrivals = [self._open.pop(batch).last() for batch in ready]
+        # A host with longer windows, or that says nothing for a while, may be the one that the others waited for.
+        heard = max(together.heard for together in self._open.values())
+        ready = [self._open.pop(place) for place in sorted(place for place in self._open if place <= until)]
+        arrivals = [together.last() for together in ready if together.heard == heard]
         return [one for one in arrivals if one is not None]

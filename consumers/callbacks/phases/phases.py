@@ -13,6 +13,7 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Logger
 from consumers.callbacks.phases.hosts import HostArrivals, LastArrival
+from consumers.callbacks.phases.restarts import Place, Restarts
 from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
 
 _NAME = "time/phase"
@@ -58,9 +59,10 @@ class Phases(Callback):
         self.every = every  # type: ignore[misc]
         self._window = Window(window, threshold)
         self._verdict: str | None = None
+        self._restarts = Restarts()
         # Of batches that not all ranks have reported yet: batch, then rank.
-        self._reports: dict[int, dict[int, Report]] = {}
-        self._settled = 0
+        self._reports: dict[Place, dict[int, Report]] = {}
+        self._settled: Place = 0, 0
         # When the batch at hand began on each rank.
         self._resumed: dict[int, int] = {}
         self._evaluation = _Evaluation()
@@ -79,11 +81,12 @@ class Phases(Callback):
             "window": self._window.state_dict(),
             "verdict": self._verdict,
             "reports": [
-                [batch, rank, report.step, dict(report.totals), list(report.arrival)]
-                for batch, reports in self._reports.items()
+                [list(place), rank, report.step, dict(report.totals), list(report.arrival)]
+                for place, reports in self._reports.items()
                 for rank, report in reports.items()
             ],
-            "settled": self._settled,
+            "settled": list(self._settled),
+            "restarts": self._restarts.state_dict(),
             "resumed": [list(one) for one in self._resumed.items()],
             "evaluation": self._evaluation.state_dict(),
         }
@@ -92,10 +95,12 @@ class Phases(Callback):
         """Takes up all of that."""
         self._window.load_state_dict(state["window"])
         self._verdict = state["verdict"]
-        for batch, rank, step, totals, (forward, backward, ended) in state["reports"]:
+        for (restarts, batch), rank, step, totals, (forward, backward, ended) in state["reports"]:
             arrival = Arrival(forward, tuple(backward), ended)
-            self._reports.setdefault(batch, {})[rank] = Report(step, totals, arrival)
-        self._settled = state["settled"]
+            self._reports.setdefault((restarts, batch), {})[rank] = Report(step, totals, arrival)
+        restarts, batch = state["settled"]
+        self._settled = restarts, batch
+        self._restarts.load_state_dict(state["restarts"])
         self._resumed = dict(state["resumed"])
         self._evaluation.load_state_dict(state["evaluation"])
 
@@ -125,11 +130,11 @@ class Phases(Callback):
         """Takes in what this rank says of its batch, and logs when all ranks have."""
         resumed = self._resumed.get(state.rank)
         self._resumed[state.rank] = state.time_ns
+        place = self._restarts.place(state.rank, state.timestamp.values.batch, state.time_ns, self._settled)
         phases = read_phases(state.fields.get("phases"))
         if phases is None:
             return
-        batch = state.timestamp.values.batch
-        if batch <= self._settled:
+        if place <= self._settled:
             return
         forward = phases.starts("forward")
         arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
@@ -140,12 +145,12 @@ class Phases(Callback):
         trained = 1000 * state.timestamp.values.batch_wct
         paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
         step = max(passed, reached) - paused
-        reports = self._reports.setdefault(batch, {})
+        reports = self._reports.setdefault(place, {})
         reports[state.rank] = Report(step, phases.totals(), arrival)
         # What ranks of other hosts do is in their windows.
         expected = len(self._resumed) if self._has_hosts else state.world_size
         if len(reports) == expected:
-            self._settle(batch, logger)
+            self._settle(place, logger)
         elif len(self._reports) > _UNSETTLED:
             # Some rank says nothing any more.
             self._settle(min(self._reports), logger)
@@ -155,14 +160,15 @@ class Phases(Callback):
         if self._reports:
             self._settle(max(self._reports), logger)
 
-    def _settle(self, until: int, logger: Logger) -> None:
+    def _settle(self, until: Place, logger: Logger) -> None:
         """Logs a batch, and those before it: a rank that has not reported them by now never does."""
         self._settled = until
-        for batch in sorted(batch for batch in self._reports if batch <= until):
-            self._log(batch, logger)
+        for place in sorted(place for place in self._reports if place <= until):
+            self._log(place, logger)
 
-    def _log(self, batch: int, logger: Logger) -> None:
-        self._window.add(sample_of(self._reports.pop(batch)))
+    def _log(self, place: Place, logger: Logger) -> None:
+        _, batch = place
+        self._window.add(sample_of(self._reports.pop(place)))
         evaluation = self._evaluation.seconds_per_batch(batch)
         means = {**self._window.means(), "evaluation": evaluation}
         logger.log_metrics({f"{_NAME}/{part}": seconds for part, seconds in means.items()}, batch)

@@ -198,7 +198,10 @@ class _Hosts:
             if host is None:
                 host = self._hosts[window.host] = _Host(window)
             elif window.last <= host.window.last:
-                continue
+                if window.time_ns <= host.window.time_ns:
+                    continue
+                # Batches are counted from zero again.
+                host.past.clear()
             host.window, host.heard = window, now
             if window.ranks != before:
                 # Values are found by the places of their ranks.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,12 @@ def test_a_straggler_is_sought_over_all_hosts_where_they_say_who_is_late() -> No
     # A host of which nothing comes is not waited for.
     windows = [one for number in range(1, 15) for one in many_hosts(8, 8, number, slow=59, without=(3,))]
     assert heard_beside([windows])[-1].startswith("straggling host node007, rank 59: ")
+    # Windows that the slow host has not made say nothing of it.
+    windows = [
+        [*many_hosts(8, 8, number - 1, slow=3, without=(7,)), *many_hosts(8, 8, number, slow=59)]
+        for number in range(2, 10, 2)
+    ]
+    assert heard_beside(windows)[-1].startswith("straggling host node007, rank 59: ")
     # Without windows only the ranks are compared whose events come.
     assert heard_beside([]) == ["compute-bound: 98 % of the step computes"]
 
@@ -333,6 +340,16 @@ def test_a_report_that_comes_too_late_is_left_out() -> None:
     second = [one for one in stream if one.rank == 1]
     heard = logged([*(one for one in stream if one.rank == 0), *second])
     assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == list(range(1, 61))
+
+
+def test_batches_that_are_counted_from_zero_again_are_measured_too() -> None:
+    again = ranks_of(40, [2, 4], [10**10] * 2)
+    heard = logged([*ranks_of(6, [2, 4]), *again])
+    assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == [*range(1, 7), *range(1, 41)]
+    # As hosts say it, too: the one that is slow is another one then.
+    before = [one for number in range(1, 9) for one in many_hosts(8, 8, number, slow=3)]
+    after = [replace(one, time_ns=one.time_ns + 10**11) for n in range(1, 7) for one in many_hosts(8, 8, n, slow=59)]
+    assert heard_beside([before, after])[-1].startswith("straggling host node007, rank 59: ")
 
 
 ARRIVALS = st.dictionaries(

@@ -74,6 +74,19 @@ def test_late_ranks_silent_hosts_and_the_first_nan_are_known() -> None:
     assert ranks.map().row(0).batch == 16
 
 
+def test_hosts_whose_batches_are_counted_from_zero_again_are_heard_and_compared() -> None:
+    ranks = ranks_of(30, slow=3)
+    for window in range(1, 21):
+        again = many_hosts(16, 8, window, slow=77)
+        ranks.take_windows([dataclasses.replace(one, time_ns=one.time_ns + 10**11) for one in again], 30.0 + window)
+    shown = ranks.map(is_live=True, now=51.0)
+    assert shown.silent == []
+    assert shown.row(0).batch == 80
+    assert [batch for batch, _ in shown.history(0)] == [4 * window for window in range(1, 21)]
+    assert shown.waiting is not None
+    assert shown.waiting.cell == 77
+
+
 def test_windows_of_other_attempts_are_none_of_its_business() -> None:
     view = RunView("run", attempt=2)
     view.take_windows(many_hosts(2, 2, attempt=1))
