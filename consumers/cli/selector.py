@@ -89,7 +89,7 @@ class RunSelector:
             security = client_security(self.key, self.broker_key)
             if self.run:
                 found = find_remote(self.broker, self.run, security, self.wait, say)
-                return choose_ranks(found, self.ranks) if self.ranks else found
+                return choose_ranks(found, self.ranks, self.wait, say) if self.ranks else found
             return (newest_remote if self.last else live_remote_or_wait)(self.broker, security, say)
         if self.replay is not None and not self.replay.exists():
             # What is no run's name either is told of as a file.

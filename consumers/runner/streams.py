@@ -138,23 +138,42 @@ def find_remote(broker: str, name: str, security: ClientSecurity | None, wait: b
     return _as_soon_as_there(look, f"waiting for run {name} at {broker} ... (Ctrl-C ends)", say)
 
 
-def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int]) -> RemoteRunInfo:
-    """A run in a stream, of which some ranks alone are read, from their hosts.
+def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int], wait: bool, say: Say) -> RemoteRunInfo:
+    """A run in a stream, of which some ranks alone are read, from their hosts; with ``wait``, as soon as their hosts
+    are known. Says on ``say`` what it waits for.
 
     Raises:
-        ConfigurationError: there is no such rank.
+        ConfigurationError: there is no such rank, and there will be none or ``wait`` is false.
+        BrokerError: the servers do not answer.
     """
-    hosts = list_remote_hosts(run.broker, run.name)
-    on = {rank: str(host["host"]) for host in hosts for rank in host.get("ranks") or ()}
-    unknown = [rank for rank in ranks if rank not in on]
-    if unknown:
+    unknown: list[int] = []
+
+    def look() -> RemoteRunInfo | None:
+        hosts = list_remote_hosts(run.broker, run.name)
+        on = {rank: str(host["host"]) for host in hosts for rank in host["ranks"]}
+        unknown[:] = (rank for rank in ranks if rank not in on)
+        if not unknown:
+            chosen = [
+                HostRanks(
+                    None if host == on.get(0) else host, tuple(one for one in sorted(set(ranks)) if on[one] == host)
+                )
+                for host in dict.fromkeys(on[rank] for rank in sorted(ranks))
+            ]
+            return run._replace(chosen=tuple(chosen))
+        will_come = not hosts or (
+            any(host["status"] in ("live", "paused") for host in hosts)
+            and max(unknown) < max(host["world_size"] for host in hosts)
+        )
+        if wait and will_come:
+            return None
         known = f"its ranks are {min(on)} to {max(on)}" if on else "none is known yet"
-        raise ConfigurationError(f"run {run.name!r} has no rank {unknown[0]} with a bridge at {run.broker}: {known}")
-    chosen = [
-        HostRanks(None if host == on.get(0) else host, tuple(rank for rank in sorted(set(ranks)) if on[rank] == host))
-        for host in dict.fromkeys(on[rank] for rank in sorted(ranks))
-    ]
-    return run._replace(chosen=tuple(chosen))
+        raise ConfigurationError(f"run {run.name!r} has no rank {max(unknown)} with a bridge at {run.broker}: {known}")
+
+    found = look()
+    if found is not None:
+        return found
+    what = f"waiting for rank {unknown[0]} of run {run.name} at {run.broker} ... (Ctrl-C ends)"
+    return _as_soon_as_there(look, what, say)
 
 
 def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:

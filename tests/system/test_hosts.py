@@ -1,5 +1,6 @@
 """A run on several hosts: each with its broker, its bridge, and a name of its own."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -68,14 +69,20 @@ class Host:
             publisher.close()
 
 
-@pytest.fixture
-def hosts(tmp_path, nats_server):
-    made = [Host(tmp_path, nats_server, number) for number in (0, 1)]
-    yield made
-    for host in made:
+@contextlib.contextmanager
+def running(host):
+    try:
+        yield host
+    finally:
         host.close()
         host.bridge.kill()
         host.bridge.communicate()
+
+
+@pytest.fixture
+def hosts(tmp_path, nats_server):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(running(Host(tmp_path, nats_server, number))) for number in (0, 1)]
 
 
 def train(hosts, *batches):
@@ -196,6 +203,32 @@ def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_serve
     _, said = consumer.communicate(timeout=30)
     assert consumer.returncode == 0, said
     assert logged() == [1003 / batch for batch in range(1, 61)]
+
+
+def test_a_consumer_that_waits_waits_for_the_hosts_of_its_ranks(nats_server, tmp_path):
+    path, said = tmp_path / "logged.jsonl", tmp_path / "said"
+    command = [*PYTHON, "consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}"]
+    command += ["--stream", nats_server.address, "--run", "wide", "--wait", "--ranks"]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(running(Host(tmp_path, nats_server, 0)))
+        train([first], 1)
+        attach(nats_server).close()
+        refused = subprocess.run([*command, "1,4"], capture_output=True, text=True, timeout=60)
+        assert "run 'wide' has no rank 4" in refused.stderr
+        with said.open("w") as errors:
+            consumer = subprocess.Popen([*command, "1,3"], stderr=errors)
+        stack.callback(consumer.wait, 30)
+        stack.callback(consumer.terminate)
+        wait_for(lambda: "waiting for rank 3 of run wide" in said.read_text(), "what it waits for")
+        second = stack.enter_context(running(Host(tmp_path, nats_server, 1)))
+        train([second], 1)
+
+        def is_read():
+            first.poll()
+            second.poll()
+            return path.exists() and '"loss/train/total"' in path.read_text()
+
+        wait_for(is_read, "the events of these ranks")
 
 
 def test_ranks_of_several_hosts_are_one_stream(nats_server, hosts, tmp_path):
