@@ -23,6 +23,8 @@ PHASES_EVERY = 10
 """Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""
 _FRESH_NS = 10_000_000_000
 _LOOK_SECONDS = 1.0
+_AT_ONCE = 256
+"""Events that are taken before other tasks have their turn."""
 
 
 async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str], None] = print) -> None:
@@ -36,7 +38,7 @@ async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str
             if read_run(path).last.number == attempt.number:
                 await watching.follow()
             else:
-                watching.read()
+                await watching.read()
     except OffloopError as error:
         say(f"no more is said of the ranks of this host: {error}")
 
@@ -64,11 +66,14 @@ class _Watching:
         self._has_gpu = False
         self._never: set[str] = set()
         self._asked: int | None = None
+        self._failure: OffloopError | None = None
 
-    def read(self) -> None:
+    async def read(self) -> None:
         """Takes an attempt that has ended."""
-        for snapshot in Recording(self._attempt.recording).snapshots():
+        for number, snapshot in enumerate(Recording(self._attempt.recording).snapshots()):
             self._take(snapshot)
+            if not number % _AT_ONCE:
+                await asyncio.sleep(0)
         self._append(self._windows.finish())
 
     async def follow(self) -> None:
@@ -101,10 +106,15 @@ class _Watching:
             await asyncio.sleep(_LOOK_SECONDS)
             quiet = time.monotonic() - self._heard
             if quiet > LATE_NS / 1e9:
-                with suppress(OffloopError):  # said at the next event
+                try:
                     self._append(self._windows.close_late(self._now_ns + round(quiet * 1e9)))
+                except OffloopError as error:
+                    self._failure = error  # said at the next event
+                    return
 
     def _append(self, windows: Iterable[HostWindow]) -> None:
+        if self._failure is not None:
+            raise self._failure
         for window in windows:
             self._writer.append(window)
 

@@ -16,6 +16,7 @@ from bus.protocol.host_windows import (
     THROUGHPUT,
     HostWindow,
     Quantity,
+    is_finite,
     summarize,
 )
 from bus.protocol.snapshot import Snapshot
@@ -234,7 +235,5 @@ def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
 
 def _summary(name: str, ranks: Sequence[int], of_ranks: Mapping[int, list[tuple[int, float]]]) -> Quantity:
     values = [[value for _, value in of_ranks.get(rank, ())] for rank in ranks]
-    not_finite = (
-        (batch, rank) for rank, found in of_ranks.items() for batch, value in found if not math.isfinite(value)
-    )
+    not_finite = ((batch, rank) for rank, found in of_ranks.items() for batch, value in found if not is_finite(value))
     return summarize(name, ranks, values, min(not_finite, default=None))

@@ -207,7 +207,13 @@ class Bridge:
         tries = _LOCKED_TRIES
         while tries > 0:
             with suppress(BlockingIOError):
-                await self._watch(attempt, self._host)
+                try:
+                    await self._watch(attempt, self._host)
+                except (OffloopError, BlockingIOError):
+                    raise
+                # The recording is worth more than they are.
+                except Exception as error:  # noqa: BLE001
+                    self._say(f"no more windows of this host are written: {error!r}")
                 return
             tries -= self._is_closed(attempt.number)
             await asyncio.sleep(_TELL_SECONDS)

@@ -7,14 +7,15 @@ was replaced, however long it was paused, cannot write any more.
 """
 
 import asyncio
+import functools
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bus.errors import BrokerError, ConfigurationError, OffloopError
 from bus.jetstream import names
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
     from bus.jetstream.gateway import Gateway
+
+_Answer = TypeVar("_Answer")
 
 RENEW_SECONDS = 2.0
 STALE_SECONDS = 10.0
@@ -130,7 +133,8 @@ class HeldPosition:
     # -- in the gateway's thread --------------------------------------------------------------------------------------
 
     async def _claim(self, jetstream: "JetStreamContext") -> bytes:
-        found = await self._read(jetstream, self._holder)
+        # Servers of which one died choose a leader for some seconds.
+        found = await _until_answered(lambda: self._read(jetstream, self._holder))
         since = time.monotonic()
         if found.value:
             self._say(
@@ -139,21 +143,25 @@ class HeldPosition:
             )
         while found.value and time.monotonic() - since < STALE_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
-            again = await self._read(jetstream, self._holder)
+            asked = time.monotonic()
+            again = await _until_answered(lambda: self._read(jetstream, self._holder))
+            if time.monotonic() - asked > _WRITE_SECONDS:
+                # Who works under the name could not say so either.
+                since = time.monotonic()
             if again.value and again.revision != found.revision:
                 raise self._at_work(again)
             found = again
         self._holder.revision = found.revision
         try:
-            await self._write(jetstream, self._holder, self._identity.encode())
+            await _until_answered(lambda: self._write(jetstream, self._holder, self._identity.encode()))
         except ReplacedError:
             raise self._at_work(await self._read(jetstream, self._holder)) from None
         for _ in range(_TRIES):
-            last = await self._read(jetstream, self._position)
+            last = await _until_answered(lambda: self._read(jetstream, self._position))
             self._position.revision = last.revision
             # The one before may be writing just now.
             with suppress(ReplacedError):
-                await self._write(jetstream, self._position, last.value)
+                await _until_answered(functools.partial(self._write, jetstream, self._position, last.value))
                 return last.value
         raise self._at_work(last)
 
@@ -212,6 +220,15 @@ class HeldPosition:
             f"a consumer named {self._name!r} is at work on run {self._run!r} already, {_in_words(found.holder)}: stop "
             "that one, or choose another '--name'"
         )
+
+
+async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Asks until the servers answer; who waits for that has a limit."""
+    while True:
+        try:
+            return await ask()
+        except passing_errors():
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def make_positions_bucket(jetstream: "JetStreamContext", replicas: int) -> None:

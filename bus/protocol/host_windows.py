@@ -10,6 +10,7 @@ import msgpack
 from bus.errors import ProtocolError
 
 MAX_WINDOW = 256 * 1024
+_GREATEST = 3.4028234663852886e38
 """Bytes of the longest message that is read."""
 MAX_RANKS = 4096
 """Ranks of one host."""
@@ -153,11 +154,16 @@ def _quantity(value: Any, ranks: int) -> Quantity:
     return Quantity(numbers, _number(least), _number(mean), _number(greatest), worst, count, first_nan)
 
 
+def is_finite(value: float) -> bool:
+    """Whether a value is a number of 32 bits, as those in windows are: greater ones are infinite there."""
+    return -_GREATEST <= value <= _GREATEST
+
+
 def summarize(
     name: str, ranks: Sequence[int], values: Sequence[Sequence[float]], first_nan: tuple[int, int] | None = None
 ) -> Quantity:
     """The quantity of that name from the values of each rank; ``first_nan`` is as in :class:`Quantity`."""
-    finite = [[value for value in of_rank if math.isfinite(value)] for of_rank in values]
+    finite = [[value for value in of_rank if is_finite(value)] for of_rank in values]
     means = tuple(math.fsum(of_rank) / len(of_rank) if of_rank else math.nan for of_rank in finite)
     there = [value for of_rank in finite for value in of_rank]
     known = [(mean, rank) for mean, rank in zip(means, ranks, strict=True) if not math.isnan(mean)]

@@ -5,6 +5,7 @@ same batches but other bytes: what was measured meanwhile, which ranks were late
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
@@ -47,6 +48,7 @@ class WindowsWriter:
             finally:
                 growing.close()
             os.truncate(self._descriptor, growing.end)
+            self._end = growing.end
         except BaseException as error:
             os.close(self._descriptor)
             if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
@@ -64,7 +66,11 @@ class WindowsWriter:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(None, "there is no room")
         except OSError as error:
+            # Behind a part of one, none can be read.
+            with suppress(OSError):
+                os.truncate(self._descriptor, self._end)
             raise self._failure(error) from None
+        self._end += len(data)
         self.last = window
 
     def _failure(self, error: OSError) -> RecordingError:

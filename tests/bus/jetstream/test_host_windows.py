@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import threading
 
@@ -13,6 +14,7 @@ from nats_servers import NatsServer
 from run_folders import WrittenRun, write_run
 
 from bus import Recording, RunNotFoundError, Subscriber
+from bus.errors import RecordingError
 from bus.hosts.watch import watch_host
 from bus.jetstream.bridge import Bridge
 from bus.protocol.host_windows import STEP, HostWindow, summarize
@@ -166,6 +168,32 @@ def test_what_a_killed_process_had_begun_to_write_is_cut_off(tmp_path):
     assert again.last == window("h", 0, 2)
     again.append(window("h", 0, 4))
     assert [one.last for one in GrowingWindows(path).windows()] == [2, 4]
+
+
+def test_what_a_full_disk_took_of_a_window_is_cut_off_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "windows-1"
+    writer = WindowsWriter(path)
+    writer.append(window("h", 0, 2))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+    with pytest.raises(RecordingError, match="there is no room"):
+        writer.append(window("h", 0, 4))
+    monkeypatch.undo()
+    writer.append(window("h", 0, 6))
+    assert [one.last for one in GrowingWindows(path).windows()] == [2, 6]
+
+
+def test_windows_that_cannot_be_written_keep_no_recording_from_being_copied(tmp_path, nats_server, monkeypatch):
+    async def fail(self, attempt, host):
+        raise ValueError("odd")
+
+    monkeypatch.setattr(Host, "_watch", fail)
+    host = Host(tmp_path, 0, nats_server)
+    host.run.train([1.0])
+    host.end()
+    assert host.said == ["no more windows of this host are written: ValueError('odd')"]
+    with Subscriber("wide", stream=nats_server.address) as reader:
+        assert list(reader) == list(Recording(host.run.writer.path))
 
 
 def test_one_process_at_a_time_writes_windows(tmp_path):
