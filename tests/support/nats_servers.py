@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import nats
+from brokers import free_address
 from helpers import wait_for
 from paths import FOLDERS
 
@@ -50,7 +51,7 @@ class NatsServer:
         self._config = config
         self._host = host
         self._process = None
-        self.port = free_port()
+        self.port = port_of(free_address())
         self.address = f"nats://{host}:{self.port}"
         self.servers = NatsServers.parse(self.address)
         if start:
@@ -136,16 +137,14 @@ class NatsServer:
         return to
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def _on_one_host(config, name, routes, server):
     """A configuration for a host of its own with another port for each of several servers on this one."""
     text, ports = config(server, name).replace("0.0.0.0:6222", f"127.0.0.1:{routes[name]}"), iter(routes.values())
     return re.sub(r"(?<=nats://127\.0\.0\.1:)6222", lambda _: str(next(ports)), text)
+
+
+def port_of(address):
+    return int(address.rpartition(":")[2])
 
 
 class NatsCluster:
@@ -155,7 +154,7 @@ class NatsCluster:
         """``config`` makes the configuration of a server, which it is given with its name, for hosts of their own;
         these servers are not waited for."""
         names = [f"n{number}" for number in range(1, size + 1)]
-        routes = {name: free_port() for name in names}
+        routes = {name: port_of(free_address()) for name in names}
         listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())
         self.nodes = {}
         for name in names:
