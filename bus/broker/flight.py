@@ -57,7 +57,6 @@ class _Watched:
     """A rank's ring, and since when it is as it is."""
 
     ring: Ring
-    losses: "OrderedDict[int, float]"
     position: object = None
     since: float = field(default_factory=time.monotonic)
     is_stalled: bool = False
@@ -117,8 +116,7 @@ class FlightRecorder:
         if known is not None:
             self._replaced.append(known.ring.reader)
             self._close_replaced()
-        losses: OrderedDict[int, float] = OrderedDict()
-        self.rings[rank.rank] = _Watched(Ring(rank, reader, losses), losses)
+        self.rings[rank.rank] = _Watched(Ring(rank, reader, OrderedDict()))
         return None
 
     # -- reasons ------------------------------------------------------------------------------------------------------
@@ -133,10 +131,10 @@ class FlightRecorder:
             return
         if not isinstance(loss, float):
             return
-        batch = event.timestamp.batch
-        watched.losses[batch] = loss
-        if len(watched.losses) > min(watched.ring.reader.batches, _MOST_LOSSES) + _LOSSES:
-            watched.losses.popitem(last=False)
+        batch, ring = event.timestamp.batch, watched.ring
+        ring.losses[batch] = loss
+        if len(ring.losses) > min(ring.reader.batches, _MOST_LOSSES) + _LOSSES:
+            ring.losses.popitem(last=False)
         if not math.isfinite(loss) and NAN not in self._met:
             text = f"the loss of rank {rank.rank} is {loss} at batch {batch}"
             self._dump(NAN, text)

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Ring:
 
     rank: LiveRank
     reader: FlightRingReader
-    losses: Mapping[int, float]
+    losses: "OrderedDict[int, float]"
     """By batch: those that were on a GPU still when their event was put there are added."""
 
 

@@ -82,7 +82,11 @@ class RawRecordings:
         async with self._opening:
             if attempt.number not in self._recordings:
                 recording = GrowingRecording(attempt.recording)
-                await asyncio.to_thread(recording.look)
+                try:
+                    await asyncio.to_thread(recording.look)
+                except BaseException:
+                    recording.close()
+                    raise
                 self._recordings[attempt.number] = recording
         return self._recordings[attempt.number]
 

@@ -10,8 +10,8 @@ import msgpack
 from bus.errors import ProtocolError
 
 MAX_WINDOW = 256 * 1024
-_GREATEST = 3.4028234663852886e38
 """Bytes of the longest message that is read."""
+_GREATEST = 3.4028234663852886e38
 MAX_RANKS = 4096
 """Ranks of one host."""
 MAX_QUANTITIES = 64

@@ -49,4 +49,4 @@ def listed_run(said: object) -> dict[str, Any] | None:
     except (msgspec.ValidationError, RecursionError):
         return None
     assert isinstance(said, dict)
-    return {**msgspec.structs.asdict(known), **said}
+    return {**said, **msgspec.to_builtins(known)}
