@@ -2,7 +2,8 @@
 reads all of it, snapshots a second of a replay, and seconds until a dashboard has a picture and all events.
 
 Two recordings are read: one of full chunks, as a fast loop writes them, and a shorter one of chunks of three events, as
-a loop of sixteen batches a second writes them, since brokers write five times a second."""
+a loop of sixteen batches a second writes them, since brokers write five times a second. A third is read by a dashboard
+with and without values that the loop logs in each batch."""
 
 import math
 import multiprocessing
@@ -30,9 +31,10 @@ BEGAN = 1_790_000_000_000_000_000
 CONTEXT = {"max_duration": "1000ep", "dataloader_label": "train", "dataloader_len": EPOCH, "world_size": 1}
 
 
-def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None) -> Path:
+def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None, logs: bool = False) -> Path:
     """Writes the run of a finished training of one rank, of so many events, nearly all of them batches of 60 ms; with
-    ``per_chunk``, of so many events in each chunk. Returns its directory."""
+    ``per_chunk``, of so many events in each chunk; with ``logs``, with values that are logged in each batch. Returns
+    its directory."""
     directory = RunDirectory(runs_dir, name)
     attempt, path = directory.next_attempt()
     context, noise = pack_map(CONTEXT), random.Random(name).gauss
@@ -62,7 +64,10 @@ def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None)
             wct += 60_000 + int(noise(0, 500))
             rate = 0.1 * (1 + math.cos(math.pi * batch / events)) / 2
             loss = 2 / batch**0.1 + noise(0, 0.05)
-            previous = send(Event.BATCH_END, {"loss": loss, "lr": {"SGD": [rate]}, "batch_size": 32})
+            fields = {"loss": loss, "lr": {"SGD": [rate]}, "batch_size": 32}
+            if logs:
+                fields["logged"] = [[batch, {"accuracy": 1 - loss, "correct": int(32 * (1 - loss))}]]
+            previous = send(Event.BATCH_END, fields)
             if batch % EPOCH == 0 and seq < events - 3:
                 epoch, began_epoch = epoch + 1, wct
                 previous = send(Event.EPOCH_END, {})
@@ -180,7 +185,20 @@ def measure_small_chunks(report: Report, runs_dir: Path, events: int) -> None:
     measure(report, record(runs_dir, "slow", events, per_chunk=3), "chunks of 3", events, None)
 
 
-PARTS = {"full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks}
+def measure_logged(report: Report, runs_dir: Path, events: int) -> None:
+    """A recording with values logged in each batch against the same one without, of a thirtieth of the events."""
+    events = max(events // 30, 1_000)
+    report.progress(f"recording {events:,} events")
+    plain = record(runs_dir, "plain", events)
+    logs = record(runs_dir, "logs", events, logs=True)
+    shares = []
+    for _ in report.rounds("dashboard", 3):
+        (*_, beside, _), (*_, used, _) = draw(plain), draw(logs)
+        shares.append((used.ru_utime + used.ru_stime) / (beside.ru_utime + beside.ru_stime))
+    report.add("logged in each batch: dashboard, processor, against none", shares, "ratio", 2)
+
+
+PARTS = {"full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks, "logged": measure_logged}
 
 if __name__ == "__main__":
     parser = argument_parser(__doc__, PARTS)

@@ -18,7 +18,8 @@ from common import Report, argument_parser, run
 from dashboard import CHROMIUM, home, pages
 
 from bus import Event, Publisher
-from bus.index.index import INDEX_FILE, RunIndex
+from bus.index.index import RunIndex
+from bus.index.store import INDEX_FOLDER
 
 DAY_SECONDS = 86_400
 # From what is done to the first picture of what the server answers.
@@ -117,7 +118,8 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
         assert index.refresh() == 0
         assert len(index.entries) == count
     report.add(f"reading {count:,} runs for the first time", time.perf_counter() - begin, "s")
-    report.add("the index", (where / INDEX_FILE).stat().st_size / 2**20, "MiB")
+    size = sum(file.stat().st_size for file in (where / INDEX_FOLDER).iterdir())
+    report.add("the index", size / 2**20, "MiB")
     started, opened = [], []
     found: dict[str, list[float]] = {what: [] for what in FILTERS}
     ordered: dict[str, list[float]] = {what: [] for what in COLUMNS}

@@ -131,6 +131,23 @@ def open_file(
     return descriptor
 
 
+def read_file(path: str | os.PathLike[str], limit: int, *, dir_fd: int | None = None) -> bytes:
+    """Reads a regular file of at most ``limit`` bytes.
+
+    Raises:
+        NotAFileError: it is something else.
+        OSError: it cannot be read, or is larger.
+    """
+    descriptor = open_file(path, dir_fd=dir_fd)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {limit:,} are allowed", str(path))
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
 def open_directory(path: Path) -> int:
     """Opens a run's directory.
 
@@ -166,13 +183,41 @@ def check_owner(directory: int) -> None:
         raise PermissionError(errno.EPERM, f"it belongs to user {owner}, and this process is of user {ours}")
 
 
+def make_private(directory: int) -> None:
+    """Restricts an open directory to its owner."""
+    if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
+        os.fchmod(directory, 0o700)
+
+
+def reserve_space(directory: int, name: str, size: int) -> None:
+    """Makes a file in an open directory that holds ``size`` bytes for :func:`replace_file_in_reserve`."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    with open(_make(name, directory), "wb") as file:
+        file.write(bytes(size))
+
+
+def replace_file_in_reserve(directory: int, name: str, text: str, reserve: str) -> None:
+    """Does what :func:`replace_file` does, in the space that ``reserve`` holds: also on a full disk."""
+    try:
+        with open(open_file(reserve, os.O_WRONLY, dir_fd=directory), "w") as file:
+            file.write(text)
+            file.truncate()
+        os.replace(reserve, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        # Some file systems write elsewhere what replaces a part of a file.
+        with contextlib.suppress(OSError):
+            os.unlink(reserve, dir_fd=directory)
+        replace_file(directory, name, text)
+
+
 def replace_file(directory: int, name: str, text: str) -> None:
     """Writes a file in an open directory, whole or not at all; whatever has its name is replaced and not written to."""
     temporary = f".{name}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)
     descriptor = _make(temporary, directory)
-    with open(descriptor, "w") as file:
+    with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
 

@@ -2,9 +2,12 @@
 shows it: control characters are escaped, also where the output goes to a file or a pipe."""
 
 import logging
+import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
 
 KEPT = 100
 
@@ -37,17 +40,102 @@ def say(line: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     text = f"{escape(line)}\n"
     try:
-        stream.write(text)
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
-        stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
+        text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
+    if _is_shared and any(stream is one for one in (sys.__stdout__, sys.__stderr__)) and is_screen(stream):
+        _write_beside_bars(stream, text)
+    else:
+        stream.write(text)
+        stream.flush()
+
+
+# -- terminals that are not ours alone --------------------------------------------------------------------------------
+
+_USUAL_COLUMNS = 80
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
+_is_shared = False
+
+
+def share_terminal() -> None:
+    """Says that the program of this process is not ours: it may draw a progress bar on the terminal. From now on what
+    :func:`say` prints there, and log records of ours that no handler takes, leave the terminal's last line whole."""
+    global _is_shared
+    _is_shared = True
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that obeys what moves the cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class AboveLastLine:
+    """A stream to a terminal on which another process may draw a progress bar: lines come above the terminal's last
+    line, when they are whole. A text that returns to the beginning of its line is written as it is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        """The terminal's own stream."""
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        """Prints the lines that end in the text, and keeps the rest."""
+        if "\r" in text:
+            return self.stream.write(text)
+        *lines, self._begun = (self._begun + text).split("\n")
+        self.stream.write("".join(_above_last_line(line, self.stream) for line in lines))
+        self.stream.flush()
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Prints all of them."""
+        self.write("".join(lines))
+
+    def close(self) -> None:
+        """Prints what has no line break yet; the stream stays open."""
+        if self._begun:
+            self.write("\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _write_beside_bars(stream: TextIO, text: str) -> None:
+    tqdm: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if tqdm is not None and len(getattr(tqdm, "_instances", ())):
+        with tqdm.external_write_mode(file=stream):
+            stream.write(text)
+    else:
+        stream.write("".join(_above_last_line(line, stream) for line in text.splitlines()))
     stream.flush()
+
+
+def _above_last_line(line: str, stream: TextIO) -> str:
+    """What inserts a line above the one with the cursor. That one is moved down, and the cursor with it."""
+    line = line.expandtabs()
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    except OSError:
+        columns = _USUAL_COLUMNS
+    width = sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in _STYLE.sub("", line))
+    rows = max(1, -(-width // columns))
+    # Down and up again, without leaving the column: at the lower end of the terminal this makes room.
+    return f"{rows * _DOWN}\x1b[{rows}A{_SAVE}\r\x1b[{rows}L{line}{_RESTORE}\x1b[{rows}B"
+
+
+_DOWN, _SAVE, _RESTORE = "\x1bD", "\x1b7", "\x1b8"
 
 
 def _escape_record(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     if not message.isprintable():
         record.msg, record.args = escape(message), None
-    return True
+    if not _is_shared or record.exc_info or logging.getLogger(record.name).hasHandlers():
+        return True
+    # As the logging module prints what nothing handles.
+    if (last := logging.lastResort) is not None and record.levelno >= last.level:
+        say(record.getMessage(), err=True)
+    return False
 
 
 for _name in LOGGERS:

@@ -4,12 +4,23 @@ import contextlib
 import errno
 import os
 import resource
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 RESERVED = 64
 Opened = TypeVar("Opened")
+
+
+def current_folder() -> str:
+    """The folder that this process works in, also where that was removed and the system still has its name."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            return os.readlink("/proc/self/cwd")
+        return "(removed)"
 
 
 def start_time(pid: int) -> int | None:
@@ -38,6 +49,26 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+class Program(NamedTuple):
+    """A process of this machine that this user may look at."""
+
+    pid: int
+    parent: int
+    folder: str
+    """The folder that it works in."""
+    command: tuple[str, ...]
+
+
+def programs() -> Iterator[Program]:
+    """The processes of this machine; none where there is no ``/proc``."""
+    for path in Path("/proc").glob("[0-9]*"):
+        # Another user's, or one that has just ended.
+        with contextlib.suppress(OSError):
+            command = (path / "cmdline").read_bytes().decode(errors="backslashreplace").split("\0")[:-1]
+            if command and (fields := _stat(int(path.name))) is not None:
+                yield Program(int(path.name), int(fields[1]), os.readlink(path / "cwd"), tuple(command))
+
+
 def _answers(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -46,6 +77,22 @@ def _answers(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def launch() -> str | None:
+    """The start of ``torchrun``, or of what is built on it, that this process is of: the same again in processes that
+    it starts in place of failed ones. ``None`` in others."""
+    launch = os.environ.get("TORCHELASTIC_RUN_ID")
+    if launch != "none":
+        return None if launch is None else launch[:100]
+    # Without '--rdzv-id' all starts have the same id.
+    parent = os.getppid()
+    return f"{socket.gethostname()}/{parent}/{start_time(parent)}"
+
+
+def restarted_launch() -> str | None:
+    """:func:`launch` of a process that was started in place of a failed one; ``None`` in others."""
+    return launch() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else None
 
 
 def python_path() -> str:

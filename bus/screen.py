@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
-from bus.printing import LOGGERS
+from bus.printing import LOGGERS, AboveLastLine
 
 _TO_LINE_START = "\r"
 
@@ -26,7 +26,7 @@ class Screen:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        self.stream = stream.stream if isinstance(stream, AboveLastLine) else stream
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._drawn = 0

@@ -11,16 +11,19 @@ _EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=Fa
 
 def plain(value: Any) -> Any:
     """The same in nothing but what JSON has: NaN and infinities are the strings ``NaN``, ``Infinity`` and
-    ``-Infinity``, bytes are base64, anything else is its text."""
+    ``-Infinity``, bytes are base64, anything else is its text. Text that is not Unicode, such as some paths, is
+    escaped."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {plain(str(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    return value if value is None or isinstance(value, int | float) else plain(str(value))
 
 
 def flatten(row: Mapping[str, Any]) -> dict[str, Any]:

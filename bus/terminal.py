@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -10,6 +11,8 @@ import click
 
 from bus.errors import OffloopError
 from bus.printing import one_line, say
+
+_A_MOMENT = 0.01
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
@@ -23,7 +26,8 @@ def run_command(command: click.Command) -> NoReturn:
     repair, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of
     ours."""
     try:
-        code = command.main(standalone_mode=False)
+        with _no_interrupt_lost():
+            code = command.main(standalone_mode=False)
     except click.UsageError as error:
         if isinstance(error, _HELP_IS_WANTED):
             click.echo(error.format_message(), err=True)
@@ -40,6 +44,29 @@ def run_command(command: click.Command) -> NoReturn:
     except OSError as error:
         _fail(describe_os_error(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextlib.contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Has a ``KeyboardInterrupt`` raised again that comes where nothing can be raised, such as in the callback with
+    which Python's import system forgets the lock of a module: Python would print it and continue."""
+    before = sys.unraisablehook
+    main = threading.get_ident()
+
+    def interrupt(ignored: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            before(ignored)
+            return
+        # A moment later, when the callback has been left. The signal also ends what the main thread waits in.
+        again = threading.Timer(_A_MOMENT, signal.pthread_kill, (main, signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = interrupt
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

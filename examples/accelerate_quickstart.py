@@ -2,7 +2,7 @@
 
     python examples/accelerate_quickstart.py            in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send accelerated stop                           ends it after the batch at hand
+    bus send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://huggingface.co/docs/accelerate/quicktour; its model and data are small ones here.
 """
@@ -26,7 +26,7 @@ loss_function = torch.nn.CrossEntropyLoss()
 
 accelerator = Accelerator()
 model, optimizer, training_dataloader, scheduler = accelerator.prepare(model, optimizer, training_dataloader, scheduler)
-run = attach(accelerator, run_name="accelerated", max_duration=f"{epochs}ep")  # <- this
+run = attach(accelerator, max_duration=f"{epochs}ep")  # <- this
 
 for epoch in range(epochs):
     for batch in training_dataloader:

@@ -2,7 +2,7 @@
 
     python examples/composer_quickstart.py              in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send composer stop                              ends it after the batch at hand
+    bus send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://github.com/mosaicml/composer#quick-start; its pictures of digits are drawn here, so that nothing has to
 be downloaded.
@@ -57,6 +57,6 @@ trainer = Trainer(
     eval_dataloader=eval_dataloader,
     max_duration=f"{epochs}ep",
     algorithms=[LabelSmoothing(smoothing=0.1)],
-    callbacks=[OffloopCallback(run_name="composer")],  # <- this
+    callbacks=[OffloopCallback()],  # <- this
 )
 trainer.fit()

@@ -2,7 +2,7 @@
 
     python examples/ignite_quickstart.py                in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send ignited stop                               ends it after the batch at hand
+    bus send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://docs.pytorch.org/ignite/quickstart.html; its handwritten digits are drawn here, so that nothing has to
 be downloaded, and its network is smaller.
@@ -70,5 +70,5 @@ def log_validation_results(trainer: Engine) -> None:
 
 
 evaluators = {"training": train_evaluator, "validation": val_evaluator}  # <- this
-OffloopLogger(run_name="ignited").attach(trainer, optimizer, evaluators)  # <- this
+OffloopLogger().attach(trainer, optimizer, evaluators)  # <- this
 trainer.run(train_loader, max_epochs=int(sys.argv[1]) if len(sys.argv) > 1 else 5)

@@ -2,7 +2,7 @@
 
     python examples/lightning_quickstart.py             in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send autoencoder stop                           ends it after the batch at hand
+    bus send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://lightning.ai/docs/pytorch/stable/starter/introduction.html; its handwritten digits are drawn here, so
 that nothing has to be downloaded.
@@ -57,6 +57,6 @@ train_loader = utils.data.DataLoader(digits(6400), batch_size=16)
 trainer = L.Trainer(
     limit_train_batches=100,
     max_epochs=epochs,
-    callbacks=[OffloopCallback(run_name="autoencoder")],  # <- this
+    callbacks=[OffloopCallback()],  # <- this
 )
 trainer.fit(model=autoencoder, train_dataloaders=train_loader)

@@ -16,7 +16,7 @@ batches = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
 random.seed(0)
 slope, lr, batch_size = 0.0, 0.05, 32
 
-with Publisher("my-run") as publisher:
+with Publisher() as publisher:
     publisher.publish(Event.FIT_START, max_duration=f"{batches}ba")
     for batch in range(1, batches + 1):
         points = [random.uniform(-1, 1) for _ in range(batch_size)]

@@ -2,7 +2,7 @@
 
     python examples/pytorch_quickstart.py               in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send fashion stop                               ends it after the batch at hand
+    bus send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://docs.pytorch.org/tutorials/beginner/basics/quickstart_tutorial.html; its pictures of clothes are drawn
 here, so that nothing has to be downloaded.
@@ -49,7 +49,7 @@ class NeuralNetwork(nn.Module):
 model = NeuralNetwork()
 loss_fn = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-run = offloop.watch(model, optimizer, run_name="fashion")  # <- this
+run = offloop.watch(model, optimizer)  # <- this
 
 for epoch in run.epochs(epochs):  # <- this, for range(epochs)
     model.train()

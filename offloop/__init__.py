@@ -7,12 +7,11 @@ it, ``bus``, ``trainer`` and ``consumers``, have common names: where a file of t
 name says which file does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from offloop.packages import check_packages
-
+# Nothing is imported here: until the module of a command is, Ctrl-C shows a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from bus import Event, Publisher, Recording, Subscriber
     from consumers import Callback
     from offloop.folder import runs
@@ -34,9 +33,13 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    from offloop.packages import check_packages
+
     home = _HOMES[name]
     check_packages("bus", {"offloop.folder": "consumers", "offloop.own_loop": "trainer"}.get(home, home))
     if home == "offloop.own_loop":

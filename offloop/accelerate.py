@@ -32,53 +32,56 @@ except ModuleNotFoundError as error:
 
 _FRAMEWORK = OWN_LOOP._replace(name="Accelerate", package="accelerate", events=OWN_LOOP.events | {Event.AFTER_LOSS})
 _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
-_PRECISIONS = {"no": "fp32", "bf16": "amp_bf16", "fp16": "amp_fp16"}
+_PRECISIONS = {"no": None, "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
 
 @contain(
-    "_before_accelerator",
-    "_after_accelerator",
-    "_step_scaled",
-    "_pass_changes",
+    "_hook",
+    "_use_pass",
+    "_publish_backward",
+    "_publish_after_backward",
+    "_publish_batch",
     "_log_values",
-    "_start",
-    "_start_batch",
-    "_end_batch",
+    "_checkpoint_written",
 )
 class AcceleratedRun(WatchedRun):
     """The run of a training with Accelerate, see :func:`attach`: what :class:`offloop.own_loop.WatchedRun` can do, of
     which a loop needs only :attr:`stop_requested`."""
 
     def __init__(
-        self, make_training: Callable[[], AttachedTraining], accelerator: Accelerator, optimizers: Sequence[Any]
+        self,
+        make_training: Callable[[], AttachedTraining],
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        optimizers: Sequence[Any],
     ) -> None:
         self._accelerator = accelerator
-        self._optimizers = optimizers
         self._backward_losses: list[torch.Tensor] = []
         self._is_between = True
         """Whether the next forward pass is the first one of a batch of the dataloader."""
         self._pass: Callable[[], Any] | None = None
         """The dataloader whose pass is the epoch at work."""
-        super().__init__(make_training, accelerator.gradient_accumulation_steps)
+        super().__init__(make_training, model, optimizers, accelerator.gradient_accumulation_steps)
 
-    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
-        super()._start(make_training)
-        if self.detached:
-            return
+    def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
+        super()._hook(model, [_inner(one, "optimizer") for one in optimizers])
         accelerator, passes = self._accelerator, self._accelerator.gradient_state
         self._handles += [
             Wrapped(accelerator, "backward", self._before_accelerator, self._after_accelerator),
             Wrapped(accelerator, "log", self._log_values),
-            Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved()),
+            Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved(), self._checkpoint_written),
             Wrapped(accelerator, "end_training", self.close),
             Wrapped(passes, "_add_dataloader", self._pass_changes),
             Wrapped(passes, "_remove_dataloader", self._pass_changes),
             *(
                 Wrapped(one, "step", after=self._step_scaled)
-                for one in self._optimizers
+                for one in optimizers
                 if isinstance(one, AcceleratedOptimizer) and one.scaler is not None
             ),
         ]
+
+    def _checkpoint_written(self, path: Any, *_: Any, **__: Any) -> None:
+        self._training.checkpoint_written(path)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` has said, as ``accelerator.load_state()`` does for what is registered for
@@ -86,38 +89,50 @@ class AcceleratedRun(WatchedRun):
         if not self._has_begun:
             super().load_state_dict(saved)
 
-    def _start_batch(self, batch: Any) -> None:
+    def _take_inputs(self, batch: Any) -> None:
         dataloader = self._accelerator.gradient_state.active_dataloader if self._pass is None else None
         if dataloader is not None:
             self._pass = weakref.ref(dataloader)
-            # What is left of an epoch that is resumed has another length.
-            if self._training.state.timestamp.values.batch_in_epoch == 0:
-                self._accumulation = self._accelerator.gradient_accumulation_steps
-                self._use(dataloader)
-            if not self._in_epochs:
-                self._begin_epoch()
+            self._use_pass(dataloader)
+            if not self._position.in_epochs:
+                self._publish_epoch()
         # A model may be called several times for the same batch of the dataloader.
         if self._is_between:
             self._is_between = False
-            super()._start_batch(batch)
+            super()._take_inputs(batch)
+
+    def _use_pass(self, dataloader: Any) -> None:
+        # What is left of an epoch that is resumed has another length.
+        if self._training.state.timestamp.values.batch_in_epoch == 0:
+            self._accumulation = self._accelerator.gradient_accumulation_steps
+            self._use(dataloader)
 
     def _pass_changes(self, dataloader: Any) -> None:
         """A dataloader comes to its end; or begins anew, after a pass that was left before its end."""
         if self._pass is not None and self._pass() is dataloader:
             self._pass = None
-            if not self._in_epochs:
+            if self._position.in_epochs:
+                self._end_batch()
+                self._position.end_pass()
+            else:
                 self._end_epoch()
 
     def _watch_backward(self, outputs: Any) -> None:
         """``accelerator.backward()`` is seen itself."""
 
     def _before_accelerator(self, loss: torch.Tensor, **_: Any) -> None:
+        self._publish_backward(loss)
+
+    def _publish_backward(self, loss: torch.Tensor) -> None:
         self._backward_losses.append(loss.detach())
         self._training.fire(Event.AFTER_LOSS)
         self._training.fire(Event.BEFORE_BACKWARD)
 
     def _after_accelerator(self, *_: Any, **__: Any) -> None:
         self._is_between = True
+        self._publish_after_backward()
+
+    def _publish_after_backward(self) -> None:
         self._training.fire(Event.AFTER_BACKWARD)
 
     def _step_scaled(self, *_: Any, **__: Any) -> None:
@@ -125,10 +140,9 @@ class AcceleratedRun(WatchedRun):
         if self._accelerator.sync_gradients:
             self._has_stepped = True
 
-    def _end_batch(self) -> None:
-        if self._has_stepped:
-            self._losses, self._backward_losses = self._losses or self._backward_losses, []
-        super()._end_batch()
+    def _publish_batch(self) -> None:
+        self._losses, self._backward_losses = self._losses or self._backward_losses, []
+        super()._publish_batch()
 
     def _log_values(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:
@@ -225,7 +239,7 @@ def attach(
         or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
         "ProjectConfiguration(automatic_checkpoint_naming=True)",
     )
-    run = accelerator._offloop_run = AcceleratedRun(make_training, accelerator, optimizers)
+    run = accelerator._offloop_run = AcceleratedRun(make_training, accelerator, models[0], optimizers)
     return run
 
 

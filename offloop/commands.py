@@ -2,10 +2,11 @@
 
 They start here and not in their own packages, because a file of the user's own may hide those."""
 
+import os
+import signal
 import sys
-from importlib import import_module
+from collections.abc import Callable
 
-from offloop.packages import HiddenPackageError, check_packages
 
 __all__ = ["bus", "consumer", "offloop", "trainer"]
 
@@ -31,10 +32,36 @@ def offloop() -> None:
 
 
 def _run(module: str) -> None:
+    # First of all, because a KeyboardInterrupt while modules are imported may be caught by them, and is lost where it
+    # is raised in the import system's own callbacks. There is nothing yet to bring to an end.
+    is_taken = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_taken:
+        signal.signal(signal.SIGINT, _leave)
+    try:
+        main = _import_main(module)
+    finally:
+        if is_taken:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+
+
+def _import_main(module: str) -> Callable[[], None]:
+    from importlib import import_module
+
+    from offloop.packages import HiddenPackageError, check_packages
+
     package = module.partition(".")[0]
     try:
         check_packages("bus", "consumers" if package == "offloop" else package)
     except HiddenPackageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    import_module(module).main()
+    main: Callable[[], None] = import_module(module).main
+    return main
+
+
+def _leave(*_: object) -> None:
+    # Of several ranks the first one speaks.
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"interrupted\n")
+    os._exit(130)

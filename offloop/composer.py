@@ -116,6 +116,15 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         ours = training.state
         ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
 
+    def _before_load(self, training: AttachedTraining, state: Any) -> None:
+        """Published with the next event, which knows whether a checkpoint is loaded."""
+
+    def _after_load(self, training: AttachedTraining, state: Any) -> None:
+        training.open(self._resumed, continues=int(state.timestamp.batch) > 0)
+        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD):
+            if event in training.wanted:
+                training.fire(event)
+
     def _begin_fit(self, training: AttachedTraining, state: Any) -> None:
         ours = training.state
         ours.model = unwrapped(state.model)
@@ -223,6 +232,8 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
 
 
 _HANDLERS: dict[Event, Callable[[OffloopCallback, AttachedTraining, Any], None]] = {
+    Event.BEFORE_LOAD: OffloopCallback._before_load,
+    Event.AFTER_LOAD: OffloopCallback._after_load,
     Event.FIT_START: OffloopCallback._begin_fit,
     Event.EPOCH_START: OffloopCallback._begin_epoch,
     Event.BEFORE_DATALOADER: OffloopCallback._begin_fetching,

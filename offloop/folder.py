@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from bus.errors import ConfigurationError, RunNotFoundError
 from bus.index import query
 from bus.index.annotations import Annotations, annotate
-from bus.index.entry import MetricValues, Mode, RunEntry
+from bus.index.checkpoints import Checkpoint
+from bus.index.entry import MetricValues, Mode, RunEntry, newest_first
 from bus.index.index import RunIndex
 from bus.printing import escape
 from bus.protocol.snapshot import Snapshot
@@ -61,7 +62,8 @@ def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False
 
     def choose() -> list[RunEntry]:
         found = [entry for entry in opened.entries.values() if archived or not entry.archived]
-        return sorted(found, key=lambda entry: (not entry.pinned, -entry.started, entry.run))
+        by_name = sorted(found, key=lambda entry: entry.run)
+        return sorted(newest_first(by_name), key=lambda entry: not entry.pinned)
 
     return Runs(opened, choose)
 
@@ -165,11 +167,12 @@ class Runs(Sequence["Run"]):
         )
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
-        """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; without it, the least is
-        the best of losses, errors and times, and the greatest of everything else.
+        """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; it is not needed for
+        metrics of which the name, or the runs, say what is better, see :func:`bus.types.metrics.direction_of`.
 
         Raises:
-            ConfigurationError: no run of the folder has that metric, or ``mode`` is another.
+            ConfigurationError: no run of the folder has that metric, ``mode`` is another, or nothing says which values
+                are better.
             RunNotFoundError: none of these runs has a finite value of it.
         """
         found = query.best(self._entries, metric, mode, self._folder.columns)
@@ -267,7 +270,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``live``, ``paused``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+        """``live``, ``paused``, ``finished``, ``failed``, ``stopped``, ``lost`` or ``unreadable``."""
         return self._entry.status
 
     @property
@@ -276,9 +279,14 @@ class Run:
         return self._entry.error
 
     @property
-    def started(self) -> datetime:
-        """When its newest attempt began."""
-        return _moment(self._entry.started)
+    def problem(self) -> str | None:
+        """What of it could not be read, such as a damaged recording; of a run that is ``unreadable``, why."""
+        return self._entry.problem
+
+    @property
+    def started(self) -> datetime | None:
+        """When its newest attempt began; ``None`` where that cannot be read."""
+        return None if self._entry.started is None else _moment(self._entry.started)
 
     @property
     def ended(self) -> datetime | None:
@@ -296,6 +304,11 @@ class Run:
         """Of each metric the last, the least and the greatest value with their steps, by name as in :attr:`config`:
         ``run.summary["loss/train/total"].low``."""
         return _ByName(self._entry.metrics, f"run {self.name} has no metric")
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Its checkpoints, wherever they are, the earliest first, with what they are compared by."""
+        return self._entry.checkpoints
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -350,7 +363,8 @@ class Run:
     ) -> Any:
         """All values of its losses, metrics, learning rates and throughput, as the callbacks ``metrics``, ``lr`` and
         ``speed`` log them, and of what the training logged itself, read from the recordings: a row for each step, a
-        column for each metric, nothing where it has no value. Of several values for a step the last one counts; where a
+        column for each metric, nothing where it has no value. A step counts batches from 0; an evaluation is in the row
+        of the last batch before it. Of several values for a step the last one counts; where a
         later attempt has trained the same steps, those of the later one.
 
         Args:

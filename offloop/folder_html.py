@@ -47,8 +47,8 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
     """One run: its state, a curve of each series, its metrics and hyperparameters."""
     facts = [
         entry.status,
-        *filter(None, (entry.error, entry.reason)),
-        f"started {when(entry.started)}",
+        *filter(None, (entry.error, entry.reason, entry.problem)),
+        *([f"started {when(entry.started)}"] if entry.started is not None else []),
         *([f"took {_lasted(entry)}"] if entry.duration is not None else []),
         *([f"{entry.attempts} attempts"] if entry.attempts > 1 else []),
         *(f"#{tag}" for tag in entry.tags),

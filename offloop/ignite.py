@@ -11,11 +11,13 @@ from offloop.attached import (
     ConfigurationError,
     Event,
     Options,
+    Timestamp,
     as_list,
     check_options,
     contain,
     missing,
     numbers_in,
+    time_reached,
     unwrapped,
 )
 from offloop.own_loop import OWN_LOOP, WatchedRun
@@ -108,7 +110,14 @@ class OffloopLogger:
             self.close()
             resumed, self._resumed = self._resumed, None
             self._run = IgniteRun(
-                make_training, trainer, evaluators or {}, output_transform, gradient_accumulation_steps, resumed
+                make_training,
+                trained,
+                optimizers,
+                trainer,
+                evaluators or {},
+                output_transform,
+                resumed,
+                gradient_accumulation_steps,
             )
 
         trainer.add_event_handler(Events.STARTED, start)
@@ -153,19 +162,22 @@ class OffloopLogger:
             self._run.close(error)
 
 
-@contain()
-@contain("_start", "_begin", "_end_batch")
+@contain("_hook", "_resume", "_begin_fit", "_publish_fetched", "_publish_iteration", "_take_output", "_log_metrics")
+@contain("_publish_evaluation", "on_evaluation_iteration_started", "on_evaluation_iteration_completed")
+@contain("on_evaluation_completed")
 class IgniteRun(WatchedRun):
     """The run of one ``trainer.run()``, see :class:`OffloopLogger`."""
 
     def __init__(
         self,
         make_training: Callable[[], AttachedTraining],
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
         trainer: Engine,
         evaluators: Mapping[str, Engine],
         output_transform: Callable[[Any], Any] | None,
-        gradient_accumulation_steps: int,
         resumed: Mapping[str, Any] | None,
+        gradient_accumulation_steps: int,
     ) -> None:
         self._trainer = trainer
         self._evaluators = evaluators
@@ -175,15 +187,22 @@ class IgniteRun(WatchedRun):
         self._epoch = trainer.state.epoch
         """Epochs that have ended."""
         self._logged: dict[str, Any] = {}
-        super().__init__(make_training, gradient_accumulation_steps)
+        super().__init__(make_training, model, optimizers, gradient_accumulation_steps)
         self._fetches = True
-        self._resumed = resumed
+        state, steps = trainer.state, gradient_accumulation_steps
+        self._per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
+        # Ignite's counters are those of the loop.
+        self._position.reached = Timestamp(batch=state.iteration // steps, epoch=state.epoch)
+        self._resume(resumed)
         self._begin()
 
-    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
-        super()._start(make_training)
-        if self.detached:
-            return
+    def _resume(self, resumed: Mapping[str, Any] | None) -> None:
+        now = self._position.reached.values
+        self._position.reached = time_reached(resumed, now.batch, now.epoch, self._per_epoch)
+        self._resumed = resumed
+
+    def _hook(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super()._hook(model, optimizers)
         handlers = [
             (self._trainer, Events.EPOCH_STARTED, self.on_epoch_started),
             (self._trainer, Events.GET_BATCH_STARTED, self.on_get_batch_started),
@@ -203,35 +222,38 @@ class IgniteRun(WatchedRun):
             ]
         self._handles += [engine.add_event_handler(event, handler) for engine, event, handler in handlers]
 
-    def _begin(self, max_duration: str | None = None) -> None:
-        state, steps = self._trainer.state, self._accumulation
-        self._has_begun = True
+    def _begin_fit(self, max_duration: str | None) -> None:
         self._training.fit_start(
-            dataloader=state.dataloader,
-            batches_per_epoch=None
-            if state.epoch_length is None or state.epoch_length % steps
-            else state.epoch_length // steps,
-            microbatches=steps,
+            dataloader=self._trainer.state.dataloader,
+            batches_per_epoch=self._per_epoch,
+            microbatches=self._accumulation,
             resumed=self._resumed,
-            batches_done=state.iteration // steps,
-            epochs_done=state.epoch,
+            timestamp=self._position.reached,
         )
+        self._is_open = True
 
     def on_epoch_started(self, engine: Engine) -> None:
         """An epoch begins."""
-        self._begin_epoch()
+        self._publish_epoch()
 
     def on_get_batch_started(self, engine: Engine) -> None:
         """A batch is about to be fetched."""
-        self._fetch()
+        self._publish_fetch()
 
     def on_get_batch_completed(self, engine: Engine) -> None:
         """A batch was fetched."""
+        self._publish_fetched()
+
+    def _publish_fetched(self) -> None:
         self._training.fire(Event.AFTER_DATALOADER)
 
     def on_iteration_started(self, engine: Engine) -> None:
         """The trainer's function is about to be called."""
-        self._training.batch_start(engine.state.batch)
+        samples, tokens = self._position.add(engine.state.batch)
+        self._publish_iteration(engine.state.batch, samples, tokens)
+
+    def _publish_iteration(self, batch: Any, samples: int, tokens: int) -> None:
+        self._training.batch_start(batch, samples=samples, tokens=tokens)
 
     def on_iteration_completed(self, engine: Engine) -> None:
         """The trainer's function has returned."""
@@ -261,7 +283,10 @@ class IgniteRun(WatchedRun):
         self._end_batch()
         if self._trainer.last_event_name == Events.EPOCH_COMPLETED:
             self.on_epoch_completed(self._trainer)
-        self._training.eval_start(label, batches=engine.state.epoch_length)
+        self._publish_evaluation(label, engine.state.epoch_length)
+
+    def _publish_evaluation(self, label: str, batches: int | None) -> None:
+        self._training.eval_start(label, batches=batches)
 
     def on_evaluation_iteration_started(self, engine: Engine) -> None:
         """A batch of an evaluation comes."""
@@ -277,13 +302,11 @@ class IgniteRun(WatchedRun):
 
     def _end_batch(self) -> None:
         # Within the trainer's function the output is not there yet.
-        if self._trainer.last_event_name == Events.ITERATION_STARTED:
-            return
-        state = self._trainer.state
-        if state.iteration != self._seen:
-            self._seen = state.iteration
-            self._take_output(state.output)
-        super()._end_batch()
+        if self._trainer.last_event_name != Events.ITERATION_STARTED:
+            if self._trainer.state.iteration != self._seen:
+                self._seen = self._trainer.state.iteration
+                self._take_output(self._trainer.state.output)
+            super()._end_batch()
 
     def _take_output(self, output: Any) -> None:
         if self._transform is not None:

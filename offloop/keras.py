@@ -51,7 +51,7 @@ _open: "weakref.WeakSet[OffloopCallback]" = weakref.WeakSet()
 
 
 @contain()
-@contain("_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint")
+@contain("_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint", "_announce")
 class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes what ``fit()`` does, as a run.
 
@@ -237,7 +237,9 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _marking(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def marking(*args: Any, **kwargs: Any) -> Any:
             self._mark_checkpoint()
-            return save(*args, **kwargs)
+            result = save(*args, **kwargs)
+            self._announce(args[0] if args else kwargs["filepath"])
+            return result
 
         return marking
 
@@ -245,14 +247,21 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._training is not None:
             self._training.checkpoint_saved()
 
-    def _save(self) -> None:
+    def _announce(self, path: Any) -> None:
+        if self._training is not None:
+            self._training.checkpoint_written(path)
+
+    def _save(self) -> Path | None:
         assert self._training is not None
         assert self._save_folder is not None
         state = self._training.state
         if state.rank == 0:
             folder = Path(self._save_folder)
             folder.mkdir(parents=True, exist_ok=True)
-            self.model.save(folder / f"ba{state.timestamp.values.batch}.keras")
+            path = folder / f"ba{state.timestamp.values.batch}.keras"
+            self.model.save(path)
+            return path
+        return None
 
     def _fail(self, error: BaseException | None) -> None:
         if self._training is not None:

@@ -19,6 +19,7 @@ from offloop.attached import (
     Event,
     Framework,
     Options,
+    Wrapped,
     check_options,
     contain,
     missing,
@@ -53,7 +54,7 @@ _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time
 
 
 @contain()
-@contain("teardown", "state_dict", "_before_fetch")
+@contain("teardown", "state_dict", "_before_fetch", "_checkpoint_written")
 class OffloopCallback(_Callback):  # type: ignore[misc]
     """Publishes what Lightning's ``Trainer.fit`` does::
 
@@ -74,6 +75,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._options = options
         self._training: AttachedTraining | None = None
         self._trainer: Any = None
+        self._saving: Wrapped
         self._resumed: Mapping[str, Any] | None = None
         self._reached: dict[str, Any] = {}
         self._steps = 0
@@ -106,6 +108,8 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._losses.clear()
         self._epoch_values.clear()
         self._hear_fetches(trainer.fit_loop.epoch_loop)
+        # The hook comes before a checkpoint is written, without its name.
+        self._saving = Wrapped(trainer, "save_checkpoint", after=self._checkpoint_written)
         resumed, batches = self._resumed, trainer.global_step
         if resumed is not None and not pl_module.automatic_optimization:
             # Lightning counts the steps of every optimizer.
@@ -212,6 +216,19 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         if self._training is not None:
             self._training.checkpoint_saved()
 
+    def _checkpoint_written(self, _: Any, filepath: Any, *__: Any, **more: Any) -> None:
+        if (training := self._training) is not None:
+            training.checkpoint_written(filepath, **self._score_of(training, str(filepath)))
+
+    def _score_of(self, training: AttachedTraining, path: str) -> dict[str, Any]:
+        """What a ``ModelCheckpoint`` compares a checkpoint by."""
+        for one in self._trainer.checkpoint_callbacks:
+            name = getattr(one, "monitor", None)
+            if name is not None and path in (scores := getattr(one, "best_k_models", {})):
+                label = "val" if name in training.state.eval_metric_values.get("val", {}) else "train"
+                return {"metric": f"metrics/{label}/{name}", "value": scores[path], "mode": one.mode}
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What a training that resumes from a checkpoint continues with."""
         return self._reached if self._training is None else self._training.state_dict()
@@ -237,6 +254,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         if trainer is not None:
             self._restore_intervals(trainer)
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
+            self._saving.remove()
         return training
 
     def _hear_fetches(self, loop: Any) -> None:
@@ -293,12 +311,14 @@ class AutomaticCallback(OffloopCallback):
             super().on_train_start(trainer, pl_module)
 
 
-def _save(trainer: Any) -> None:
+def _save(trainer: Any) -> str:
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None:
         folder = os.path.join(trainer.default_root_dir, "checkpoints")
     name = f"epoch={trainer.current_epoch}-step={trainer.global_step}-on_command.ckpt"
-    trainer.save_checkpoint(os.path.join(folder, name), weights_only=False)
+    path = os.path.join(folder, name)
+    trainer.save_checkpoint(path, weights_only=False)
+    return path
 
 
 def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from offloop.attached import (
     ConfigurationError,
     Event,
     Framework,
+    LoopPosition,
     Options,
     TimeInput,
+    Timestamp,
     as_list,
     check_options,
     contain,
+    length_of,
 )
 from trainer.arguments.durations import check_max_duration
 from trainer.fields.field import ProbeHook
@@ -30,36 +33,49 @@ _Batch = TypeVar("_Batch")
 
 
 @contain(
-    "_start", "_begin", "_use", "_fetch", "_fetched", "_end_batch", "_begin_epoch", "_end_epoch", "_end_fit", "_log"
+    "_hook", "_start", "_begin_fit", "_use", "_publish_epoch", "_publish_fetch", "_start_batch", "_publish_forward"
 )
-@contain("_before_forward", "_after_forward", "_before_backward", "_after_backward", "_before_step", "_after_step")
-@contain("_begin_evaluation", "_end_evaluation", "_close", "checkpoint_saved")
+@contain(
+    "_publish_outputs", "_before_backward", "_after_backward", "_before_step", "_publish_batch", "_publish_epoch_end"
+)
+@contain("_begin_evaluation", "_end_evaluation", "_publish_checkpoint", "_log", "_end_fit", "_close")
 class WatchedRun:
     """The run of a training that is watched, see :func:`watch`. Use it as a context manager, or let it end with
     :meth:`epochs`; otherwise it ends with the program."""
 
+    # What is contained publishes; the rest counts, and does so without a run.
+
     _training: AttachedTraining
 
-    def __init__(self, make_training: Callable[[], AttachedTraining], gradient_accumulation_steps: int) -> None:
+    def __init__(
+        self,
+        make_training: Callable[[], AttachedTraining],
+        model: torch.nn.Module,
+        optimizers: Sequence[Any],
+        gradient_accumulation_steps: int,
+    ) -> None:
         self.detached = False
-        """Whether an error of ours has ended the run; the training continues."""
+        """Whether an error of ours has ended the run; the training continues, and the loop is counted."""
         self._accumulation = gradient_accumulation_steps
+        self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
-        self._has_begun = self._fetches = self._in_epochs = self._has_stepped = False
+        self._has_begun = self._fetches = self._has_stepped = self._is_open = False
         self._losses: list[Any] = []
         self._handles: list[Any] = []
+        self._hook(model, optimizers)
         self._start(make_training)
 
-    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
-        self._training = training = make_training()
-        training.at_exit = self.close
-        model, optimizers = training.called, training.state.optimizers
+    def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
         self._handles += [
             model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(ProbeHook(self._after_forward)),
             *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in optimizers),
             *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
         ]
+
+    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
+        self._training = make_training()
+        self._training.at_exit = self.close
 
     @property
     def run_name(self) -> str | None:
@@ -70,6 +86,10 @@ class WatchedRun:
     def stop_requested(self) -> bool:
         """Whether the training is to end here. A batch whose optimizer has stepped ends with this question."""
         self._end_batch()
+        return self._is_stopped
+
+    @property
+    def _is_stopped(self) -> bool:
         return not self.detached and self._training.is_stopped
 
     @property
@@ -80,10 +100,15 @@ class WatchedRun:
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped."""
         self._begin(f"{count}ep")
-        self._in_epochs = True
-        for epoch in range(0 if self.detached else self._training.state.timestamp.values.epoch, count):
-            self._begin_epoch()
-            yield epoch
+        position = self._position
+        position.in_epochs = True
+        for epoch in range(position.reached.values.epoch, count):
+            self._publish_epoch()
+            position.in_body = True
+            try:
+                yield epoch
+            finally:
+                position.in_body = False
             if self.stop_requested:
                 break
             self._end_epoch()
@@ -91,72 +116,100 @@ class WatchedRun:
 
     def batches(self, dataloader: Iterable[_Batch]) -> Iterator[_Batch]:
         """The batches of a dataloader; it ends when the training is to be stopped. Outside of :meth:`epochs` each such
-        pass is an epoch."""
+        pass is an epoch.
+
+        All that the dataloader gives is used, also in an epoch that is resumed in its middle: there it has to give
+        what is left. After a state that was saved in the last batch of an epoch nothing is left."""
         self._begin()
         self._fetches = True
-        is_epoch = not self._in_epochs
+        position = self._position
+        is_trained, is_epoch = position.resumed == "trained", not position.in_epochs
         if is_epoch:
-            self._begin_epoch()
+            if is_trained:
+                self._end_epoch()
+            self._publish_epoch()
         self._use(dataloader)
+        position.begin_pass(dataloader)
+        if is_trained and not is_epoch:
+            position.end_pass()
+            return
         source = iter(dataloader)
-        while not self.stop_requested:
-            self._fetch()
-            try:
-                batch = next(source)
-            except StopIteration:
-                break
-            self._fetched(batch)
-            yield batch
+        try:
+            while not self.stop_requested:
+                self._publish_fetch()
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    position.end_pass()
+                    break
+                samples, tokens = position.fetch(batch)
+                self._start_batch(batch, samples, tokens)
+                yield batch
+            else:
+                position.stop_pass()
+        except BaseException:
+            position.leave_pass()
+            raise
         if is_epoch and not self.stop_requested:
             self._end_epoch()
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Logs numbers by name for the batch at work; tensors are read without waiting for their device. ``loss`` is
         the loss of the batch; of several microbatches it is the mean."""
-        self._log({**(values or {}), **more})
+        self._log(values, more)
 
     @contextmanager
     def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
         """Surrounds an evaluation: training time does not pass meanwhile. What is put into the map that it gives are
         the metrics, numbers by name."""
+        self._end_batch()
+        began = self._position.pause()
         self._begin_evaluation(label)
         metrics: dict[str, Any] = {}
         yield metrics
         self._end_evaluation(metrics)
+        self._position.unpause(began)
 
     def checkpoint_saved(self) -> None:
         """Call it just before a checkpoint is written: consumers keep what their callbacks know by now."""
         self._end_batch()
-        self._training.checkpoint_saved()
+        self._publish_checkpoint()
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into a checkpoint, so that a training that resumes continues the counters."""
+        """What goes into a checkpoint, so that a training that resumes continues the counters: with the next epoch
+        where :meth:`batches` has given all of this one's."""
         self._end_batch()
-        return {} if self.detached else self._training.state_dict()
+        resumed = None if self._resumed is None else self._resumed["run_name"]
+        return {
+            "run_name": self.run_name or resumed,
+            "timestamp": list((self._known_time or self._position.reached).values),
+            "epoch": self._position.epoch_state(self._is_stopped),
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` has said; before the first epoch."""
+        """Takes over what :meth:`state_dict` has said; before the first epoch.
+
+        Raises :class:`bus.errors.ConfigurationError` for anything else, and in a training that has begun."""
         if self._has_begun:
             raise ConfigurationError("the training has begun: call load_state_dict() before the first epoch")
-        self._resumed = saved or None
+        self._position.load(saved)
+        self._resumed = saved
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends the run; the loop that follows is not watched. Can be called more than once."""
-        self._remove_hooks()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         if error is None:
+            self._end_batch()
             self._end_fit()
+        self._is_open = False
         self._close(error)
 
     def detach(self, error: BaseException) -> None:
         """Ends the run because of an error of ours."""
-        self._remove_hooks()
         if hasattr(self, "_training"):
             self._training.detach(error)
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def __enter__(self) -> "WatchedRun":
         return self
@@ -166,37 +219,51 @@ class WatchedRun:
     ) -> None:
         self.close(error)
 
+    @property
+    def _known_time(self) -> Timestamp | None:
+        """The training time where the run counts it; within a command that comes at the end of a batch, that batch is
+        done."""
+        return self._training.state.timestamp if self._is_open and not self.detached else None
+
     def _begin(self, max_duration: str | None = None) -> None:
         if not self._has_begun:
-            state = self._training.state
-            state.max_duration = state.max_duration or max_duration
             self._has_begun = True
-            done = {} if self._resumed is None else {"batches_done": self._resumed["timestamp"][2]}
-            self._training.fit_start(resumed=self._resumed, **done)
+            self._position.start()
+            self._begin_fit(max_duration)
+            if self._position.resumed == "ended":
+                self._end_epoch()
 
-    def _begin_epoch(self) -> None:
+    def _begin_fit(self, max_duration: str | None) -> None:
+        state = self._training.state
+        state.max_duration = state.max_duration or max_duration
+        self._training.fit_start(resumed=self._resumed, timestamp=self._position.reached)
+        self._is_open = True
+
+    def _publish_epoch(self) -> None:
         self._training.epoch_start()
 
     def _use(self, dataloader: Any) -> None:
-        try:
-            length = len(dataloader)
-        except (TypeError, NotImplementedError):
-            length = None
+        length = length_of(dataloader)
         batches = None if length is None else -(-length // self._accumulation)
         self._training.use_data(dataloader, batches, self._accumulation)
 
     def _end_epoch(self) -> None:
         self._end_batch()
+        self._publish_epoch_end()
+        self._position.end_epoch(self._known_time)
+
+    def _publish_epoch_end(self) -> None:
         self._training.epoch_end()
 
-    def _fetch(self) -> None:
+    def _publish_fetch(self) -> None:
         self._training.save_place()
         self._training.fire(Event.BEFORE_DATALOADER)
 
-    def _fetched(self, batch: Any) -> None:
-        self._training.state.batch = batch
-        self._training.fire(Event.AFTER_DATALOADER)
-        self._training.batch_start(batch)
+    def _start_batch(self, batch: Any, samples: int, tokens: int) -> None:
+        if self._fetches:
+            self._training.state.batch = batch
+            self._training.fire(Event.AFTER_DATALOADER)
+        self._training.batch_start(batch, samples=samples, tokens=tokens)
 
     def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         # Also before a forward pass of an evaluation.
@@ -205,18 +272,23 @@ class WatchedRun:
             return
         if not self._fetches:
             self._begin()
-            self._start_batch(
-                inputs[0] if len(inputs) == 1 and not keywords else keywords if not inputs else list(inputs)
-            )
+            self._take_inputs(inputs[0] if len(inputs) == 1 and not keywords else keywords if not inputs else [*inputs])
+        self._publish_forward()
+
+    def _take_inputs(self, batch: Any) -> None:
+        samples, tokens = self._position.add(batch)
+        self._start_batch(batch, samples, tokens)
+
+    def _publish_forward(self) -> None:
         self._training.fire(Event.BEFORE_FORWARD)
 
-    def _start_batch(self, batch: Any) -> None:
-        self._training.batch_start(batch)
-
     def _after_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if not model.training:
-            return
+        if model.training:
+            self._publish_outputs(outputs)
+
+    def _publish_outputs(self, outputs: Any) -> None:
         training = self._training
+        training.note_precision()
         training.state.outputs = outputs
         training.fire(Event.AFTER_FORWARD)
         self._watch_backward(outputs)
@@ -245,14 +317,25 @@ class WatchedRun:
     def _end_batch(self) -> None:
         if self._has_stepped:
             self._has_stepped = False
-            losses, self._losses = self._losses, []
-            for loss in losses:
-                self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
-            self._training.batch_end()
+            position = self._position
+            samples, tokens = position.take_batch()
+            if self._is_open:
+                self._publish_batch()
+            position.end_batch(samples, tokens, self._known_time)
 
-    def _log(self, values: dict[str, Any]) -> None:
-        if "loss" in values:
-            loss = values.pop("loss")
+    def _publish_batch(self) -> None:
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
+        self._training.batch_end()
+
+    def _log(self, given: Mapping[str, Any] | None, more: dict[str, Any]) -> None:
+        if given is not None and not isinstance(given, Mapping):
+            self._training.leave_out("what log() was given", f"a {type(given).__name__}: use names and numbers")
+            given = None
+        values = {**(given or {}), **more}
+        loss = self._training.as_loss(values.pop("loss")) if "loss" in values else None
+        if loss is not None:
             if self._accumulation > 1 and isinstance(loss, torch.Tensor):
                 # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
                 loss = loss.detach().clone()
@@ -261,14 +344,15 @@ class WatchedRun:
             self._training.log(values)
 
     def _begin_evaluation(self, label: str) -> None:
-        self._end_batch()
         self._training.eval_start(label)
 
     def _end_evaluation(self, metrics: dict[str, Any]) -> None:
         self._training.eval_end(metrics)
 
+    def _publish_checkpoint(self) -> None:
+        self._training.checkpoint_saved()
+
     def _end_fit(self) -> None:
-        self._end_batch()
         self._training.fit_end()
 
     def _close(self, error: BaseException | None) -> None:
@@ -325,7 +409,7 @@ def watch(
         )
 
     optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
-    return WatchedRun(make_training, gradient_accumulation_steps)
+    return WatchedRun(make_training, model, optimizers, gradient_accumulation_steps)
 
 
 def _with_gradient(outputs: Any) -> torch.Tensor | None:

@@ -1,6 +1,7 @@
 """Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
@@ -9,6 +10,7 @@ from offloop.attached import (
     ALWAYS,
     EVALUATION,
     EVALUATION_BATCHES,
+    LATER,
     PREDICTION,
     AttachedTraining,
     ConfigurationError,
@@ -20,6 +22,7 @@ from offloop.attached import (
     contain,
     missing,
     numbers_in,
+    precision_of,
 )
 
 try:
@@ -129,7 +132,7 @@ class OffloopCallback(TrainerCallback):
             [getattr(trainer.optimizer, "optimizer", trainer.optimizer)],
             [getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)],
             max_duration=f"{int(args.num_train_epochs)}ep" if in_epochs else f"{state.max_steps}ba",
-            precision="fp32" if precision == "no" else precision,
+            precision=precision_of(trainer.model) if precision == "no" else precision,
             config=_config(trainer),
             evaluate=self._evaluate if trainer.eval_dataset is not None else "the trainer has no eval_dataset",
             checkpoint=self._save,
@@ -150,6 +153,7 @@ class OffloopCallback(TrainerCallback):
             resumed=state.stateful_callbacks.get(_IN_CHECKPOINT),
             batches_done=state.global_step,
             epochs_done=state.global_step // per_epoch if per_epoch else 0,
+            begins_again=name is not None,
         )
 
     def on_epoch_begin(self, *_: Any, **parts: Any) -> None:
@@ -191,10 +195,26 @@ class OffloopCallback(TrainerCallback):
         self._evaluates = False
         self._training.eval_end({name.removeprefix(self._prefix): value for name, value in found.items()})
 
-    def on_save(self, *_: Any, **parts: Any) -> None:
+    def on_save(self, args: Any, state: Any, *_: Any, **parts: Any) -> None:
         """A checkpoint has been written."""
         self._save_requested = False
         self._training.checkpoint_saved()
+        path = os.path.join(self._trainer._get_output_dir(trial=None), f"checkpoint-{state.global_step}")
+        self._training.checkpoint_written(path, **self._score_of(args, state))
+
+    def _score_of(self, args: Any, state: Any) -> dict[str, Any]:
+        """What the trainer compares checkpoints by, if it has measured that at this step."""
+        if (metric := args.metric_for_best_model) is None:
+            return {}
+        wanted = f"eval_{metric.removeprefix('eval_')}"
+        if not any(one.get("step") == state.global_step and wanted in one for one in state.log_history):
+            return {}
+        mode = "max" if args.greater_is_better else "min"
+        for label, values in self._training.state.eval_metric_values.items():
+            for name, value in values.items():
+                if wanted == (f"eval_{name}" if label == "eval" else f"eval_{label}_{name}"):
+                    return {"metric": f"metrics/{label}/{name}", "value": value, "mode": mode}
+        return {}
 
     def on_train_end(self, *_: Any, **parts: Any) -> None:
         """The training has ended."""
@@ -214,9 +234,10 @@ class OffloopCallback(TrainerCallback):
     def _evaluate(self) -> None:
         self._control.should_evaluate = True
 
-    def _save(self) -> None:
+    def _save(self) -> object:
         # Kept until it is done: with save_strategy="best" an evaluation decides otherwise.
         self._save_requested = True
+        return LATER
 
     def _end(self, error: BaseException | None = None) -> None:
         self._unwrap()

@@ -1,9 +1,11 @@
 """What a training is made of: checked and put together before its run is started."""
 
+from typing import Any
+
 from bus.errors import ConfigurationError
 from bus.protocol.frames import check_run_name
 from bus.recording.recording import Recording
-from bus.runs.directory import new_run_name
+from bus.runs.directory import is_name_for, new_run_name
 from bus.types.event import Event
 from bus.types.timestamp import wall_clock
 from trainer.arguments.checks import as_list
@@ -82,6 +84,10 @@ class Setup:
             sharded=self.forward_pass.is_sharded,
         )
         self.checkpoints.check()
+        self._run_name = given.run_name
+        self._has_own_name = self._find_name(given.run_name)
+        if self._has_own_name:
+            self.checkpoints.check_folder()
         given.model.to(self.state.device.torch_device)
         add_train_metrics(self.state)
         add_eval_metrics(self.state, evaluators)
@@ -111,22 +117,53 @@ class Setup:
             algorithm.check(state)
         return state
 
+    def _find_name(self, run_name: str | None) -> bool:
+        """Finds the name that the run will have, unless another one takes it first; whether it is known before the run
+        begins."""
+        state, saved = self.state, self.checkpoints.saved_name
+        found: str | None = state.run_name
+        if self.checkpoints.is_next_attempt:
+            if saved is not None and is_name_for(saved, state.run_name):
+                found = saved
+        elif run_name is not None:
+            found = self.stream.find_name(run_name) if state.rank == 0 else None
+            if self.ranks is not None:
+                found = self.ranks.share(found)
+        if found not in (None, state.run_name):
+            self._use_name(str(found))
+        return found is not None
+
+    def _use_name(self, run_name: str) -> None:
+        self.state.run_name = run_name
+        self.checkpoints.use_run_name()
+
+    def _describe(self, run_name: str) -> dict[str, Any]:
+        """What is written down about the run."""
+        self._use_name(run_name)
+        return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
+
     def start(self, logger: Logger, control: RemoteControl, shows: bool) -> None:
         """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
         whether the process of callbacks says at its end where loggers wrote.
 
         Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
         :class:`bus.errors.BrokerError` when the run cannot be started."""
+        checked = self.state.run_name if self._has_own_name else None
         self.engine = self.stream.start(
             self.state,
             logger,
             control,
+            run_name=None if self.checkpoints.is_next_attempt else self._run_name,
+            resume=self.checkpoints.is_next_attempt,
             max_duration=self.max_duration,
             clock=self.clock,
             ranks=self.ranks,
             shows=shows,
-            facts={**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)},
+            facts=self._describe,
         )
+        if self.state.run_name != checked:
+            self._use_name(self.state.run_name)
+            self.checkpoints.check_folder()
         if self.stream.publisher is not None:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint
         self.evaluation = Evaluation(

@@ -1,10 +1,12 @@
-"""The broker that a publisher starts for itself: ``python -m bus.broker begin|resume RUNS_DIR RUN_NAME``, or
+"""The broker that a publisher starts for itself: ``python -m bus.broker new|begin|resume RUNS_DIR RUN_NAME``, or
 ``take-over`` with the same and a third argument. ``begin`` may have one, too: the identity of a run that is new there.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
-run has ended. With ``resume`` it takes up the newest attempt, whose broker has died. With ``take-over`` it takes up an
-attempt of a broker that stood alone: its argument is a list in JSON, see :class:`bus.runs.takeover.Predecessor`.
-It has no terminal: what it has to say later goes into ``broker.log`` in the run's directory."""
+run has ended. ``begin`` takes the run of that name, ``new`` another one, with a number behind its name if that is
+taken; its third argument, if it has one, is the launch whose run it is again. With ``resume`` it takes up the newest
+attempt, whose broker has died. With ``take-over`` it takes up an attempt of a broker that stood alone: its argument is
+a list in JSON, see :class:`bus.runs.takeover.Predecessor`. It has no terminal: what it has to say later goes into
+``broker.log`` in the run's directory."""
 
 import contextlib
 import json
@@ -42,6 +44,9 @@ def main() -> None:
                 _say({"ready": found.control, "joined": True, **taken})
                 return
             directory, resumes = found.directory, found.in_place
+        elif what == "new":
+            directory = RunDirectory.take_free(root, name, *sys.argv[4:5])
+            taken = {"run": directory.name}
         else:
             directory = RunDirectory(root, name, *sys.argv[4:5])
         control, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)

@@ -1,5 +1,6 @@
 """The bridges of a broker's runs: processes that copy them into NATS JetStream."""
 
+import math
 import os
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import NamedTuple
 
 from bus.files import open_file
 from bus.processes import python_path
-from bus.runs.bridged import read_bridge
+from bus.runs.bridged import how_to_send, read_bridge
 
 _AGAIN_SECONDS = 2.0
+_REPORT_SECONDS = 5.0
+"""How long a bridge may wait for servers before the training reports it: they need some to choose another leader."""
 
 
 class _Begun(NamedTuple):
@@ -24,6 +27,13 @@ class _Begun(NamedTuple):
     process: "subprocess.Popen[bytes]"
 
 
+class _Look(NamedTuple):
+    """When it is looked whether a bridge copies, by ``time.monotonic``, and whether it did not the time before."""
+
+    at: float
+    has_trouble: bool
+
+
 class Bridges:
     """Starts a bridge for each run, in a session of its own, so that it copies the rest when the broker has ended; and
     again when it was killed, or ended before the run. One that failed has written down why, and is left so until the
@@ -32,6 +42,7 @@ class Bridges:
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._begun: dict[Path, _Begun] = {}
+        self._looks: dict[Path, _Look] = {}
 
     def look(self, live: Mapping[Path, int]) -> None:
         """Starts the bridges that are missing, and reaps those that have ended.
@@ -50,6 +61,30 @@ class Bridges:
                 continue
             with suppress(OSError):  # again at the next look
                 self._begun[path] = _Begun(attempt, now, self._start(path))
+
+    def report(self, live: Mapping[Path, int]) -> dict[Path, str]:
+        """What is to be said to the publishers of runs, once for each: why nothing of it is copied.
+
+        Args:
+            live: the attempts of the live runs, by the runs' directories.
+        """
+        now, reports = time.monotonic(), {}
+        self._looks = {path: self._looks.get(path, _Look(now + _REPORT_SECONDS, has_trouble=False)) for path in live}
+        for path, look in self._looks.items():
+            if now < look.at:
+                continue
+            bridge = read_bridge(path)
+            has_trouble = bridge is None or bridge.state not in ("copying", "done")
+            at = now + _REPORT_SECONDS
+            if has_trouble and look.has_trouble:
+                why = "see bridge.log in its folder" if bridge is None else bridge.why or bridge.state
+                reports[path] = (
+                    f"it is not copied to NATS at {self._stream} at the moment ({why}); if its bridge ends before all "
+                    f"is there, {how_to_send(path, self._stream)}"
+                )
+                at = math.inf
+            self._looks[path] = _Look(at, has_trouble)
+        return reports
 
     def _start(self, path: Path) -> "subprocess.Popen[bytes]":
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

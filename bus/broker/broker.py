@@ -499,8 +499,13 @@ class Broker:
         self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, run.end_context))
 
     def _look_after_bridges(self) -> None:
-        if self._bridges is not None:
-            self._bridges.look({run.directory.path: run.attempt for run in self._runs})
+        if self._bridges is None:
+            return
+        live = {run.directory.path: run for run in self._runs}
+        attempts = {path: run.attempt for path, run in live.items()}
+        self._bridges.look(attempts)
+        for path, text in self._bridges.report(attempts).items():
+            self._send_all(live[path], "notice", {"text": text})
 
     def _end_run(self, run: LiveRun) -> None:
         # Also of a run that was over before the first heartbeat.

@@ -121,6 +121,7 @@ class ControlHandler:
             run_id, ended = run.directory.run_id, rank.seq if rank.ended else None
             news = self._news(run, rank)
         welcome = {
+            "run": recording.parent.name,
             "attempt": attempt,
             "id": run_id,
             "stream": self._runs.stream,
@@ -296,6 +297,7 @@ class ControlHandler:
             "event": text_or_none(content, "event"),
             "batch": integer_or_none(content, "batch"),
             "error": text_or_none(content, "error", MAX_OUTCOME),
+            "done": text_or_none(content, "done", MAX_OUTCOME),
         }
         place = self._runs.publisher(request.identity)
         sender = self._senders.pop(command, None) if place is not None else None

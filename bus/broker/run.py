@@ -11,7 +11,7 @@ from bus.broker.rank import LiveRank, Placement
 from bus.errors import OffloopError, ProtocolError, RunDirectoryError
 from bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
 from bus.protocol.numbering import BASE_STEPS
-from bus.protocol.order import Ending, Reached, worst_of
+from bus.protocol.order import Ending, Gap, Reached, worst_of
 from bus.recording.summary import MIN_BYTES, Summarizer
 from bus.recording.writer import RecordingWriter
 from bus.runs.directory import Pause, RunDirectory
@@ -258,6 +258,16 @@ class LiveRun:
         if self.write_error is not None:
             return f"the recording is incomplete: {self.write_error}"
         return f"the recording lacks {self.lost} events" if self.lost else None
+
+    @property
+    def missing(self) -> list[Gap]:
+        """Events behind the end of the recording."""
+        last = {number: rank.seq if rank.end is None else rank.end[1].seq - 1 for number, rank in self.ranks.items()}
+        return [
+            Gap(number, rank.recorded + 1, last[number])
+            for number, rank in sorted(self.ranks.items())
+            if last[number] > rank.recorded
+        ]
 
     # -- the recording -----------------------------------------------------------------------------------------------
 

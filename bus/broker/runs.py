@@ -22,7 +22,17 @@ from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIs
 from bus.protocol.frames import MAX_FRAME, check_run_name
 from bus.recording.recording import Recording
 from bus.recording.writer import RecordingWriter
-from bus.runs.directory import RUN_FILE, RunDirectory, check_writable, new_run_id, read_run
+from bus.runs.directory import (
+    RUN_FILE,
+    RunDirectory,
+    check_writable,
+    is_name_for,
+    is_own_name,
+    is_taken,
+    new_run_id,
+    numbered_names,
+    read_run,
+)
 from bus.types.demand import Demand
 from bus.types.timeouts import Timeouts
 
@@ -206,6 +216,8 @@ class LiveRuns:
         publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, recorded, flight)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
+        if boolean(hello, "new"):
+            name = self._name_new(name, number, text_or_none(hello, "launch"))
         if self._directory is not None and self._directory.name != name:
             raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
         self._refuse_second_run(identity, name)
@@ -222,6 +234,29 @@ class LiveRuns:
             new = AnnouncedRun(name, attempt or 0, Path(), world_size, local_world_size, info, peer)
             return self._announce(new, publisher)
         return self._admit(run, publisher, attempt)
+
+    def _name_new(self, name: str, number: int, launch: str | None) -> str:
+        """The name of a run that begins with this rank, and is to be called ``name``; the first rank chooses it."""
+        check_run_name(name)
+        if self._directory is not None:
+            return self._directory.name if is_name_for(self._directory.name, name) else name
+        if number > 0:
+            if name not in self._live and name not in self._announced and is_taken(self._root / name):
+                raise BrokerError(
+                    f"run {name!r} is there already: give rank {number} the Publisher.run_name of the first rank, "
+                    "or all ranks resume=True for another attempt of the run"
+                )
+            return name
+        for one in numbered_names(name):
+            self._forget_disconnected(self._announced.get(one))
+            begun = self._live.get(one) or self._announced.get(one)
+            if begun is None:
+                is_free = is_own_name(self._root / one, launch)
+            else:
+                is_free = number not in (begun.ranks if isinstance(begun, LiveRun) else begun.publishers)
+            if is_free:
+                return one
+        raise AssertionError("there are always further names")
 
     def _refuse_second_run(self, identity: bytes, name: str) -> None:
         run, rank = self._publishers.get(identity, (None, None))
@@ -462,7 +497,7 @@ class LiveRuns:
         run.close_recording()
         unwritten = None
         try:
-            run.directory.end_attempt(run.ending, run.incomplete, run.reached)
+            run.directory.end_attempt(run.ending, run.incomplete, run.reached, missing=run.missing)
         except RunDirectoryError as error:
             unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
             _log.error("run %s: %s", run.name, unwritten)

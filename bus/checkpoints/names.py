@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bus.checkpoints.image import read_contents
-from bus.errors import ConfigurationError
+from bus.checkpoints.image import VERSION, read_contents
+from bus.errors import CheckpointError, ConfigurationError
 from bus.files import TEMPORARY_NAME, atomic_replace
 from bus.types.timestamp import Timestamp
 
@@ -45,6 +45,9 @@ class CheckpointNames:
     ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
     keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
     A checkpoint is a file or a folder.
+
+    What is found under the name of a new checkpoint and cannot be read is kept: it is renamed to ``NAME.unreadable``,
+    or ``NAME.unreadable-2`` and so on where that is taken.
 
     ``best_filename`` is such a link to the best of them, by what :attr:`ranking` says. ``keep_best`` of the best stay
     beside the last ``keep``, or beside the last one if that is -1; ``None`` is one, or all of them if ``keep`` is -1.
@@ -100,6 +103,7 @@ class CheckpointNames:
         Raises :class:`bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
         name = self._filename.at(timestamp)
         path = self.folder / name
+        self._set_aside(path)
         write(path)
         self._count(name)
         if self._latest is not None:
@@ -125,7 +129,7 @@ class CheckpointNames:
             return
         best = next(self._best_first(), None)
         if best is None:
-            self._best.unlink(missing_ok=True)
+            self._unlink(self._best)
         elif best != self._target(self._best):
             self._point(self._best, best)
 
@@ -193,7 +197,31 @@ class CheckpointNames:
     def _count(self, name: str) -> None:
         self._saved = [other for other in self._saved if other != name] + [name]
 
+    def _set_aside(self, path: Path) -> None:
+        """Renames what cannot be read, so that nothing is written over it."""
+        if not self._is_unreadable(path):
+            return
+        numbered = (f".unreadable-{number}" for number in itertools.count(2))
+        others = (path.with_name(path.name + suffix) for suffix in itertools.chain([".unreadable"], numbered))
+        other = next(one for one in others if not os.path.lexists(one))
+        try:
+            path.rename(other)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {path}: what is there cannot be read, nor renamed to {other.name} "
+                f"({error.strerror or error}); move it away, or use another folder",
+                path=path,
+            ) from None
+        _log.warning("%s cannot be read and is kept as %s", path, other.name)
+
+    def _unlink(self, link: Path) -> None:
+        if not self._is_unreadable(link):
+            link.unlink(missing_ok=True)
+
     def _point(self, link: Path, path: Path) -> None:
+        if self._is_checkpoint(link):
+            # A copy, or a file of the user's.
+            self._set_aside(link)
         with atomic_replace(link) as draft:
             try:
                 draft.symlink_to(os.path.relpath(path, link.parent))
@@ -214,7 +242,7 @@ class CheckpointNames:
     def remove_surplus(self) -> None:
         """Removes what is not to be kept. What cannot be removed is logged and tried again the next time."""
         if self._keep == 0 and self._latest is not None:
-            self._latest.unlink(missing_ok=True)
+            self._unlink(self._latest)
         for name in self.surplus():
             path = self.folder / name
             try:
@@ -259,10 +287,14 @@ class CheckpointNames:
     def _is_in_the_way(self, path: Path) -> bool:
         return True
 
+    def _is_unreadable(self, path: Path) -> bool:
+        """Whether there is something other than a link that cannot be read as a checkpoint."""
+        return path.exists() and not path.is_symlink() and self._time_of(path) is None
+
     def _time_of(self, path: Path) -> tuple[int, ...] | None:
         """The training time that a checkpoint says it is of, if it can be read."""
         contents = read_contents(path) or {}
-        tree = contents.get("tree")
+        tree = contents.get("tree") if contents.get("version") == VERSION else None
         values = tree.get("timestamp") if isinstance(tree, dict) else None
         return tuple(values) if isinstance(values, list) and all(type(one) is int for one in values) else None
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from bus.files import atomic_replace
-from bus.types.metrics import Mode, mode_of
+from bus.errors import CheckpointError
+from bus.files import atomic_replace, read_file
+from bus.types.metrics import Mode, direction_of
 
 _log = logging.getLogger("offloop")
 
 RATINGS_FILE = "checkpoints.json"
+_MAX_BYTES = 64 << 20
 
 
 class Rating(msgspec.Struct, frozen=True):
@@ -41,24 +43,36 @@ class RatingsFile(msgspec.Struct):
 def read_ratings(folder: Path) -> RatingsFile | None:
     """What is said of the checkpoints in a folder; ``None`` where nothing is, or it cannot be read."""
     try:
-        return msgspec.json.decode((folder / RATINGS_FILE).read_bytes(), type=RatingsFile)
+        return _read(folder)
+    except CheckpointError as error:
+        _log.warning("%s", error)
+        return None
+
+
+def _read(folder: Path) -> RatingsFile | None:
+    path = folder / RATINGS_FILE
+    try:
+        return msgspec.json.decode(read_file(path, _MAX_BYTES), type=RatingsFile)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
-        _log.warning("%s is left out: %s", folder / RATINGS_FILE, error)
-        return None
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path} cannot be read: {why}; move it to another place", path=path) from None
 
 
 class Ratings:
-    """Compares the checkpoints of one run in a folder by a metric. Without a ``mode`` the metric's name says what is
-    better, see :func:`bus.types.metrics.mode_of`."""
+    """Compares the checkpoints of one run in a folder by a metric. Without a ``mode`` it is one of which it is certain
+    which values are better, see :func:`bus.types.metrics.direction_of`.
+
+    Raises :class:`bus.errors.CheckpointError` for a file that cannot be read: without it the best checkpoints would be
+    taken for the worst, and removed."""
 
     def __init__(self, folder: Path, run: str, mode: Mode | None) -> None:
         self._folder = folder
         self._run = run
         self._mode = mode
         self._ratings: dict[str, Rating] = {}
-        found = read_ratings(folder)
+        found = _read(folder)
         if found is not None and found.run == run:
             self._ratings = {one.file: one for one in found.checkpoints}
 
@@ -90,7 +104,7 @@ class Ratings:
         if not self._ratings:
             return []
         metric = next(reversed(self._ratings.values())).metric
-        sign = 1.0 if (self._mode or mode_of(metric)) == "min" else -1.0
+        sign = 1.0 if (self._mode or direction_of(metric)) == "min" else -1.0
         values = {
             one.file: sign * one.value
             for one in self._ratings.values()
@@ -99,9 +113,11 @@ class Ratings:
         return sorted(values, key=values.__getitem__)
 
     def write(self, is_kept: Callable[[str], bool]) -> None:
-        """Replaces the file, without the checkpoints that are not kept.
+        """Replaces the file, without the checkpoints that are not kept; does nothing before the first rating.
 
         Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
+        if not self._ratings and not (self._folder / RATINGS_FILE).exists():
+            return
         self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}
         best = next(iter(self.ranking()), None)
         content = RatingsFile(self._run, best, list(self._ratings.values()))

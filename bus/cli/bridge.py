@@ -65,7 +65,8 @@ def bridge(
     """Copy a run into NATS JetStream as it continues, until it has ended and all of it is there.
 
     RUN is a name or a run's folder. The run's folder is the record: what the servers have forgotten is sent again as
-    long as this runs. Servers that are away are waited for.
+    long as this runs. Servers that are away are waited for: when the run has ended, until they have taken nothing for
+    ten minutes.
     """
     import asyncio
 

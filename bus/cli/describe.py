@@ -20,7 +20,7 @@ from bus.protocol.frames import EventBody
 from bus.protocol.order import Gap, Reached
 from bus.recording.recording import Recording
 from bus.recording.source import RecordSource, is_mark
-from bus.runs.bridged import bridge_of, read_bridge
+from bus.runs.bridged import BridgeStatus, bridge_of, how_to_send, read_bridge
 from bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
 from bus.runs.flight import list_dumps
 from bus.types.event import Event
@@ -69,7 +69,10 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     if dumps := list_dumps(run.path):
         described["dumps"] = [_dump(path) for path in dumps]
     paused = None if run.paused is None else run.paused._asdict()
-    return {**described, **_recorded(run.recording), "run": run.name, "paused": paused, **_statistics(run)}
+    recorded = _recorded(run.recording)
+    if last.missing:
+        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in last.missing)]
+    return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
 
 
 def _dump(path: Path) -> list[str]:
@@ -228,6 +231,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "damage", "; ".join(described["damage"])
     if isinstance(bridge := described.get("bridge"), dict):
         yield "bridge", str(bridge_of(bridge) or "")
+        yield "copy", _missing_copy(described, bridge_of(bridge))
     if hosts := described.get("hosts"):
         silent = [str(host.get("host")) for host in hosts if is_silent(host)]
         more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
@@ -237,6 +241,16 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "flight", one_line(f"{name}, {': '.join(filter(None, why))}")
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
+
+
+def _missing_copy(described: dict[str, Any], bridge: BridgeStatus | None) -> str:
+    """What is to be said of a run of this machine that has ended, and is not all in the servers."""
+    if bridge is None or described.get("status") in GOING_ON or "recording" not in described:
+        return ""
+    if bridge.has_all(described["attempt"]):
+        return ""
+    what = "incomplete" if bridge.copied else "missing"
+    return f"{what}: {how_to_send(Path(described['recording']).parent, bridge.stream)}"
 
 
 def _never(events: list[str], fields: dict[str, str]) -> str:
@@ -287,15 +301,21 @@ def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def when(seconds: float) -> str:
-    """A time as people write it, in the local zone."""
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+def when(seconds: float | None) -> str:
+    """A time as people write it, in the local zone; empty for one that is not known, and ``?`` for one that has no
+    date, which the time of a file may be."""
+    if seconds is None:
+        return ""
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
-def lasted(started: float, ended: float | None, *, live: bool) -> str:
+def lasted(started: float | None, ended: float | None, *, live: bool) -> str:
     """How long something took, or has taken so far."""
     end = time.time() if live else ended
-    return "?" if end is None else duration(end - started)
+    return "?" if end is None or started is None else duration(max(end - started, 0.0))
 
 
 def size_text(size: int) -> str:

@@ -248,12 +248,13 @@ def broker(listen: str, key: str | None, allow_list: str | None, stream: str | N
 
     from bus.broker.broker import Broker
     from bus.net.curve import check_listen_address, server_security
+    from bus.runs.directory import absolute_runs_dir
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
     feed = _stream_address(listen)
     check_listen_address(listen, security)
-    serving = Broker(listen, feed, _where(runs_dir).absolute(), security=security, bridge_to=stream)
+    serving = Broker(listen, feed, absolute_runs_dir(_where(runs_dir)), security=security, bridge_to=stream)
     signal.signal(signal.SIGTERM, lambda *_: serving.stop())
     signal.signal(signal.SIGINT, _Interrupt(serving))
     say(f"serving at {serving.control}, runs in {_where(runs_dir)}; start trainers with --broker {serving.control}")

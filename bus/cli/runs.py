@@ -75,7 +75,8 @@ def list_runs(
         listed = list_remote_runs(broker, client_security(key, broker_key))
         _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {broker}", live)
         return
-    entries = read_index(runs_dir)
+    # What the plain list shows is known before all recordings are read.
+    entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
     shown = choose(entries, where, archived=archived)
     if sort is not None:
         from bus.index.query import Columns
@@ -102,18 +103,20 @@ def list_runs(
     _print_listed(listed, as_json, place, live)
 
 
-def read_index(runs_dir: str | None) -> "list[RunEntry]":
-    """Every run of a folder, the newest first. Says on standard error when it takes a while."""
+def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
+    """Every run of a folder, the newest first: by default with all its metrics. Says on standard error when it takes a
+    while."""
+    from bus.index.entry import newest_first
     from bus.index.index import RunIndex
 
     with RunIndex(runs_dir) as index:
         left = index.refresh(_QUIET_SECONDS)
         if left and index.problem:
             say(f"{index.problem}, so the runs are read anew each time", err=True)
-        while left:
+        while left if is_whole else index.unknown:
             say(f"reading {left:,} more run{'s' * (left > 1)} ...", err=True)
             left = index.refresh(_REPORT_SECONDS)
-        return sorted(index.entries.values(), key=lambda entry: entry.started, reverse=True)
+        return newest_first(index.entries.values())
 
 
 def choose(entries: "Sequence[RunEntry]", where: str | None, *, archived: bool) -> "list[RunEntry]":
@@ -138,7 +141,8 @@ def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live:
     rows: _Rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "TAGS", "RECORDING" if is_local else "")]
     for run in listed:
         took = lasted(run["started"], run["ended"], live=_is_going_on(run))
-        tags, recording = ", ".join(run.get("tags", ())), run.get("recording", "")
+        # Of a run that cannot be read, why stands where its recording would.
+        tags, recording = ", ".join(run.get("tags", ())), run.get("recording") or run.get("problem") or ""
         rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), tags, recording))
     _say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
 
@@ -163,9 +167,10 @@ def _summary(path: Path, entry: "RunEntry", is_whole: bool) -> dict[str, Any]:
         "attempt": entry.attempt,
         "reason": entry.reason,
         "reached": None if entry.epoch is None else _reached_of(entry),
-        "recording": str(path / entry.recording),
+        "recording": str(path / entry.recording) if entry.recording else None,
         "path": str(path),
         "tags": entry.tags,
+        "problem": entry.problem,
     }
     return {**listed, **_results(entry)} if is_whole else listed
 
@@ -187,7 +192,6 @@ def _results(entry: "RunEntry") -> dict[str, Any]:
         "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
         "hyperparameters": entry.hyperparameters,
         "metrics": {name: _metric(values) for name, values in entry.metrics.items()},
-        "problem": entry.problem,
     }
 
 
@@ -234,8 +238,8 @@ def _reached(listed: dict[str, Any]) -> str:
 def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
 
-    Of a metric the best is the least or the greatest value, by its name. 'bus info' shows how the run was started,
-    recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
+    A metric has a best value where its name, or the run, says which values are better. 'bus info' shows how the run
+    was started, recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
     """
     from bus.index.index import read_entry
     from bus.runs.directory import find_run
@@ -290,12 +294,13 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
 
 
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.types.metrics import direction_of, mode_of
+    from bus.types.metrics import direction_of, goals_in
 
+    goals = goals_in([entry.hyperparameters])
     for name, values in entry.metrics.items():
-        mode = mode_of(name)
-        is_known = values.low_step >= 0 and direction_of(name) is not None
-        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if is_known else ("", "", "")
+        mode = direction_of(name, goals)
+        is_known = values.low_step >= 0 and mode is not None
+        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if is_known and mode else ("", "", "")
         yield (f"  {one_line(name)}", _number(values.last), str(values.last_step), *best)
 
 
@@ -307,9 +312,9 @@ def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
 def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, as_json: bool) -> None:
     """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
 
-    Of each metric, * marks the best of the best. Of two runs, also the first event that differs, among the first
-    20,000: 'bus diff' compares all of them. Hyperparameters such as 'command' and 'version/' are left out without
-    --all.
+    Of each metric that has a best value, * marks the best of the best. Of two runs, also the first event that differs,
+    among the first 20,000: 'bus diff' compares all of them. Hyperparameters such as 'command' and 'version/' are left
+    out without --all.
     """
     from bus.index.index import read_entry
     from bus.index.query import differences
@@ -354,18 +359,19 @@ def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
 
 def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from bus.types.metrics import direction_of, mode_of
+    from bus.types.metrics import direction_of, goals_in
 
-    mode = mode_of(name)
+    mode = direction_of(name, goals_in(entry.hyperparameters for entry in entries))
     of_runs = [entry.metrics.get(name) for entry in entries]
-    best = [None if values is None or values.low_step < 0 else values.best(mode) for values in of_runs]
+    rated = [None if mode is None or values is None or values.low_step < 0 else values for values in of_runs]
+    best = [None if values is None or mode is None else values.best(mode) for values in rated]
     return {
         "mode": mode,
         "last": [None if values is None else values.last for values in of_runs],
         "last_step": [None if values is None else values.last_step for values in of_runs],
         "best": best,
-        "best_step": [None if values is None or values.low_step < 0 else values.best_step(mode) for values in of_runs],
-        "is_best": _is_best(best, min if mode == "min" else max) if direction_of(name) else [False] * len(entries),
+        "best_step": [None if values is None or mode is None else values.best_step(mode) for values in rated],
+        "is_best": _is_best(best, min if mode == "min" else max),
     }
 
 
@@ -379,10 +385,8 @@ def _is_best(values: Sequence[float | None], better: Callable[[list[float]], flo
 
 
 def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
-    from bus.types.metrics import direction_of
-
     last = ("" if value is None else _number(value) for value in compared["last"])
-    if direction_of(name) is None:
+    if compared["mode"] is None:
         return [(f"  {one_line(name)}", "last", *last)]
     best = (
         "" if value is None else f"{_number(value)} at {step}{' *' * is_best}"

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError, RunDirectoryError
-from bus.files import check_owner, open_directory, open_file, replace_file
+from bus.files import check_owner, open_directory, read_file, replace_file
 
 _log = logging.getLogger("offloop.index")
 
 ANNOTATIONS_FILE = "annotations.json"
 MAX_TAG = 64
+MAX_TAGS = 1000
 MAX_NOTE = 10_000
 _MAX_BYTES = 1 << 20
 
@@ -35,17 +36,10 @@ def read_annotations(run: Path) -> Annotations:
     """What is said of the run in that directory; nothing where the file is missing. One that cannot be read is named in
     the log."""
     try:
-        descriptor = open_file(run / ANNOTATIONS_FILE)
-    except FileNotFoundError:
+        return _read(run)
+    except RunDirectoryError as error:
+        _log.warning("%s", error)
         return Annotations()
-    except OSError as error:
-        return _unread(run, error.strerror or str(error))
-    try:
-        return msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Annotations)
-    except (OSError, ValueError, RecursionError) as error:
-        return _unread(run, str(error))
-    finally:
-        os.close(descriptor)
 
 
 def annotate(
@@ -58,30 +52,40 @@ def annotate(
     archived: bool | None = None,
 ) -> Annotations:
     """Changes what is said of a run and leaves the rest as it is: adds and removes tags, replaces the note, pins,
-    archives. Two processes may do so at once.
+    archives. Two processes may do so at once. A file that cannot be read is left as it is.
 
     Raises:
-        ConfigurationError: a tag or a note that is not allowed.
-        RunDirectoryError: it cannot be written.
+        ConfigurationError: a tag or a note that is not allowed, or too many tags.
+        RunDirectoryError: it cannot be read or written.
     """
     new = [check_tag(tag) for tag in add]
-    if note is not None and len(note) > MAX_NOTE:
-        raise ConfigurationError(f"a note of {len(note):,} characters is too long: use {MAX_NOTE:,} at most")
+    if note is not None:
+        _check_note(note)
     try:
         directory = open_directory(run)
         try:
             check_owner(directory)
             fcntl.flock(directory, fcntl.LOCK_EX)
-            before = read_annotations(run)
-            tags = dict.fromkeys([*before.tags, *new])
+            before = _read(run)
+            tags = tuple(tag for tag in dict.fromkeys([*before.tags, *new]) if tag not in remove)
+            if len(tags) > max(MAX_TAGS, len(before.tags)):
+                raise ConfigurationError(
+                    f"run {run.name} would have {len(tags):,} tags, and {MAX_TAGS:,} are allowed: remove some first"
+                )
             changed = Annotations(
-                tuple(tag for tag in tags if tag not in remove),
+                tags,
                 before.note if note is None else note,
                 before.pinned if pinned is None else pinned,
                 before.archived if archived is None else archived,
             )
             if changed != before:
-                replace_file(directory, ANNOTATIONS_FILE, msgspec.json.encode(changed).decode())
+                content = msgspec.json.encode(changed)
+                if len(content) > _MAX_BYTES:
+                    raise ConfigurationError(
+                        f"{run / ANNOTATIONS_FILE} would have {len(content):,} bytes, and {_MAX_BYTES:,} are allowed: "
+                        "remove some tags first"
+                    )
+                replace_file(directory, ANNOTATIONS_FILE, content.decode())
         finally:
             os.close(directory)
     except OSError as error:
@@ -104,6 +108,24 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-def _unread(run: Path, why: str) -> Annotations:
-    _log.warning("%s is left out, it cannot be read: %s", run / ANNOTATIONS_FILE, why)
-    return Annotations()
+def _check_note(note: str) -> None:
+    if len(note) > MAX_NOTE:
+        raise ConfigurationError(f"a note of {len(note):,} characters is too long: use {MAX_NOTE:,} at most")
+    try:
+        note.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("the note is not UTF-8: use text that is") from None
+
+
+def _read(run: Path) -> Annotations:
+    path = run / ANNOTATIONS_FILE
+    try:
+        return msgspec.json.decode(read_file(path, _MAX_BYTES), type=Annotations)
+    except FileNotFoundError:
+        return Annotations()
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}", path=path) from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged: {error}; move it to another place or delete it", path=path
+        ) from None

@@ -4,17 +4,18 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced
 from bus.checkpoints.folders import read_folders
 from bus.checkpoints.image import read_contents
 from bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
 from bus.runs.directory import RunInfo
-from bus.types.metrics import mode_of
+from bus.types.metrics import direction_of
 
 SAVE_FOLDER = "save_folder"
 """What a trainer says of where it writes its checkpoints, among what stands in ``run.json``."""
@@ -27,6 +28,7 @@ _WHOLE = "training.safetensors"
 """In a folder that is one checkpoint."""
 _DEEPEST = 3
 _MOST_LOOKED_AT = 20_000
+_PREFERRED = ("max", "min", None)
 _LINK = re.compile(r"(latest|best)\b")
 _IN_NAME = re.compile(r"(?:^|[^a-z])(ep|epoch|ba|batch|step)[=_-]?(\d+)")
 
@@ -78,9 +80,9 @@ class _Found(NamedTuple):
 def find_checkpoints(
     run: RunInfo, names: Iterable[str] = (), evaluated: Mapping[int, Mapping[str, float]] | None = None
 ) -> tuple[Checkpoint, ...]:
-    """The checkpoints of a run, the earliest first: those in its directory, and those in folders elsewhere that are of
-    this run by what they say. ``names`` are further ones that it has had, and ``evaluated`` says of batches what
-    evaluations there gave."""
+    """The checkpoints of a run, the earliest first: those in its directory, those in folders elsewhere that are of this
+    run by what they say, and those that its training has announced. ``names`` are further ones that it has had, and
+    ``evaluated`` says of batches what evaluations there gave."""
     known_as = {run.name, run.recorded_as, *names}
     since_ns = int(run.attempts[0].started * 1e9)
     inside = Path(os.path.abspath(run.path))
@@ -112,15 +114,46 @@ def find_checkpoints(
                 path,
                 Checkpoint(_shown(path, inside), None, rating.batch, None, 0, metric=rating.metric, value=rating.value),
             )
+    _add_announced(found, read_announced(run.path), inside, evaluated or {})
     ordered = sorted(found.values(), key=lambda one: (one.time or 0.0, one.batch or 0, one.path))
     return tuple(sorted(ordered[-MOST:], key=lambda one: -1 if one.batch is None else one.batch))
 
 
+def _add_announced(
+    found: dict[Path, Checkpoint],
+    announced: Sequence[AnnouncedCheckpoint],
+    inside: Path,
+    evaluated: Mapping[int, Mapping[str, float]],
+) -> None:
+    """Adds those that a framework has written; one that is not there any more has no time."""
+    there = [one for one in announced if one.is_there]
+    best, latest = best_of(there), there[-1] if there else None
+    for one in announced:
+        path, score, about = Path(one.path), one.score, None
+        if one in there:
+            # It may be removed meanwhile.
+            with contextlib.suppress(OSError):
+                about = _measured(path)
+        found[path] = Checkpoint(
+            _shown(path, inside),
+            one.epoch,
+            one.batch,
+            None if about is None else about.time_ns / 1e9,
+            0 if about is None else about.size,
+            one is latest,
+            one is best,
+            None if score is None else score.metric,
+            None if score is None else score.value,
+            dict(evaluated.get(one.batch, {})),
+        )
+
+
 def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
-    """What a checkpoint is compared by; of one that is compared by nothing, one of those that evaluations gave."""
+    """What a checkpoint is compared by; of one that is compared by nothing, one of those that evaluations gave: rather
+    a score than a loss, and rather these than what has no direction."""
     if checkpoint.metric is not None or not checkpoint.metrics:
         return checkpoint.metric, checkpoint.value
-    metric = min(checkpoint.metrics, key=lambda name: (mode_of(name) == "min", name))
+    metric = min(checkpoint.metrics, key=lambda name: (_PREFERRED.index(direction_of(name)), name))
     return metric, checkpoint.metrics[metric]
 
 
@@ -183,17 +216,23 @@ class _Look:
                 target = Path(os.path.normpath(folder / os.readlink(path)))
                 (self.latest if link[1] == "latest" else self.best).add(target)
         elif entry.is_dir():
-            whole = path / _WHOLE
-            if whole.is_file():
+            if (path / _WHOLE).is_file():
                 # What is in it makes one checkpoint.
-                files = [os.lstat(os.path.join(at, name)) for at, _, names in os.walk(path) for name in names]
-                newest = max(one.st_mtime_ns for one in files)
-                self.found.append(_Found(path, newest, sum(one.st_size for one in files)))
+                self.found.append(_measured(path))
             elif deep > 1 and not entry.name.startswith("."):
                 self._take(path, deep - 1)
         elif entry.name.endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
             about = entry.stat(follow_symlinks=False)
             self.found.append(_Found(path, about.st_mtime_ns, about.st_size))
+
+
+def _measured(path: str | os.PathLike[str]) -> _Found:
+    """The size of a file, or of all that is in a folder, and when it was changed last.
+
+    Raises :class:`OSError` when it is gone meanwhile."""
+    files = [os.path.join(at, name) for at, _, names in os.walk(path) for name in names] or [os.fspath(path)]
+    about = [os.lstat(file) for file in files]
+    return _Found(Path(path), max(one.st_mtime_ns for one in about), sum(one.st_size for one in about))
 
 
 @functools.lru_cache(maxsize=4096)

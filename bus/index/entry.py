@@ -10,24 +10,27 @@ from typing import Any
 
 import msgspec
 
-from bus.errors import RunDirectoryError
+from bus.errors import ProtocolError, RunDirectoryError
 from bus.index.annotations import Annotations
 from bus.index.checkpoints import Checkpoint, find_checkpoints
+from bus.protocol.frames import decode_whole_event
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RUN_FILE, RunInfo
 from bus.types.metrics import Mode as Mode
-from bus.types.metrics import mode_of as mode_of
+from bus.types.metrics import is_of_evaluation, shown_step
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
+UNREADABLE = "unreadable"
+"""The status of a run whose directory or ``run.json`` cannot be read: :attr:`RunEntry.problem` says why."""
 
 
 _encode = msgspec.msgpack.encode
 
 
 class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A metric of a run, over all its attempts."""
+    """A metric of a run, over all its attempts. Steps are those of :func:`bus.types.metrics.shown_step`."""
 
     last: float
     """The newest value: of a run that has ended, the final one."""
@@ -55,13 +58,13 @@ class RunEntry(msgspec.Struct):
     """The name of its directory, by which it is found."""
     id: str | None
     status: str
-    """``live``, ``paused``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
+    """``live``, ``paused``, ``finished``, ``failed``, ``stopped``, ``lost`` or ``unreadable``."""
     error: str | None
     """What it failed with."""
     reason: str | None
     """Why it was stopped."""
-    started: float
-    """When the newest attempt began, in seconds since 1970."""
+    started: float | None
+    """When the newest attempt began, in seconds since 1970; ``None`` where that is not known."""
     ended: float | None
     """When the newest attempt ended, in seconds since 1970."""
     attempts: int
@@ -104,7 +107,7 @@ class RunEntry(msgspec.Struct):
     def duration(self) -> float | None:
         """Seconds that the newest attempt took, or has taken so far."""
         end = time.time() if self.is_going_on else self.ended
-        return None if end is None else max(end - self.started, 0.0)
+        return None if end is None or self.started is None else max(end - self.started, 0.0)
 
     def annotated(self, annotations: Annotations) -> "RunEntry":
         """The same with what people say of it now."""
@@ -159,10 +162,35 @@ def make_entry(
         recording=run.recording.name,
     )
     try:
-        # What cannot be stored, or not be read again, is not taken in: text that is not UTF-8, or a number for it.
+        # What cannot be stored, or not be read again, is not taken in: a number of more than 64 bits, for example.
         return _decode(_encode(entry))
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise RunDirectoryError(f"{run.path / RUN_FILE} is damaged: {error}", path=run.path / RUN_FILE) from None
+
+
+def unreadable_entry(run: str, why: str, annotations: Annotations) -> RunEntry:
+    """A run of which nothing is known but its name, why it cannot be read, and what people say of it."""
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("id", "error", "reason", "started", "ended", "epoch", "batch", "sample", "planned")
+    )
+    known: dict[str, Any] = msgspec.structs.asdict(annotations)
+    return RunEntry(
+        run,
+        status=UNREADABLE,
+        problem=why,
+        attempts=0,
+        attempt=0,
+        size=0,
+        hyperparameters={},
+        metrics={},
+        **nothing,
+        **known,
+    )
+
+
+def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
+    """Runs by when they began; those of which that is not known are the last."""
+    return sorted(entries, key=lambda entry: -math.inf if entry.started is None else entry.started, reverse=True)
 
 
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
@@ -173,7 +201,14 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
             values = _values(metric)
             if values is not None:
                 found[name] = values if name not in found else _joined(found[name], values)
-    return found
+    return {name: _shown(name, values) for name, values in found.items()}
+
+
+def _shown(metric: str, values: MetricValues) -> MetricValues:
+    if not is_of_evaluation(metric):
+        return values
+    last, low, high = (shown_step(metric, step) for step in (values.last_step, values.low_step, values.high_step))
+    return msgspec.structs.replace(values, last_step=last, low_step=low, high_step=high)
 
 
 def _values(metric: Metric) -> MetricValues | None:
@@ -195,11 +230,10 @@ def _joined(before: MetricValues, now: MetricValues) -> MetricValues:
 
 
 def _reached(summary: Summary) -> Reached | None:
-    if not summary.clock:
+    try:
+        return Reached.of(decode_whole_event(summary.last))
+    except ProtocolError:  # no batch has ended
         return None
-    tick = summary.clock[max(summary.clock)]
-    planned = summary.hyperparameters.get("max_duration")
-    return Reached(int(tick.epoch), tick.batch, tick.sample, planned if isinstance(planned, str) else None)
 
 
 def _described(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,11 +252,6 @@ def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
                     if step == int(step):
                         found.setdefault(int(step), {})[name] = value
     return found
-
-
-def is_of_evaluation(metric: str) -> bool:
-    """Whether evaluations give that metric, and not the training itself."""
-    return metric.startswith("metrics/") and not metric.startswith("metrics/train/")
 
 
 def size_of(run: Path) -> int:

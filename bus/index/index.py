@@ -1,53 +1,55 @@
 """The index of a folder of runs.
 
-run.json, recordings, annotations -> the entry of each run -> memory, and a database beside the runs
+run.json, recordings, annotations -> the entry of each run -> memory, and a folder beside the runs
 """
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TypeAlias
 
+from bus.checkpoints.announced import ANNOUNCED_FILE
 from bus.checkpoints.folders import FOLDERS_FILE
 from bus.errors import OffloopError, RunDirectoryError
 from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
-from bus.index.database import Database
-from bus.index.entry import RunEntry, make_entry
+from bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable_entry
+from bus.index.store import IndexStore
 from bus.recording.recording import Recording
 from bus.recording.summary import Point, Summarizer, Summary
 from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
 from bus.runs.directory import runs_dir as chosen_runs_dir
+from bus.types.metrics import is_of_evaluation, shown_step
 
 _log = logging.getLogger("offloop.index")
 
-INDEX_FILE = "index.sqlite"
-_SAVE_SECONDS = 0.5
 _MAX_BUCKETS = 100
 """Of a series that is stored, each of up to three points."""
-
-_Unsaved: TypeAlias = dict[str, tuple[str, RunEntry, Sequence[tuple[str, list[Point]]] | None]]
-"""Name of a run to its stamp, its entry, and its series if they may have changed."""
+_MOST_NAMED = 3
+"""So many recordings of a run that cannot be read are named."""
+_STAMPED = (BROKER_FILE, FOLDERS_FILE, ANNOUNCED_FILE, ANNOTATIONS_FILE)
 
 
 class RunIndex:
     """Every run of a folder, with its hyperparameters, its metrics and what people say of it.
 
-    :meth:`refresh` brings it up to date. What it knows lies in a database beside the runs, ``index.sqlite``, so that
-    the next one begins there; the recordings are the record, and a database that is deleted or damaged is made again.
-    For one thread at a time.
+    :meth:`refresh` brings it up to date. What it knows of runs that have ended lies in a folder beside them,
+    ``.index``, so that the next one begins there; the recordings are the record, and what is deleted or damaged there
+    is made again. A run that cannot be read has the status ``unreadable``. For one thread at a time.
     """
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
         self.root = chosen_runs_dir(runs_dir)
-        self._database: Database | None = None
+        self._store = IndexStore(self.root)
+        self._is_pruned = False
         self._entries: dict[str, RunEntry] = {}
         self._stamps: dict[str, str] = {}
+        self.unknown = 0
+        """Of how many runs it is not known yet how they stand; what is missing of others is of earlier attempts."""
         self._followed: dict[str, _FollowedRun] = {}
 
     @property
@@ -58,7 +60,7 @@ class RunIndex:
     @property
     def problem(self) -> str | None:
         """Why nothing is stored, so that the next one must read everything again; ``None`` while all is well."""
-        return None if self._database is None else self._database.problem
+        return self._store.problem
 
     def refresh(self, seconds: float = math.inf) -> int:
         """Looks at what has changed on the disk, for so many seconds at most; returns how many runs have yet to be
@@ -70,34 +72,47 @@ class RunIndex:
         until = time.monotonic() + seconds
         found = _find(self.root)
         if not found and not self.root.is_dir():
-            self._restart()
+            self.close()
             return 0
-        for _ in range(2):
-            try:
-                return self._refresh(found, until)
-            except sqlite3.Error as error:
-                _log.warning("the index of %s is opened again: %s", self.root, error)
-                self._restart(error)
-                problem = f"the index {self.root / INDEX_FILE} cannot be used: {error}"
-        # A full disk, for example.
-        self._database = Database(self.root / INDEX_FILE, problem=problem)
-        return self._refresh(found, until)
+        if not self._store.open():
+            # What was stored is gone.
+            self._stamps.clear()
+        if not self._is_pruned:
+            self._store.prune(found)
+            self._is_pruned = True
+        for run in (self._entries.keys() | self._followed.keys()) - found.keys():
+            self._forget(run)
+        # What still changes, and then the newest first, because people look at those.
+        changed = [
+            run for run in sorted(found, key=found.__getitem__, reverse=True) if self._stamps.get(run) != found[run]
+        ]
+        waiting = [*(self._followed.keys() - set(changed)), *changed]
+        left = len(waiting)
+        for run in waiting:
+            if time.monotonic() >= until:
+                break
+            left -= self._read(run, found[run], until)
+        self.unknown = sum(not self._is_clear(run) for run in waiting)
+        return left
 
     def series(self, run: str, metric: str) -> list[Point]:
         """Steps and values of a metric of a run, thinned to some hundred; empty where there is none."""
+        entry = self._entries.get(run)
+        if entry is None or metric not in entry.metrics:
+            return []
         followed = self._followed.get(run)
         if followed is not None:
             return followed.series(metric)
-        try:
-            return [] if self._database is None else self._database.series(run, metric)
-        except sqlite3.Error as error:
-            _log.warning("the index of %s is opened again: %s", self.root, error)
-            self._restart(error)
-            return []
+        stored = self._store.series(run, self._stamps.get(run, ""), metric)
+        return _read_series(self.root / run, metric) if stored is None else stored
 
     def close(self) -> None:
-        """Closes the database and the recordings that it follows."""
-        self._restart()
+        """Closes the folder and the recordings that it follows."""
+        self._store.close()
+        for followed in self._followed.values():
+            followed.close()
+        self._followed.clear()
+        self._stamps.clear()
 
     def __enter__(self) -> "RunIndex":
         return self
@@ -107,74 +122,29 @@ class RunIndex:
     ) -> None:
         self.close()
 
-    def _refresh(self, found: Mapping[str, str], until: float) -> int:
-        database = self._opened()
-        for run in self._entries.keys() | self._followed.keys():
-            if run not in found:
-                self._forget(run)
-        # What still changes, and then the newest first, because people look at those.
-        changed = [
-            run for run in sorted(found, key=found.__getitem__, reverse=True) if self._stamps.get(run) != found[run]
-        ]
-        waiting = [*(self._followed.keys() - set(changed)), *changed]
-        left = len(waiting)
-        unsaved: _Unsaved = {}
-        save_at = time.monotonic() + _SAVE_SECONDS
-        for run in waiting:
-            now = time.monotonic()
-            if now >= save_at or now >= until:
-                _save(database, unsaved)
-                save_at = time.monotonic() + _SAVE_SECONDS
-            if now >= until:
-                break
-            left -= self._read(database, run, found[run], until, unsaved)
-        _save(database, unsaved)
-        return left
-
-    def _opened(self) -> Database:
-        if self._database is not None and not self._database.is_current:
-            self._restart()
-        if self._database is None:
-            self._database = Database(self.root / INDEX_FILE)
-            for run, stamp, entry in self._database.entries():
-                self._entries[run], self._stamps[run] = entry, stamp
-        return self._database
-
-    def _restart(self, error: sqlite3.Error | None = None) -> None:
-        if self._database is not None:
-            self._database.close(error)
-            self._database = None
-        for followed in self._followed.values():
-            followed.close()
-        self._followed.clear()
-        self._stamps.clear()
+    def _is_clear(self, run: str) -> bool:
+        followed = self._followed.get(run)
+        return run in self._stamps if followed is None else followed.is_newest_read
 
     def _forget(self, run: str) -> None:
         self._entries.pop(run, None)
         self._stamps.pop(run, None)
+        self._leave(run)
+        self._store.remove(run)
+
+    def _leave(self, run: str) -> None:
         followed = self._followed.pop(run, None)
         if followed is not None:
             followed.close()
-        assert self._database is not None  # opened before
-        self._database.remove(run)
 
-    def _read(self, database: Database, run: str, stamp: str, until: float, unsaved: _Unsaved) -> bool:
+    def _read(self, run: str, stamp: str, until: float) -> bool:
         """Takes in what is known of a run; returns whether that is all for now."""
         path = self.root / run
         if not _is_text(run):
             _log.warning("%s is left out: its name is not UTF-8; 'bus rename' gives it another one", path)
             self._stamps[run] = stamp
             return True
-        if run not in self._followed and database.stamp(run) == stamp:
-            # Another process has looked at it meanwhile.
-            self._entries[run], self._stamps[run] = database.entry(run), stamp
-            return True
-        known = self._entries.get(run)
-        if known is not None and run not in self._followed and _recorded(self._stamps.get(run, "")) == _recorded(stamp):
-            # Only what people say of it has changed.
-            self._entries[run] = known.annotated(read_annotations(path))
-            self._stamps[run] = stamp
-            unsaved[run] = stamp, self._entries[run], None
+        if run not in self._followed and self._is_known(run, stamp):
             return True
         try:
             info = read_run(path)
@@ -183,21 +153,33 @@ class RunIndex:
             entry = make_entry(info, followed.summaries, read_annotations(path), followed.problem)
         except RunDirectoryError as error:
             # One damaged run must not hide the others.
-            _log.warning("%s", error)
-            self._forget(run)
+            self._leave(run)
+            self._entries[run] = unreadable_entry(run, str(error), read_annotations(path))
             self._stamps[run] = stamp
             return True
         self._entries[run] = entry
         if is_read:
             self._stamps[run] = stamp
-        if entry.is_going_on or not is_read:
-            # The next process sees it as it is now, and looks again.
-            unsaved[run] = "", entry, ()
-        else:
-            unsaved[run] = stamp, entry, list(followed.all_series())
-            followed.close()
-            del self._followed[run]
+        if is_read and not entry.is_going_on:
+            self._store.store(run, stamp, entry, followed.all_series())
+            self._leave(run)
         return is_read
+
+    def _is_known(self, run: str, stamp: str) -> bool:
+        """Takes in what was known of a run before, if its files have not changed since."""
+        known, known_stamp = self._entries.get(run), self._stamps.get(run, "")
+        if known is None or _recorded(known_stamp) != _recorded(stamp):
+            stored = self._store.read(run)
+            if stored is None or _recorded(stored.stamp) != _recorded(stamp):
+                return False
+            known, known_stamp = stored.entry, stored.stamp
+        if known_stamp != stamp:
+            # Only what people say of it has changed.
+            known = known.annotated(read_annotations(self.root / run))
+            if known.status != UNREADABLE:
+                self._store.store(run, stamp, known, None)
+        self._entries[run], self._stamps[run] = known, stamp
+        return True
 
 
 def read_entry(run: RunInfo) -> RunEntry:
@@ -211,20 +193,24 @@ def read_entry(run: RunInfo) -> RunEntry:
 
 
 def add_run(run: Path, seconds: float) -> None:
-    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most and no other process
-    writes there. What is missing is added by :meth:`RunIndex.refresh`."""
+    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most. What is missing is
+    added by :meth:`RunIndex.refresh`."""
     followed = _FollowedRun()
+    store = IndexStore(run.parent)
     try:
         stamp, info = _stamp(str(run)), read_run(run)
         if not followed.read(info, time.monotonic() + seconds):
             return
         entry = make_entry(info, followed.summaries, read_annotations(run), followed.problem)
-        with contextlib.closing(Database(run.parent / INDEX_FILE, busy_seconds=0.0)) as database:
-            if database.problem is None and not entry.is_going_on:
-                _save(database, {run.name: (stamp, entry, list(followed.all_series()))})
-    except (OffloopError, OSError, sqlite3.Error) as error:
+        if not entry.is_going_on:
+            store.open()
+            store.store(run.name, stamp, entry, followed.all_series())
+            if store.problem is not None:
+                _log.info("run %s is not added to the index: %s", run.name, store.problem)
+    except (OffloopError, OSError) as error:
         _log.info("run %s is not added to the index: %s", run.name, error)
     finally:
+        store.close()
         followed.close()
 
 
@@ -232,9 +218,20 @@ class _FollowedRun:
     """What is known of the recordings of a run, which may grow."""
 
     def __init__(self) -> None:
-        self.problem: str | None = None
-        """What could not be read."""
+        self.is_newest_read = False
+        """Whether the newest attempt has been read as far as it is there."""
         self._attempts: dict[int, Summarizer | Summary] = {}
+        self._problems: dict[int, str] = {}
+        self._settled: set[int] = set()
+        """Attempts that grow no more and have been read, or cannot be."""
+
+    @property
+    def problem(self) -> str | None:
+        """What could not be read."""
+        listed = [self._problems[number] for number in sorted(self._problems, reverse=True)]
+        if len(listed) > _MOST_NAMED:
+            listed[_MOST_NAMED:] = [f"and {len(listed) - _MOST_NAMED:,} more"]
+        return "; ".join(listed) or None
 
     @property
     def summaries(self) -> Iterator[Summary]:
@@ -244,11 +241,17 @@ class _FollowedRun:
             yield one if isinstance(one, Summary) else one.summary
 
     def read(self, run: RunInfo, until: float) -> bool:
-        """Takes in what was recorded meanwhile, until that time of ``time.monotonic``; returns whether that was all."""
-        problems = []
+        """Takes in what was recorded meanwhile, the newest attempt first, until that time of ``time.monotonic``;
+        returns whether that was all."""
         is_read = True
-        for attempt in run.attempts:
+        self.is_newest_read = False
+        for attempt in reversed(run.attempts):
             one = self._attempts.get(attempt.number)
+            if attempt is not run.last:
+                if attempt.number in self._settled:
+                    continue
+                if time.monotonic() >= until:
+                    return False
             try:
                 if one is None:
                     # An attempt before the run was renamed has the name of that time in its recording.
@@ -258,12 +261,15 @@ class _FollowedRun:
                     is_at_end = one.work(until, saves=False)
                     is_read &= is_at_end
                     if is_at_end and attempt is not run.last:
-                        # It grows no more.
                         one.close()
                         self._attempts[attempt.number] = one.summary
+                        self._settled.add(attempt.number)
+                self._problems.pop(attempt.number, None)
             except OffloopError as error:
-                problems.append(str(error))
-        self.problem = "; ".join(problems) or None
+                self._problems[attempt.number] = str(error)
+                if attempt is not run.last:
+                    self._settled.add(attempt.number)
+            self.is_newest_read |= is_read
         return is_read
 
     def series(self, metric: str) -> list[Point]:
@@ -273,7 +279,7 @@ class _FollowedRun:
             if metric in summary.metrics:
                 later = summary.metrics[metric].thinned(_MAX_BUCKETS).points()
                 found = [*(point for point in found if point[0] < later[0][0]), *later] if later else found
-        return found
+        return [(shown_step(metric, step), value) for step, value in found] if is_of_evaluation(metric) else found
 
     def all_series(self) -> Iterator[tuple[str, list[Point]]]:
         """Each metric with its series."""
@@ -287,12 +293,16 @@ class _FollowedRun:
                 one.close()
 
 
-def _save(database: Database, unsaved: _Unsaved) -> None:
-    if unsaved:
-        with database.changing():
-            for run, (stamp, entry, series) in unsaved.items():
-                database.store(run, stamp, entry, series)
-        unsaved.clear()
+def _read_series(run: Path, metric: str) -> list[Point]:
+    """A series of a run that is not stored."""
+    followed = _FollowedRun()
+    try:
+        followed.read(read_run(run), math.inf)
+        return followed.series(metric)
+    except RunDirectoryError:
+        return []  # It was deleted or damaged meanwhile.
+    finally:
+        followed.close()
 
 
 def _find(root: Path) -> dict[str, str]:
@@ -325,17 +335,19 @@ def _is_text(name: str) -> bool:
 
 def _stamp(run: str) -> str:
     """Raises :class:`OSError` for a directory that is not one of a run."""
-    stamp = f"{os.stat(f'{run}/{RUN_FILE}').st_mtime_ns:020}"
-    # A broker may take up again what an earlier one has left, and checkpoints may come later. Behind the last dot is
-    # what people say.
-    for name in (BROKER_FILE, FOLDERS_FILE, ANNOTATIONS_FILE):
-        try:
-            found = os.stat(f"{run}/{name}")
-        except OSError:
-            stamp += "."
-        else:
-            stamp += f".{found.st_mtime_ns}-{found.st_size}"
-    return stamp
+    known = os.stat(f"{run}/{RUN_FILE}")
+    stamps: dict[str, str] = {}
+    # A broker may take up again what an earlier one has left, checkpoints may come later, and a recording may be
+    # restored that was damaged.
+    with contextlib.suppress(OSError), os.scandir(run) as listed:
+        for entry in listed:
+            if entry.name in _STAMPED or entry.name.endswith(".mcap"):
+                about = entry.stat(follow_symlinks=False)
+                stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_size}-{about.st_ino}"
+    said = stamps.pop(ANNOTATIONS_FILE, "")
+    recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
+    # Behind the last dot is what people say.
+    return f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}.{said}"
 
 
 def _recorded(stamp: str) -> str:

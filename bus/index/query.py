@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.index.entry import MetricValues, Mode, RunEntry, mode_of
+from bus.index.entry import MetricValues, Mode, RunEntry
+from bus.types.metrics import GOALS, direction_of, goals_in
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 """Gives a run's value; ``None`` where it has none."""
@@ -60,6 +61,7 @@ class Columns:
     def __init__(self, entries: Iterable[RunEntry]) -> None:
         hyperparameters: dict[str, None] = {}
         metrics: dict[str, None] = {}
+        entries = list(entries)
         for entry in entries:
             hyperparameters.update(dict.fromkeys(entry.hyperparameters))
             metrics.update(dict.fromkeys(entry.metrics))
@@ -67,6 +69,8 @@ class Columns:
         """The names of all of them."""
         self.metrics = tuple(metrics)
         """The names of all of them."""
+        self.goals = goals_in(entry.hyperparameters for entry in entries)
+        """What the runs say of metrics, see :func:`bus.types.metrics.goals_in`."""
         self._found: dict[str, tuple[str, ValueOf]] = {}
 
     def find(self, name: str) -> tuple[str, ValueOf]:
@@ -99,11 +103,24 @@ class Columns:
                 return found[0], _hyperparameter(found[0])
             if metrics:
                 suffix = "" if which == "last" else f".{which}"
-                return f"{found[0]}{suffix}", _metric(found[0], which)
+                return f"{found[0]}{suffix}", _metric(found[0], self._best_of(found[0]) if which == "best" else which)
         raise ConfigurationError(
             f"no run has {name!r}: use one of {', '.join(OF_RUN)}, a hyperparameter{_such_as(self.hyperparameters)}, "
             f"or a metric{_such_as(self.metrics)}"
         )
+
+    def direction(self, metric: str) -> Mode | None:
+        """Which values of a metric are better, as these runs say or by its name."""
+        return direction_of(metric, self.goals)
+
+    def _best_of(self, metric: str) -> Mode:
+        mode = self.direction(metric)
+        if mode is None:
+            raise ConfigurationError(
+                f"{metric!r} has no best value: its name does not say which values are better; use {metric}.min or "
+                f"{metric}.max, or start runs with config={{{GOALS!r}: {{{metric!r}: 'max'}}}}"
+            )
+        return mode
 
     def find_metric(self, name: str) -> str:
         """The whole name of a metric.
@@ -161,16 +178,23 @@ def sort(
 def best(
     entries: Sequence[RunEntry], metric: str, mode: Mode | None = None, columns: Columns | None = None
 ) -> RunEntry | None:
-    """The run with the best value of a metric at any step; ``None`` when no run has one. Without a ``mode`` its name
-    says what is better, see :func:`bus.types.metrics.mode_of`.
+    """The run with the best value of a metric at any step; ``None`` when no run has one. Without a ``mode``, the runs
+    or the metric's name say what is better, see :func:`bus.types.metrics.direction_of`.
 
     Raises:
-        ConfigurationError: no run has that metric, or ``mode`` is not ``min`` or ``max``.
+        ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and nothing
+            says which values are better.
     """
     if mode not in (None, "min", "max"):
         raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
-    name = (columns or Columns(entries)).find_metric(metric)
-    better = mode or mode_of(name)
+    columns = columns or Columns(entries)
+    name = columns.find_metric(metric)
+    better = mode or columns.direction(name)
+    if better is None:
+        raise ConfigurationError(
+            f"{name!r} has no best value: its name does not say which values are better; give mode='min' or "
+            f"mode='max', or start runs with config={{{GOALS!r}: {{{name!r}: 'max'}}}}"
+        )
     ranked = [entry for entry in entries if name in entry.metrics and entry.metrics[name].best_step(better) >= 0]
     choose = min if better == "min" else max
     return choose(ranked, key=lambda entry: entry.metrics[name].best(better), default=None)
@@ -328,7 +352,7 @@ def _hyperparameter(name: str) -> ValueOf:
 
 
 def _metric(name: str, which: str) -> ValueOf:
-    of = _OF_METRIC[mode_of(name) if which == "best" else which]
+    of = _OF_METRIC[which]
 
     def value(entry: RunEntry) -> float | None:
         values = entry.metrics.get(name)

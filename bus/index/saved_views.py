@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError, OffloopError, RunDirectoryError
-from bus.files import check_owner, open_directory, open_file, replace_file
+from bus.files import check_owner, open_directory, read_file, replace_file
 
 VIEWS_FILE = "views.json"
 MAX_NAME = 64
@@ -31,20 +31,15 @@ def read_views(folder: Path) -> dict[str, str]:
     """
     path = folder / VIEWS_FILE
     try:
-        descriptor = open_file(path)
+        return _decoded(read_file(path, _MAX_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}", path=path) from None
-    try:
-        # One byte more shows what is too large.
-        return _decoded(os.read(descriptor, _MAX_BYTES + 1))
-    except (OSError, ValueError, RecursionError, ConfigurationError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(
             f"{path} is not a file of saved views: {error}; move it to another place or delete it", path=path
         ) from None
-    finally:
-        os.close(descriptor)
 
 
 def save_view(folder: Path, name: str, address: str) -> dict[str, str]:
@@ -96,8 +91,6 @@ def _check_address(address: str) -> None:
 
 
 def _decoded(content: bytes) -> dict[str, str]:
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
     views = msgspec.json.decode(content, type=_Saved).views
     if len(views) > MAX_VIEWS:
         raise ValueError(f"it has {len(views):,} views, and {MAX_VIEWS} are allowed")

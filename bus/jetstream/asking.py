@@ -1,6 +1,8 @@
 """How a bridge asks the servers: again, for as long as they do not answer or have no room, and its status says why."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,8 @@ class Asking:
         self._status = status
         self._note = note
         self._say = say
+        self.sent_at = -math.inf
+        """When the servers last took something, by ``time.monotonic``."""
         self._full: dict[str, str] = {}
         """Of which subjects the stream takes no more, and why."""
         self._rests = 0
@@ -55,7 +59,7 @@ class Asking:
                 self.note_failure(error)
                 await self.rest()
             else:
-                if self._status.state == "waiting":
+                if self._status.state in ("connecting", "waiting"):
                     self._note_answer()
                 return answer
 
@@ -74,6 +78,7 @@ class Asking:
     def note_taken(self, subject: str) -> None:
         """The stream took a message of a subject."""
         self._rests = 0
+        self.sent_at = time.monotonic()
         self.forget(subject)
         self._note_answer()
 

@@ -5,6 +5,7 @@ How a file is copied: :mod:`bus.jetstream.file_copy`.
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import time
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bus.errors import OffloopError, RecordingError
+from bus.errors import BrokerError, OffloopError, RecordingError, RunDirectoryError
 from bus.jetstream import names
 from bus.jetstream.asking import Asking
 from bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
@@ -24,7 +25,7 @@ from bus.jetstream.run_stream import RunStream
 from bus.recording.growing import GrowingRecording
 from bus.recording.host_windows import GrowingWindows, windows_path
 from bus.runs.bridged import BridgeStatus
-from bus.runs.directory import Attempt, host_name, read_run
+from bus.runs.directory import Attempt, RunInfo, host_name, read_run
 from bus.runs.listing import describe_run
 
 _LOOK_SECONDS = 0.1
@@ -32,13 +33,23 @@ _TELL_SECONDS = 1.0
 _READ_SECONDS = 5.0
 _STILL_SECONDS = 3.0
 """A bridge that was paused for so long asks whether another one took its place."""
+_GIVE_UP_SECONDS = 600.0
+"""A bridge ends when its run has ended, and the servers have taken nothing for so long."""
 _LOCKED_TRIES = 10
 """How often a bridge tries to write windows that another one writes, when the attempt has ended."""
+
+
+class _RunGoneError(RunDirectoryError):
+    """The run's directory is away, or another run's: nothing may be written there."""
 
 
 def has_other_hosts(attempt: Attempt) -> bool:
     """Whether some ranks of an attempt are on other hosts."""
     return attempt.local_world_size < attempt.world_size
+
+
+def _is_going_on(run: RunInfo) -> bool:
+    return run.live or run.away or run.last.status == "running"
 
 
 async def _watch_nothing(attempt: Attempt, host: str) -> None:
@@ -83,29 +94,28 @@ class Bridge:
         self._shown: FileCopy | None = None
         self._told_at = 0.0
         self._telling: asyncio.Task[None] | None = None
+        self._asking: Asking | None = None
+        self._ended_at: float | None = None
 
     async def copy(self) -> None:
         """Copies until the run has ended and all of it is there.
 
         Raises:
             BridgeReplacedError: another bridge has taken over.
-            BrokerError: the servers do not take it, for good, or their stream is another run's.
+            BrokerError: the servers do not take it, for good or for :data:`_GIVE_UP_SECONDS` after the run has ended,
+                or their stream is another run's.
             RecordingError: what is in the stream is not of this recording; all other attempts are there.
-            RunDirectoryError: the run's directory cannot be read any more.
+            RunDirectoryError: the run's directory cannot be read, or is another run's by now.
         """
+        # What follows may wait for servers as long as it likes.
+        copying = asyncio.create_task(self._copy_connected())
+        self._write_status()
         try:
-            async with connected(self._servers, f"bridge {self._run.name}", self._say) as (client, stream):
-                self._client, self._jetstream = client, stream
-                self._asking = Asking(client, self._run.name, self.status, self._write_status, self._say)
-                self._stream = RunStream(
-                    client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
-                )
-                await self._asking.until_answered(self._stream.make)
-                async with Relay(client, self._path, self._run.name, self._host) as relay:
-                    self._relay = relay
-                    await self._copy_all()
-        except BridgeReplacedError:
-            raise  # the run's folder has the other one's status
+            while not (await asyncio.wait((copying,), timeout=_TELL_SECONDS))[0]:
+                self._check_use()
+            await copying
+        except (BridgeReplacedError, _RunGoneError):
+            raise  # the run's folder, if there is one, has the other one's status
         except OffloopError as error:
             self.status.state, self.status.why = "failed", str(error)
             self._write_status()
@@ -113,16 +123,63 @@ class Bridge:
         except BaseException:
             self._write_status()
             raise
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
         self._write_status()
 
-    async def _copy_all(self) -> None:
+    def _check_use(self) -> None:
+        """Raises an error when copying has no use: the run is not there, or the servers take nothing of its rest."""
+        run, now = self._read_run(), time.monotonic()
+        if self.status.state == "done" or _is_going_on(run):
+            self._ended_at = None
+            return
+        self._ended_at = ended_at = now if self._ended_at is None else self._ended_at
+        sent_at = -math.inf if self._asking is None else self._asking.sent_at
+        if now - max(ended_at, sent_at) > _GIVE_UP_SECONDS:
+            why = f" ({self.status.why})" if self.status.why else ""
+            raise BrokerError(
+                f"NATS at {self._servers} took no more of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
+                f"it had ended{why}: start 'bus bridge' again when it does",
+                address=str(self._servers),
+            )
+
+    def _read_run(self) -> RunInfo:
+        """What is on disk of the run by now."""
+        run = read_run(self._path) if self._path.exists() else None
+        if run is None or run.id != self._run.id:
+            what = "was removed" if run is None else "holds another run by now"
+            raise _RunGoneError(f"{self._path} {what}: nothing more of run {self._run.name} is copied", path=self._path)
+        self._run = run
+        return run
+
+    def _note_away(self, line: str) -> None:
+        if self._asking is None:
+            self.status.why = "no server answers"
+            self._write_status()
+        self._say(line)
+
+    async def _copy_connected(self) -> None:
+        async with connected(self._servers, f"bridge {self._run.name}", self._note_away) as (client, stream):
+            self._client, self._jetstream = client, stream
+            self._asking = Asking(client, self._run.name, self.status, self._write_status, self._say)
+            self._stream = RunStream(
+                client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
+            )
+            await self._asking.until_answered(self._stream.make)
+            async with Relay(client, self._path, self._run.name, self._host) as relay:
+                self._relay = relay
+                await self._copy_all(self._asking)
+
+    async def _copy_all(self, asking: Asking) -> None:
         done: set[int] = set()
         failure: RecordingError | None = None
         while (attempt := self._next(done)) is not None:
             done.add(attempt.number)
+            self.status.attempt = attempt.number
             if attempt.recording.exists():
                 try:
-                    await self._copy_attempt(attempt)
+                    await self._copy_attempt(attempt, asking)
                 except RecordingError as error:
                     failure = error
                     if self._next(done) is None:
@@ -131,14 +188,14 @@ class Bridge:
             else:
                 self._say(f"attempt {attempt.number} of run {self._run.name} has no recording any more: not copied")
             if self._next(done) is None:
-                await self._asking.until_answered(self._say_done)
+                await asking.until_answered(self._say_done)
                 await self._serve_readers(done)
         if failure is not None:
             raise failure
 
     def _next(self, done: Collection[int]) -> Attempt | None:
         """The first attempt that is yet to be copied; more may have begun meanwhile."""
-        self._run = read_run(self._path)
+        self._read_run()
         return next((attempt for attempt in self._run.attempts if attempt.number not in done), None)
 
     async def _serve_readers(self, done: Collection[int]) -> None:
@@ -148,23 +205,23 @@ class Bridge:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _copy_attempt(self, attempt: Attempt) -> None:
+    async def _copy_attempt(self, attempt: Attempt, asking: Asking) -> None:
         """Copies an attempt until it has ended: the recording of the first rank's host, the windows of every host."""
         run, number = self._run.name, attempt.number
-        self.status.attempt = number
         copies: list[FileCopy] = []
         tasks: list[asyncio.Task[None]] = []
         try:
             if not has_other_hosts(attempt) or await self._has_first_rank(number):
                 await self._relay.serve_run()
                 subject = names.recording_subject(run, number, self._host)
-                copies.append(await self._copy_of(subject, GrowingRecording(attempt.recording)))
+                copies.append(await self._copy_of(subject, GrowingRecording(attempt.recording), asking))
                 tasks.append(asyncio.create_task(self._follow_recording(copies[-1], number)))
             if has_other_hosts(attempt):
                 watching: asyncio.Task[None] = asyncio.create_task(self._write_windows(attempt))
                 tasks.append(watching)
                 subject = names.windows_subject(run, number, self._host)
-                copies.append(await self._copy_of(subject, GrowingWindows(windows_path(attempt.recording, number))))
+                windows = GrowingWindows(windows_path(attempt.recording, number))
+                copies.append(await self._copy_of(subject, windows, asking))
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
             for task in asyncio.as_completed(tasks):
@@ -178,14 +235,14 @@ class Bridge:
             for copy in copies:
                 copy.close()
 
-    async def _copy_of(self, subject: str, file: GrowingRecording | GrowingWindows) -> FileCopy:
+    async def _copy_of(self, subject: str, file: GrowingRecording | GrowingWindows, asking: Asking) -> FileCopy:
         # Of a run of some days this takes some seconds; readers are answered meanwhile.
         try:
             await asyncio.to_thread(file.look)
         except BaseException:
             file.close()
             raise
-        return FileCopy(self._stream, self._asking, subject, file, self.status, self._tell, self._say)
+        return FileCopy(self._stream, asking, subject, file, self.status, self._tell, self._say)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:
         try:
@@ -232,8 +289,8 @@ class Bridge:
 
     def _is_closed(self, attempt: int) -> bool:
         """Whether nothing more will be written, unless the attempt is resumed."""
-        self._run = run = read_run(self._path)
-        return run.last.number != attempt or not (run.live or run.away or run.last.status == "running")
+        run = self._read_run()
+        return run.last.number != attempt or not _is_going_on(run)
 
     # -- what is said of it -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import traceback
@@ -18,6 +17,7 @@ from typing import Generic, TypeVar
 
 from bus.errors import ConfigurationError, close_matches
 from bus.plugins.options import Option, convert_options, options_of, parse_assignment
+from bus.processes import current_folder
 
 T = TypeVar("T")
 
@@ -240,7 +240,7 @@ def _line_in(error: BaseException) -> str:
 
 def _import_module(name: str) -> ModuleType:
     # An installed command does not look for modules where it is called; `python -m` does, and people expect it.
-    _look_in(os.getcwd())
+    _look_in(current_folder())
     return importlib.import_module(name)
 
 

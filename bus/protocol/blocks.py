@@ -29,6 +29,10 @@ WINDOW_BYTES = 4 << 20
 MAX_BODY = 2048
 """Larger bodies, and those of which fewer than :data:`MIN_ALIKE` are alike, are decoded one by one."""
 MIN_ALIKE = 4
+MAX_RARE = 8
+"""After so many forms of bodies of one size that less than one in :data:`COMMON` have, the rest are decoded one by one:
+comparing all with each form would take longer."""
+COMMON = 64
 MAX_LAYOUTS = 256
 _LARGEST = 1 << 53
 
@@ -39,9 +43,19 @@ class Bulk(NamedTuple):
     event: Event
     numbers: frozenset[str]
     """The fields of which the numbers are wanted. Numbers of the context are there in any case."""
+    by_step: frozenset[str]
+    """The fields that are lists of pairs of a step and a map, and of which the numbers are wanted, see
+    :func:`steps_of`."""
     whole: frozenset[str]
     """The fields that are not numbers: an event with one of them is decoded as a whole, see
     :attr:`EventBlock.decoded`."""
+
+
+def steps_of(field: Any) -> Iterator[tuple[int, int, Mapping[Any, Any]]]:
+    """Of each pair of a step and a map in a list its place, its step and the map; what else is in there is left out."""
+    for place, entry in enumerate(field if isinstance(field, list) else ()):
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and isinstance(entry[1], Mapping):
+            yield place, entry[0], entry[1]
 
 
 class EventBlock:
@@ -115,35 +129,39 @@ class BlockReader:
         sizes = np.fromiter(map(len, bodies), np.intp, len(bodies))
         for size in np.unique(sizes).tolist():
             rows = np.flatnonzero(sizes == size)
-            while size <= MAX_BODY and len(rows) >= MIN_ALIKE:
+            if size <= MAX_BODY and len(rows) >= MIN_ALIKE:
                 joined = b"".join(bodies if len(rows) == len(bodies) else [bodies[row] for row in rows.tolist()])
-                rows = self._take_alike(table, rows, np.frombuffer(joined, np.uint8).reshape(len(rows), size))
+                matrix, rare = np.frombuffer(joined, np.uint8).reshape(len(rows), size), 0
+                while len(rows) >= MIN_ALIKE and rare < MAX_RARE:
+                    other = self._take_alike(table, rows, matrix)
+                    taken = len(rows) - int(np.count_nonzero(other))
+                    rare += taken < max(MIN_ALIKE, len(rows) / COMMON)
+                    rows, matrix = rows[other], matrix[other]
             table.decode(rows.tolist())
         table.finish(self._attempt)
         return table
 
     def _take_alike(self, table: "BlockTable", rows: "Numbers", matrix: "Numbers") -> "Numbers":
-        """Takes the numbers of those rows that are alike with the first one; returns the other rows."""
+        """Takes the rows that are like the first one; returns for each row whether it is not."""
+        import numpy as np
+
         known = self._layouts.setdefault(matrix.shape[1], [])
-        first = table.bodies[rows[0]]
-        layout = next((one for one in known if one.fits(matrix[:1]) is None), None)
+        layout = next((one for one in known if not one.differs(matrix[:1]).any()), None)
         if layout is None:
             try:
-                layout = _Layout(first, self.bulk)
+                layout = _Layout(table.bodies[rows[0]], self.bulk)
             except ProtocolError:
-                layout = None
-            if layout is not None and self._count < MAX_LAYOUTS:
+                table.decode([int(rows[0])])
+                return np.arange(len(rows)) > 0
+            if self._count < MAX_LAYOUTS:
                 known.append(layout)
                 self._count += 1
-        if layout is None or not layout.is_plain:
-            table.decode([int(rows[0])])
-            return rows[1:]
-        other = layout.fits(matrix)
-        if other is None:
-            layout.take(table, rows, matrix)
-            return rows[:0]
-        layout.take(table, rows[~other], matrix[~other])
-        return rows[other]
+        other = layout.differs(matrix)
+        if layout.is_plain:
+            layout.take(table, rows[~other], matrix[~other])
+        else:
+            table.decode(rows[~other].tolist())
+        return other
 
 
 class BlockTable:
@@ -230,6 +248,10 @@ def _numbers_of(body: EventBody, bulk: Bulk) -> Iterator[tuple[Path, float]]:
     for name, value in body.fields.items():
         if name in bulk.numbers:
             yield from _leaves((FIELDS, name), value)
+        elif name in bulk.by_step:
+            for place, step, values in steps_of(value):
+                yield (FIELDS, name, place, 0), step
+                yield from _leaves((FIELDS, name, place, 1), values)
     for name, value in body.context.items():
         if value.__class__ is int:
             yield (CONTEXT, name), value
@@ -256,19 +278,22 @@ class _Layout:
 
         event = decode_whole_event(body)
         self.is_plain = bulk.whole.isdisjoint(event.fields) and max(event.seq, *event.timestamp) <= _LARGEST
+        for name in bulk.by_step.intersection(event.fields):
+            field = event.fields[name]
+            self.is_plain &= isinstance(field, list) and len(field) == sum(1 for _ in steps_of(field))
         self._slots: dict[Path, tuple[int, int, str]] = {}
-        mask = bytearray(b"\xff" * len(body))
+        mask, numbers = bytearray(b"\xff" * len(body)), bulk.numbers | bulk.by_step
         for path, at, size, kind in _walk(body):
             if kind == "key":
                 # Two maps of one form could have other keys.
                 self.is_plain = False
-            wanted = path[0] == FIELDS and len(path) > 1 and path[1] in bulk.numbers
+            wanted = path[0] == FIELDS and len(path) > 1 and path[1] in numbers
             if kind == "constant":
-                # A number or a truth value that is written in a single byte.
+                # A truth value.
                 self.is_plain = self.is_plain and not wanted and path[0] in (FIELDS, CONTEXT)
                 continue
-            if kind == "small":
-                mask[at] = 0x80
+            if kind in _BYTES:
+                mask[at] = _BYTES[kind]
             else:
                 mask[at : at + size] = bytes(size)
             if wanted or (path[0] != FIELDS and kind[0] != "f"):
@@ -284,15 +309,11 @@ class _Layout:
             if path[0] in (FIELDS, CONTEXT) or path in needed or path == _PREVIOUS_BATCH
         }
 
-    def fits(self, matrix: "Numbers") -> "Numbers | None":
-        """Which rows are not like it; ``None`` when all are."""
+    def differs(self, matrix: "Numbers") -> "Numbers":
+        """For each row whether it is not like it."""
         import numpy as np
 
-        differs = matrix & self._mask
-        differs ^= self._like
-        if not differs.any():
-            return None
-        rows: Numbers = np.asarray(differs.any(axis=1))
+        rows: Numbers = np.asarray(((matrix & self._mask) != self._like).any(axis=1))
         return rows
 
     def take(self, table: BlockTable, rows: "Numbers", matrix: "Numbers") -> None:
@@ -309,10 +330,13 @@ class _Layout:
             table.add(path, rows, np.ascontiguousarray(matrix[:, at : at + size]).view(kind)[:, 0])
 
 
+_BYTES = {"small": 0x80, "negative": 0xE0}
+"""What of a number that is written in a single byte says that it is one."""
 _MISSING = (0, 0, "  ")
 _MOST = {place: (1 << 63) - 1 if place == TIME else _LARGEST for place in _WHOLE}
 _DTYPES = {
     "small": ">u1",
+    "negative": ">i1",
     **{f"u{8 << power}": f">u{1 << power}" for power in range(4)},
     **{f"i{8 << power}": f">i{1 << power}" for power in range(4)},
     "f32": ">f4",
@@ -331,7 +355,7 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 
 def _walk(body: bytes) -> Iterator[tuple[Path, int, int, str]]:
     """Of each number in a body that is known to be good: its path, where it stands, its size, and its kind. A truth
-    value and a negative number of one byte are a ``constant``, a map with keys that are not texts a ``key``."""
+    value is a ``constant``, a map with keys that are not texts a ``key``."""
     at = 0
 
     def length(size: int) -> int:
@@ -385,8 +409,10 @@ def _walk(body: bytes) -> Iterator[tuple[Path, int, int, str]]:
             at += length(_TEXTS[kind])
         elif kind == 0xC0:
             pass
-        elif kind in (0xC2, 0xC3) or kind >= 0xE0:
+        elif kind in (0xC2, 0xC3):
             yield path, at - 1, 1, "constant"
+        elif kind >= 0xE0:
+            yield path, at - 1, 1, "negative"
         else:
             # An extension type, which our publishers do not write.
             at = len(body)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgpack
 import msgspec
 
-from bus.errors import InvalidRunNameError, ProtocolError
+from bus.errors import ConfigurationError, InvalidRunNameError, ProtocolError
 from bus.types.timestamp import TrainingTime
 
 PROTOCOL_VERSION = 1
@@ -19,6 +19,8 @@ MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
 MAX_CONTAINERS = 1 << 16
+_MOST_GIVEN = MAX_CONTAINERS - 4096
+"""Of one event's lists and maps; others of the same event are added."""
 MAX_TIME = (1 << 63) - 1
 MAX_NUMBER = (1 << 63) - 1
 
@@ -35,7 +37,8 @@ BASE = "$base"
 MAX_BATCH_FRAMES = 4096
 
 _COUNTS = len(TrainingTime._fields)
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+MAX_RUN_NAME = 100
+_RUN_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RUN_NAME - 1}}}\Z")
 
 
 class Topic(NamedTuple):
@@ -121,7 +124,7 @@ def check_run_name(name: str) -> str:
     path."""
     if not isinstance(name, str) or not _RUN_NAME.match(name):
         raise InvalidRunNameError(
-            f"{name!r} cannot be a run name: use 1 to 100 letters, digits, '.', '_' or '-', "
+            f"{name!r} cannot be a run name: use 1 to {MAX_RUN_NAME} letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit",
             run=name,
         )
@@ -160,6 +163,26 @@ _events = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 def pack_map(values: dict[str, Any]) -> bytes:
     """A map as MessagePack, to be put into an event as it is: its context."""
     return msgspec.Raw(_events.encode(values))
+
+
+def as_utf8(text: str) -> str:
+    """The text as it can be sent: a lone surrogate, such as a byte of a path that is not UTF-8, is escaped."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def copy_map(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a map as it arrives elsewhere. Raises :class:`TypeError`, :class:`ValueError` or
+    :class:`OverflowError` for what cannot be sent."""
+    packed = _events.encode(values)
+    check_size(len(packed))
+    copied: dict[str, Any] = msgspec.msgpack.decode(packed)
+    return copied
+
+
+def check_size(size: int) -> None:
+    """Raises :class:`~bus.errors.ConfigurationError` for an event of so many bytes that no peer accepts it."""
+    if size > MAX_FRAME:
+        raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
 
 
 def mark_context(world_size: int, local_world_size: int) -> bytes:
@@ -441,18 +464,24 @@ def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
     return True
 
 
-def check_plain(container: Any, levels: int = MAX_DEPTH) -> None:
-    """Raises :class:`TypeError` for what no MessagePack stands for, and :class:`ValueError` for what is not
-    :func:`is_shallow`."""
+def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
+    """Returns how many lists and maps there are. Raises :class:`TypeError` for what no MessagePack stands for, and
+    :class:`ValueError` for what is not :func:`is_shallow`, or more than a reader accepts."""
+    count = 1
+    if len(container) > MAX_ELEMENTS:
+        raise ValueError(f"a list or map has {len(container):,} elements, at most {MAX_ELEMENTS:,} are allowed")
     for value in container.values() if isinstance(container, dict) else container:
         if type(value) in _PLAIN:
             continue
         if isinstance(value, _CONTAINERS):
             if levels == 0:
                 raise ValueError(f"lists and maps are nested deeper than {MAX_DEPTH}")
-            check_plain(value, levels - 1)
+            count += check_plain(value, levels - 1)
         elif not isinstance(value, bytearray | memoryview):
             _to_plain(value)
+    if count > _MOST_GIVEN:
+        raise ValueError(f"there are more than {_MOST_GIVEN:,} lists and maps in it")
+    return count
 
 
 def decode_control(body: bytes) -> Control:

@@ -4,8 +4,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-_Time: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
-"""Seconds from 1970 to the end of the year 9999."""
+SecondsSince1970: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402214400)]
+"""Until the last day of the year 9999: a later time has no date in some zones."""
 
 
 class _Reached(msgspec.Struct):
@@ -16,7 +16,7 @@ class _Reached(msgspec.Struct):
 
 
 class _Paused(msgspec.Struct):
-    since: _Time
+    since: SecondsSince1970
     batch: int
 
 
@@ -33,8 +33,8 @@ class _Listed(msgspec.Struct):
     attempts: list[int] = []
     live: bool = False
     stream: str | None = None
-    started: _Time | None = None
-    ended: _Time | None = None
+    started: SecondsSince1970 | None = None
+    ended: SecondsSince1970 | None = None
     error: str | None = None
     reason: str | None = None
     reached: _Reached | None = None

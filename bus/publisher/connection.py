@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -21,13 +21,23 @@ from bus.net.nats_addresses import find_servers
 from bus.net.sockets import notice_silence
 from bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
 from bus.publisher.launch import BrokerProcess, Taken, error_by_name
-from bus.publisher.redaction import redact_command
-from bus.runs.directory import SOCKET_FILES, host_name, new_run_id, new_run_name, runs_dir, socket_address
+from bus.redaction import redact
+from bus.runs.directory import (
+    SOCKET_FILES,
+    absolute_runs_dir,
+    host_name,
+    new_run_id,
+    new_run_name,
+    socket_address,
+)
 from bus.runs.takeover import Predecessor
 from bus.types.event import Event
+from bus.types.source import check_unavailable
 from bus.types.timeouts import Timeouts
 
 SEND_QUEUE = 1000
+Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+"""What a publisher says of its run, or a function of the run's name that returns it."""
 _IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 
 _GIT_SECONDS = 2.0
@@ -42,6 +52,7 @@ class BrokerConnection:
         self,
         address: str,
         hello: dict[str, Any],
+        describe: Callable[[str], dict[str, Any]],
         timeouts: Timeouts,
         process: BrokerProcess | None = None,
         security: ClientSecurity | None = None,
@@ -49,9 +60,9 @@ class BrokerConnection:
         self.run_name: str = hello["run"]
         self.address = address
         self.process = process
-        self.info: dict[str, Any] = hello["info"]
+        self.info = describe(self.run_name)
         """What is written down about the run."""
-        self._hello = hello
+        self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._successor: BrokerProcess | None = None
         self._security = security
@@ -59,6 +70,13 @@ class BrokerConnection:
         try:
             self.socket = self._connect()
             self.welcome = self._greet()
+            for key in ("new", "launch"):
+                self._hello.pop(key, None)
+            if (name := str(self.welcome.get("run", self.run_name))) != self.run_name:
+                # What was said of the run may depend on its name.
+                self.run_name, self.info = name, describe(name)
+                self._hello |= {"run": name, "info": self.info}
+                self.welcome = self._greet()
             self._hello.pop("recorded", None)
         except BaseException:
             self._context.destroy(linger=0)
@@ -171,14 +189,14 @@ class BrokerConnection:
         except (zmq.Again, ProtocolError):
             return None
 
-    def close(self) -> None:
-        """Closes the connection, and waits a moment for a broker of ours to finish the recording."""
+    def close(self, *, waits: bool = True) -> None:
+        """Closes the connection, and ``waits`` a moment for a broker of ours to finish the recording."""
         _open_connections.discard(self)
         self._context.destroy(linger=0)
         if self._successor is not None:
             self._successor.kill()
         if self.process is not None:
-            self.process.leave()
+            self.process.leave(self._timeouts.broker_exit if waits else 0.0)
 
 
 # The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
@@ -192,7 +210,7 @@ def connect(
     broker: str | None,
     rank: int,
     world_size: int,
-    info: dict[str, Any],
+    info: Info,
     events: Iterable[Event],
     security: ClientSecurity | None = None,
     is_replay: bool = False,
@@ -203,11 +221,14 @@ def connect(
     run_id: str | None = None,
     flight: dict[str, Any] | None = None,
     stream_to: str | None = None,
+    resume: bool = False,
 ) -> BrokerConnection:
     """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it
     learns that what comes was recorded before. ``local_world_size`` is how many ranks publish to that broker;
     ``attempt`` and ``run_id`` are what it begins with, as agreed with other hosts; ``flight`` says where the
     rank's flight recorder is. The run of a broker that is started is copied to the NATS servers at ``stream_to``.
+    With ``resume``, or an ``attempt``, it is the run of that name; otherwise another one, whose name has a number if
+    that one is taken.
 
     Raises:
         OffloopError: one of its errors that says why that did not work.
@@ -222,8 +243,23 @@ def connect(
             f"stream_to is for a broker of the run's own: the one at {broker} copies its runs by 'bus broker --stream'"
         )
     servers = find_servers(stream_to) if broker is None else None
+    is_new = not (resume or is_replay) and attempt is None
     timeouts = timeouts or Timeouts.default
     pid = os.getpid()
+    process_info = describe_process()
+
+    def describe(name: str) -> dict[str, Any]:
+        more = redact(info(name) if callable(info) else info)
+        check_unavailable(more.get("unavailable", {}))
+        described = {**process_info, **more}
+        try:
+            encode_control("hello", {"info": described})
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
+            ) from None
+        return described
+
     hello = {
         "run": name,
         "rank": rank,
@@ -233,33 +269,29 @@ def connect(
         "host": socket.gethostname(),
         # Who we are, through restarts of the broker: another process must not continue our numbers.
         "incarnation": os.urandom(16).hex(),
-        "info": {**describe_process(), **info},
         "events": sorted(event.value for event in events),
         "replay": is_replay,
         **({} if flight is None else {"flight": flight}),
+        **({"new": True, "launch": processes.restarted_launch()} if is_new else {}),
     }
     if local_world_size is not None:
         hello["local_world_size"] = local_world_size
     if attempt is not None:
         hello |= {"attempt": attempt, "recorded": 0}  # for a broker of one run that has nothing of this attempt
-    try:
-        encode_control("hello", hello)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigurationError(
-            f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
-        ) from None
     if broker is not None:
-        return BrokerConnection(broker, hello, timeouts, security=security or client_security_for(broker))
+        return BrokerConnection(broker, hello, describe, timeouts, security=security or client_security_for(broker))
     if rank > 0 and local_world_size is None:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
             "or start 'bus broker' for all of them; name it with broker="
         )
-    root = runs_dir(where).absolute()
-    address = socket_address(root / name / SOCKET_FILES[0])
-    process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers)
+    root = absolute_runs_dir(where)
+    # Before a process is started and a directory made.
+    socket_address(root / name / SOCKET_FILES[0])
+    process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers, is_new=is_new)
     try:
-        return BrokerConnection(address, hello, timeouts, process)
+        address = socket_address(root / process.name / SOCKET_FILES[0])
+        return BrokerConnection(address, {**hello, "run": process.name}, describe, timeouts, process)
     except BaseException:
         process.kill()
         raise
@@ -282,16 +314,16 @@ def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def describe_process() -> dict[str, Any]:
-    """What ``run.json`` says about the program that publishes: command (see
-    :func:`bus.publisher.redaction.redact_command`), folder, host, versions, git commit. What git does not say, or not
-    soon, is ``None``."""
+    """What ``run.json`` says about the program that publishes: command and folder without secrets (see
+    :func:`bus.redaction.redact`), host, versions, git commit. What git does not say, or not soon, is ``None``."""
     commit = _git("rev-parse", "HEAD")
     changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return {
-        "command": [_readable(argument) for argument in redact_command(sys.argv)],
-        "cwd": _readable(os.getcwd()),
+        "command": [_readable(argument) for argument in redact(sys.argv)],
+        "cwd": _readable(redact(processes.current_folder())),
         "host": host_name(),
         "pid": os.getpid(),
+        "launch": processes.launch(),
         "python": sys.version.split()[0],
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "git_commit": commit,

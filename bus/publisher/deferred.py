@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bus.protocol.frames import MAX_FRAME
-from bus.types.deferred import deferred_values
+from bus.protocol.frames import check_size
+from bus.publisher.sendable import keep_sendable
+from bus.types.deferred import Deferred, deferred_values
+from bus.types.left_out import LeftOut
 from bus.types.timestamp import TrainingTime
 
 _log = logging.getLogger("offloop")
@@ -24,22 +26,23 @@ class PendingEvent(NamedTuple):
     fields: dict[str, Any]
     context: bytes
 
-    def to_frame(self) -> bytes:
-        """The frame; without the fields if they cannot be packed or are too large, because the event has its number
-        already."""
+    def to_frame(self, left_out: LeftOut) -> bytes:
+        """The frame, without the fields that cannot be sent: the event has its number already."""
         try:
             frame: bytes = self.encode(*self[1:])
-            if len(frame) > MAX_FRAME:
-                raise ValueError(f"{len(frame):,} bytes, at most {MAX_FRAME:,} are allowed")
+            check_size(len(frame))
             return frame
-        except (TypeError, ValueError, OverflowError) as error:
-            _log.warning("the fields of event %d cannot be sent and are left out: %s", self.seq, error)
-            bare: bytes = self.encode(*self._replace(fields={"not_sent": str(error)})[1:])
-            return bare
+        except (TypeError, ValueError, OverflowError):
+            rest: bytes = self.encode(*self._replace(fields=keep_sendable(self.fields, left_out))[1:])
+            return rest
 
 
 class PendingEvents(deque[PendingEvent]):
     """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
+
+    def __init__(self, left_out: LeftOut) -> None:
+        super().__init__()
+        self._left_out = left_out
 
     def take(self, *, wait: bool) -> list[bytes]:
         """The frames of the events at the front whose values are there; with ``wait`` those of all events, waiting for
@@ -49,19 +52,29 @@ class PendingEvents(deque[PendingEvent]):
             fields = _complete(self[0], wait)
             if fields is None:
                 break
-            frames.append(self.popleft()._replace(fields=fields).to_frame())
+            frames.append(self.popleft()._replace(fields=fields).to_frame(self._left_out))
         return frames
 
 
 def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
     """The fields with their values, or ``None`` while one is on its way."""
     late = deferred_values(event.fields)
+    if not wait and not all(_is_ready(value) for value in late.values()):
+        return None
+    fields = dict(event.fields)
+    for name, value in late.items():
+        try:
+            fields[name] = value.value()
+        # A device that has failed raises whatever it likes for everything that is still to come from it; the run's
+        # end, and the error that caused it, must get out all the same.
+        except Exception as error:  # noqa: BLE001
+            _log.warning("event %d is sent without %s: %s", event.seq, name, error)
+            fields.update({name: None, "not_sent": str(error)})
+    return fields
+
+
+def _is_ready(value: Deferred) -> bool:
     try:
-        if not wait and not all(value.ready() for value in late.values()):
-            return None
-        return {**event.fields, **{name: value.value() for name, value in late.items()}}
-    # A device that has failed raises whatever it likes for everything that is still to come from it; the run's end, and
-    # the error that caused it, must get out all the same.
-    except Exception as error:  # noqa: BLE001
-        _log.warning("event %d is sent without %s: %s", event.seq, ", ".join(late), error)
-        return {**event.fields, **dict.fromkeys(late), "not_sent": str(error)}
+        return value.ready()
+    except Exception:  # noqa: BLE001  reading it shows the error
+        return True

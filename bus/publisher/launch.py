@@ -1,6 +1,7 @@
 """The broker that a publisher starts for its own run, in a process of its own."""
 
 import json
+import logging
 import os
 import select
 import subprocess
@@ -9,12 +10,16 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bus import errors
+from bus import errors, processes
 from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
 from bus.net.nats_addresses import STREAM_VARIABLE
 from bus.processes import python_path
+from bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
+from bus.runs.directory import read_run
 from bus.runs.takeover import Predecessor
 from bus.types.timeouts import Timeouts
+
+_log = logging.getLogger("offloop")
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that is still held."""
@@ -36,7 +41,8 @@ class BrokerProcess:
     recording ends.
 
     With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
-    :meth:`taken`. ``run_id`` is the identity of a run that is new here, ``servers`` are those of
+    :meth:`taken`. With ``is_new`` it takes the first of the names that a new run may get, see
+    :func:`bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are those of
     NATS to which it is copied, by default those that the environment names.
 
     Raises:
@@ -51,20 +57,28 @@ class BrokerProcess:
         before: Predecessor | None = None,
         run_id: str | None = None,
         servers: str | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._root = root
-        self._name = name
+        self.name = name
+        """The name of the run that it serves."""
         self._environment = {} if servers is None else {STREAM_VARIABLE: servers}
         self._timeouts = timeouts
         self.is_another_ranks = False
         """Whether the broker of another rank serves the run, and this process has ended in peace."""
-        more = ([] if run_id is None else [run_id]) if before is None else [json.dumps(before)]
-        self._process = self._spawn("begin" if before is None else "take-over", *more)
+        if before is not None:
+            what, *more = "take-over", json.dumps(before)
+        elif is_new:
+            what, *more = "new", *filter(None, [processes.restarted_launch()])
+        else:
+            what, *more = "begin", *filter(None, [run_id])
+        self._process = self._spawn(what, *more)
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0
         if before is None:
-            self._first_answer()
+            self.name = self._first_answer().get("run", name)
 
     def _first_answer(self) -> dict[str, Any]:
         try:
@@ -74,7 +88,7 @@ class BrokerProcess:
             raise
         if "error" in answer:
             self._process.wait()
-            raise error_by_name(answer["error"], answer["message"], self._name)
+            raise error_by_name(answer["error"], answer["message"], self.name)
         return answer
 
     def taken(self) -> Taken | None:
@@ -96,7 +110,7 @@ class BrokerProcess:
         # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the recording.
         return subprocess.Popen(
             # -P: what lies in the current folder must not take the place of a package.
-            [sys.executable, "-P", "-m", "bus.broker", what, str(self._root), self._name, *more],
+            [sys.executable, "-P", "-m", "bus.broker", what, str(self._root), self.name, *more],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -173,14 +187,44 @@ class BrokerProcess:
         self._process.wait()
         self._close_pipes()
 
-    def leave(self) -> None:
-        """Waits a moment for it to finish the recording; then it continues by itself."""
+    def leave(self, seconds: float) -> None:
+        """Waits so long for it to finish the recording; then it continues by itself."""
         try:
-            self._process.wait(self._timeouts.broker_exit)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             # A return code keeps Popen from warning about it.
             self._process.returncode = 0
         self._close_pipes()
+        servers = {**os.environ, **self._environment}.get(STREAM_VARIABLE)
+        if servers:
+            self._report_copy(servers)
+
+    def _report_copy(self, servers: str) -> None:
+        """Says at the end of the run what its bridge has not copied."""
+        path, give_up = self._root / self.name, time.monotonic() + self._timeouts.copy
+        try:
+            attempt = read_run(path).last.number
+        except OffloopError:
+            return  # said elsewhere: the run's directory cannot be read
+        while not _is_settled(bridge := _bridge_of(path, attempt), attempt) and time.monotonic() < give_up:
+            time.sleep(self._timeouts.copy_poll)
+        if bridge is None or not bridge.has_all(attempt):
+            why = "its bridge has not begun" if bridge is None else bridge.why or bridge.state
+            _log.warning(
+                "run %s is not all in NATS at %s yet (%s); if its bridge ends before it is, %s",
+                *(self.name, servers, why, how_to_send(path, servers)),
+            )
+
+
+def _bridge_of(path: Path, attempt: int) -> BridgeStatus | None:
+    """The bridge of an attempt, and not what the one of an attempt before has left."""
+    bridge = read_bridge(path)
+    return bridge if bridge is not None and (bridge.is_running or bridge.attempt in (0, attempt)) else None
+
+
+def _is_settled(bridge: BridgeStatus | None, attempt: int) -> bool:
+    """Whether a bridge copies no more of an attempt now."""
+    return bridge is not None and (bridge.has_all(attempt) or (bridge.state != "copying" and bridge.has_tried))
 
 
 def error_by_name(name: str, message: str, run: str | None = None) -> OffloopError:

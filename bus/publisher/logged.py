@@ -1,23 +1,33 @@
 """What a loop of one's own logs, until it travels with an event."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from bus.errors import ConfigurationError
+from bus.protocol.frames import MAX_FRAME
 from bus.types.deferred import Deferred
+from bus.types.left_out import LeftOut
 
 Entries: TypeAlias = list[list[Any]]
 """The field ``logged``: pairs of step and values by name."""
 
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _LARGEST_STEP = (1 << 53) - 1
+_LONGEST_NAME = 1000
+_MOST_BYTES = 4 * _LONGEST_NAME + 16
+_MANY = 1000
+_KNOWN_NAMES = 10_000
+MAX_LOGGED = MAX_FRAME // 4
+"""Bytes of logged values in a call at most, and about half of what travels with an event."""
 
 
 class LoggedValues:
     """Gathers values by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: LeftOut) -> None:
+        self.bound = 0
+        """Bytes that they take at most."""
         self.count = 0
         """How many values were added, also where one took the place of another."""
         self.step = 0
@@ -25,6 +35,7 @@ class LoggedValues:
         self._names: set[str] = set()
         self._steps: dict[int, dict[str, Any]] = {}
         self._has_late = False
+        self._left_out = left_out
 
     def step_for(self, values: Mapping[str, Any]) -> int:
         """The step that values belong to which come without one: a name that comes again begins the next."""
@@ -35,20 +46,14 @@ class LoggedValues:
         return bool(self._steps) and step not in self._steps
 
     def add(self, values: Mapping[str, Any], step: int) -> None:
-        """Takes values in.
-
-        Raises:
-            ConfigurationError: one of them is not a number, or the step is none; nothing is taken then.
-        """
-        checked = {_name(name): _value(name, value) for name, value in values.items()}
-        if not checked:
-            return
-        self._has_late = self._has_late or any(type(one) not in (int, float) for one in checked.values())
-        self._steps.setdefault(step, {}).update(checked)
-        self.count += len(checked)
+        """Takes in values that :func:`check_values` gave."""
+        self._has_late = self._has_late or any(type(one) not in (int, float) for one in values.values())
+        self._steps.setdefault(step, {}).update(values)
+        self.count += len(values)
+        self.bound += len(values) * _MOST_BYTES
         if step != self.step:
             self.step, self._names = step, set()
-        self._names.update(checked)
+        self._names.update(values)
 
     @property
     def has_late(self) -> bool:
@@ -58,29 +63,61 @@ class LoggedValues:
     def entries(self) -> "Entries | Deferred":
         """All of it, as a field of an event."""
         entries = [[step, values] for step, values in self._steps.items()]
-        return _LateEntries(entries) if self._has_late else entries
+        return _LateEntries(entries, self._left_out) if self._has_late else entries
 
     def clear(self) -> None:
         """Begins anew, at the same step; what :meth:`entries` gave stays as it is."""
-        self.count, self._steps, self._has_late = 0, {}, False
+        self.count, self.bound, self._steps, self._has_late = 0, 0, {}, False
+
+    def is_full(self) -> bool:
+        """Whether they are to be sent before more comes."""
+        self.bound = sum(map(_size, self._steps.values()))
+        return self.bound > MAX_LOGGED
 
 
 class _LateEntries:
     """Entries with values that are on their way."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Entries, left_out: LeftOut) -> None:
         self._entries = entries
+        self._left_out = left_out
 
     def ready(self) -> bool:
         """Whether all values are there."""
         return all(one.ready() for _, values in self._entries for one in values.values() if isinstance(one, Deferred))
 
     def value(self) -> Entries:
-        """The entries with their values."""
-        return [
-            [step, {name: one.value() if isinstance(one, Deferred) else one for name, one in values.items()}]
-            for step, values in self._entries
-        ]
+        """The entries with their values, without those that are not numbers or cannot be read."""
+        return [[step, dict(self._read(values))] for step, values in self._entries]
+
+    def _read(self, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+        for name, value in values.items():
+            try:
+                yield name, _number(name, value.value() if isinstance(value, Deferred) else value)
+            except Exception as error:  # noqa: BLE001  a device that has failed raises whatever it likes
+                self._left_out.add(name, error)
+
+
+def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float | Deferred"]:
+    """Values that can be logged, as they are sent. ``known`` are names that need not be looked at again.
+
+    Raises:
+        ConfigurationError: one of them cannot be.
+    """
+    checked = {
+        name if name in known else check_name(name, known): check_value(name, value) for name, value in values.items()
+    }
+    if len(checked) > _MANY and (size := _size(checked)) > MAX_LOGGED:
+        raise ConfigurationError(
+            f"{len(checked):,} values at once cannot be logged, {size:,} bytes with their names: log at most "
+            f"{MAX_LOGGED:,} bytes in a call"
+        )
+    return checked
+
+
+def _size(values: Mapping[str, Any]) -> int:
+    """The most bytes that values take in an event."""
+    return sum(len(name.encode()) + 16 for name in values)
 
 
 def checked_step(step: Any) -> int:
@@ -98,13 +135,36 @@ def checked_step(step: Any) -> int:
     return number
 
 
-def _name(name: Any) -> str:
+def check_name(name: Any, known: set[str]) -> str:
+    """A name that values can be logged under, which is ``known`` from here on.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
     if not isinstance(name, str):
-        raise ConfigurationError(f"{name!r} cannot be the name of a logged value: use text, such as 'train/accuracy'")
+        raise ConfigurationError(
+            f"{repr(name)[:100]} cannot be the name of a logged value: use text, such as 'train/accuracy'"
+        )
+    if len(name) > _LONGEST_NAME:
+        raise ConfigurationError(
+            f"a name of {len(name):,} characters cannot be logged, {name[:20]!r}...: use at most {_LONGEST_NAME:,}"
+        )
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"{name[:100]!r} is not text that UTF-8 can represent: use another name") from None
+    if len(known) < _KNOWN_NAMES:
+        known.add(name)
     return name
 
 
-def _value(name: str, value: Any) -> "float | Deferred":
+def check_value(name: str, value: Any) -> "float | Deferred":
+    """A value as it is sent.
+
+    Raises:
+        ConfigurationError: it is not a number.
+    """
     kind = type(value)
     if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
         return value  # type: ignore[no-any-return]  # its type was looked at
@@ -112,15 +172,22 @@ def _value(name: str, value: Any) -> "float | Deferred":
         return value
     if getattr(value, "is_cuda", False):
         raise ConfigurationError(
-            f"{name!r} is on a GPU: make gpu = trainer.device.GpuDevice() once and log gpu.read_later(value), or "
+            f"{name[:100]!r} is on a GPU: make gpu = trainer.device.GpuDevice() once and log gpu.read_later(value), or "
             "float(value) if the loop may wait for it"
         )
+    return _number(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    kind = type(value)
+    if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
+        return value  # type: ignore[no-any-return]  # its type was looked at
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text is not a number")
         return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  float() calls what the value brings
         raise ConfigurationError(
-            f"{name!r} cannot be logged, a value of type {kind.__name__} ({error}): log a number or what float() "
+            f"{name[:100]!r} cannot be logged, a value of type {kind.__name__} ({error}): log a number or what float() "
             "takes, such as a tensor of one element; anything else can be a field of publish()"
         ) from None

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import zmq
 
-from bus.errors import ConfigurationError
-from bus.protocol.frames import MAX_FRAME, decode_frame_batch, encode_control, encode_frame_batch
+from bus.protocol.frames import MAX_FRAME, check_size, decode_frame_batch, encode_control, encode_frame_batch
 
 BATCH_FRAMES = 256
 BATCH_BYTES = 64 * 1024
@@ -54,7 +53,8 @@ class Outbox:
 
     def __len__(self) -> int:
         """How many frames wait to be sent."""
-        return len(self._frames) + sum(batch.last - batch.first + 1 for batch in self._unsent)
+        # A copy, because another thread may send meanwhile.
+        return len(self._frames) + sum(batch.last - batch.first + 1 for batch in tuple(self._unsent))
 
     @property
     def is_half_full(self) -> bool:
@@ -82,7 +82,7 @@ class Outbox:
         """
         size = len(frame)
         if size > MAX_FRAME:
-            raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
+            check_size(size)
         self._frames.append(frame)
         self._put += 1
         self.size += size

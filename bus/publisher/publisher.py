@@ -4,14 +4,15 @@ that (:meth:`Publisher.wait_until_handled`)."""
 import atexit
 import logging
 import os
-import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from threading import get_ident
 from time import thread_time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,25 +25,31 @@ from bus.protocol.frames import (
     DEMAND,
     END,
     Topic,
+    as_utf8,
     check_plain,
+    check_size,
+    copy_map,
     event_encoder,
     mark_context,
     pack_map,
 )
 from bus.protocol.order import Ending
-from bus.publisher.connection import connect
+from bus.publisher.connection import Info, connect
 from bus.publisher.deferred import PendingEvent, PendingEvents
-from bus.publisher.logged import LoggedValues, checked_step
+from bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values, checked_step
+from bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
 from bus.publisher.session import BrokerSession
-from bus.runs.directory import runs_dir as runs_directory
+from bus.redaction import redact
+from bus.runs.directory import absolute_runs_dir
 from bus.types.commands import Command
 from bus.types.consumers import ConsumerProgress
 from bus.types.deferred import Deferred
 from bus.types.demand import BASE_EVENTS, Demand, check_max_delay, shortest_delay
 from bus.types.event import Event
+from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from bus.types.intervals import EventPosition, batch_number
+from bus.types.left_out import LeftOut
 from bus.types.source import FIELDS as SOURCE_FIELDS
-from bus.types.source import check_unavailable
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("offloop")
 
+_FIT = frozenset((Event.FIT_START, Event.FIT_END))
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
 LOG_VALUES = 1000
@@ -59,6 +67,7 @@ MIN_BACKLOG_BYTES = 64 * 1024
 VIEWERS_DELAY = 0.02
 """The shortest delay, in seconds, that consumers get which may only view: shorter ones slow a fast loop down."""
 _REMEMBERED_COMMANDS = 1000
+_ENDING = 10_000
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _TRAINING_TIME = (
     *("iteration", "epoch", "batch", "sample", "token"),
@@ -96,6 +105,8 @@ class PublisherStatistics:
     """How often the broker was lost and found or started again."""
     fields_left_out: int
     """How often a field was left out because consumers that may only view had asked for too much."""
+    values_left_out: int
+    """Values and fields that could not be sent, such as a text that is not UTF-8: all else of their event was."""
     nanoseconds_per_event: float
     """Processor time that publishing costs the thread that trains: the mean of encoding (measured at one event in 64)
     and of sending and listening (measured always). Without what the caller does before it publishes."""
@@ -121,16 +132,21 @@ class Publisher:
     more after the last sending, or sooner where a consumer's demand has a shorter delay. All other events are sent at
     once, with what was gathered before.
 
+    Any thread may call it, and so may signal handlers and finalizers, also in the middle of another call: nothing waits
+    for that other call, which does what was requested as its last act. Only :meth:`close` waits for another thread.
+
     Where several hosts have brokers of their own, ``local_world_size`` is how many of the ranks publish to this one:
     its run ends with them. The first of them starts the broker, and the others join it at its :attr:`address`.
     ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`bus.runs.directory.next_attempt`.
 
-    ``run_name`` defaults to a new name; ``broker`` is the address of a shared broker (``tcp://127.0.0.1:5570``), by
-    default one is started in the run's directory, which copies the run to the NATS servers at ``stream_to``, such as
-    ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are published in any case, further ones while a
-    consumer wants them; the live set is :attr:`wanted`. ``info`` goes into ``run.json``; where it has ``unavailable``,
-    such as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at
-    once.
+    ``run_name`` defaults to a new name. Where a run has that name already, this one gets it with a number,
+    ``NAME-2``, as :attr:`run_name`; with ``resume`` it is the next attempt of the run of that name, if there is one, as
+    it is where ``torchrun`` has started a failed process again. ``broker`` is the address of a shared broker
+    (``tcp://127.0.0.1:5570``), by default one is started in the run's directory, which copies the run to the NATS
+    servers at ``stream_to``, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are published in
+    any case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info``, or what a function
+    ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such as
+    ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
     comes, once, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it
     ``stop`` sets :attr:`stop_requested`, and others are refused. ``timeouts`` says how long it waits for the broker.
@@ -138,7 +154,7 @@ class Publisher:
     is put there is the caller's affair.
 
     Raises:
-        RunIsLiveError: the run has a live publisher already.
+        RunIsLiveError: the run that is to be resumed has a live publisher.
         RunDirectoryError: the run's directory cannot be written.
         BrokerError: the broker did not start, or refused.
     """
@@ -154,7 +170,7 @@ class Publisher:
         rank: int = 0,
         world_size: int = 1,
         local_world_size: int | None = None,
-        info: dict[str, Any] | None = None,
+        info: Info | None = None,
         events: Iterable[Event] = BASE_EVENTS,
         clock: Callable[[], int] | None = None,
         max_delay: float = 0.05,
@@ -166,14 +182,16 @@ class Publisher:
         run_id: str | None = None,
         flight: "FlightRing | None" = None,
         stream_to: str | None = None,
+        resume: bool = False,
     ) -> None:
         check_max_delay(max_delay)
         check_backlog_bytes(backlog_bytes)
-        check_unavailable((info or {}).get("unavailable", {}))
         self.stop_requested = False
         """Whether a command has asked for the training to end: a loop of your own looks here after each batch."""
         self.stop_reason: str | None = None
         """Why, and who has asked."""
+        self.fit_has_ended = False
+        """Whether ``FIT_END`` was published, and no further ``FIT_START``."""
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._always = frozenset(events)
@@ -196,12 +214,16 @@ class Publisher:
             run_id=run_id,
             flight=None if flight is None else flight.to_wire(),
             stream_to=stream_to,
+            resume=resume,
         )
         self._flight = flight
         self._closed = False
         welcome = connection.welcome
         self.run_name: str = connection.run_name
+        """The run's name: another one than was given if that was taken."""
         self.attempt: int = welcome["attempt"]
+        if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
+            _log.warning("there is a run %s already, which is not resumed: this one is %s", run_name, self.run_name)
         self.info = connection.info
         """What is written down about the run in ``run.json``: what was given as ``info``, and the process."""
         self._introduction = {name: self.info[name] for name in SOURCE_FIELDS if name in self.info}
@@ -220,11 +242,13 @@ class Publisher:
             )
             for event in Event
         }
-        self._session = BrokerSession(connection, backlog_bytes, runs_directory(runs_dir).absolute(), timeouts)
+        self._session = BrokerSession(connection, backlog_bytes, absolute_runs_dir(runs_dir), timeouts)
         self._state = self._session.state
         self._outbox = self._state.outbox
         self._put = self._outbox.put
-        self._pending = PendingEvents()
+        self.left_out = LeftOut(self.run_name)
+        """What could not be published."""
+        self._pending = PendingEvents(self.left_out)
         self._own_delay = self._max_delay = round(max_delay * 1e9)
         self._exchange_every, self._report_every, self._log_every = (
             round(seconds * 1e9) for seconds in (timeouts.listen, timeouts.report, timeouts.log)
@@ -232,13 +256,18 @@ class Publisher:
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
         self._seq = self._base_seq = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
-        self._sending = 0
-        self._close_as: tuple[str, str | None, str | None] | None = None
+        self._inside = 0
+        """The thread that is in a call, by its number; 0 when none is."""
+        self._waiting: deque[Callable[[], object]] = deque()
+        """What was requested meanwhile, by other threads and by signal handlers."""
+        self._timeouts = timeouts
+        self._is_ending = self._is_left = False
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._previous: TrainingTime | None = None
         self._at = Timestamp().values
         self._counts_batches = False
-        self._logged = LoggedValues()
+        self._logged = LoggedValues(self.left_out)
+        self._logged_names: set[str] = set()
         self._logged_at = 0
         self._consumers: dict[str, ConsumerProgress] = {}
         self.expected_consumers: set[str] = set()
@@ -248,6 +277,7 @@ class Publisher:
         """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
         together at them."""
         self._take_report(welcome)
+        watch_main_thread()
         _open_publishers.add(self)
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
@@ -266,6 +296,8 @@ class Publisher:
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        *,
+        _in_turn: bool = False,
     ) -> None:
         """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
         :attr:`wanted` themselves.
@@ -276,10 +308,22 @@ class Publisher:
         With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
         it, is then held back in order until they are there; that is looked up at later events, and waited for only at
         FIT_END and :meth:`close`. ``fields`` may be kept until then."""
-        self._sending += 1
+        if not _in_turn:
+            me = get_ident()
+            # Python switches to another thread or to a signal handler only after calls and jumps back: nothing comes
+            # between this look and the note after it.
+            if self._waiting or self._inside:
+                if not has_deferred:
+                    # What cannot be sent is refused where it is given.
+                    check_size(len(self._encoders[event].encode(1, 1, 0, timestamp, previous, fields, context)))
+                self._postpone(
+                    partial(self.send, event, timestamp, previous, fields, context, has_deferred, _in_turn=True)
+                )
+                return
+            self._inside = me
         try:
             if self._closed:
-                # By a signal handler, after the caller has asked whether the event is wanted.
+                # By another thread or a signal handler, after the caller has asked whether the event is wanted.
                 return
             now = self._clock()
             if now < self._last_time:
@@ -301,11 +345,59 @@ class Publisher:
             self._seq = seq
             self._base_seq = base_seq
             if now >= self._flush_at or is_urgent or not seq & _FLUSH_MASK:
+                if is_urgent and event in _FIT:
+                    self.fit_has_ended = event is Event.FIT_END
                 self._flush(wait=event is Event.FIT_END)
         finally:
-            self._sending -= 1
-            if self._close_as is not None and not self._sending:
-                self.close(*self._close_as)
+            if not _in_turn:
+                self._inside = 0
+                if self._waiting:
+                    self._catch_up()
+
+    def _in_turn(self, call: Callable[[], object]) -> None:
+        """Does something in the state of this object: now, or as the last act of the call that is at work."""
+        me = get_ident()
+        if self._waiting or self._inside:
+            self._postpone(call)
+            return
+        self._inside = me
+        try:
+            call()
+        finally:
+            self._inside = 0
+            if self._waiting:
+                self._catch_up()
+
+    def _postpone(self, call: Callable[[], object]) -> None:
+        self._waiting.append(call)
+        # The call that was at work may have come to its end in between.
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        while self._waiting:
+            me = get_ident()
+            if self._inside:
+                return
+            self._inside = me
+            try:
+                self._do_waiting()
+            finally:
+                self._inside = 0
+
+    def _do_waiting(self) -> None:
+        while self._waiting:
+            if self._closed:
+                late = len(self._waiting)
+                self._waiting.clear()
+                if not self._state.lost and not self._is_left:
+                    _log.warning("run %s was closed before %d further calls of its publisher", self.run_name, late)
+                return
+            call = self._waiting.popleft()
+            try:
+                call()
+            # Its caller has left, and who is here has nothing to do with it.
+            except Exception as error:  # noqa: BLE001
+                self.left_out.add("what a signal handler or another thread published", error)
 
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if it is requested.
@@ -336,10 +428,8 @@ class Publisher:
         has_deferred = isinstance(loss, Deferred)
         try:
             timestamp = Timestamp(**{name: fields.pop(name) for name in _TRAINING_TIME if name in fields}).values
-            # The first batch begins where every training does, also in a loop that says nothing before its end.
-            previous = self._previous or (Timestamp().values if timestamp.batch == 1 else None)
             if event not in self._always and not self.demand.is_due(
-                event, batch_number(event, timestamp), EventPosition(event, timestamp, previous)
+                event, batch_number(event, timestamp), EventPosition(event, timestamp, self._before(timestamp))
             ):
                 return
             context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
@@ -347,34 +437,61 @@ class Publisher:
                 rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
                 fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
             if loss is not None:
-                fields["loss"] = None if has_deferred else float(loss.detach() if hasattr(loss, "detach") else loss)
+                fields["loss"] = None if has_deferred else _read_loss(loss)
+            if HYPERPARAMETERS in fields:
+                fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
             check_plain(fields)
+            me = get_ident()
+            if self._waiting or self._inside:
+                # The caller may change a list in it before it is sent.
+                fields = copy_map(fields)
+                if has_deferred:
+                    fields["loss"] = loss
+                self._postpone(partial(self._publish, event, timestamp, fields, context, has_deferred))
+                return
             if has_deferred:
                 fields["loss"] = loss
-            self._at = timestamp
-            if self._introduction:
-                self._introduce(event, fields, context)
-            carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
-            if carries:
-                fields["logged"] = self._logged.entries()
-                has_deferred = has_deferred or self._logged.has_late
-            self.send(event, timestamp, previous, fields, context, has_deferred)
-            if carries:
-                self._logged.clear()
+            self._inside = me
+            try:
+                self._publish(event, timestamp, fields, context, has_deferred)
+            finally:
+                self._inside = 0
+                if self._waiting:
+                    self._catch_up()
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
+
+    def _before(self, timestamp: TrainingTime) -> TrainingTime | None:
+        """The training time of the event before one of this training time."""
+        # The first batch begins where every training does, also in a loop that says nothing before its end.
+        return self._previous or (Timestamp().values if timestamp.batch == 1 else None)
+
+    def _publish(
+        self, event: Event, timestamp: TrainingTime, fields: dict[str, Any], context: bytes, has_deferred: bool
+    ) -> None:
+        if self._introduction:
+            self._introduce(event, fields, context)
+        carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
+        self._at = timestamp
+        if carries:
+            fields["logged"] = self._logged.entries()
+            has_deferred = has_deferred or self._logged.has_late
+        self.send(event, timestamp, self._before(timestamp), fields, context, has_deferred, _in_turn=True)
+        if carries:
+            self._logged.clear()
         self._previous = timestamp
         self._counts_batches = self._counts_batches or timestamp.batch > 0
 
     def _introduce(self, event: Event, fields: dict[str, Any], context: bytes) -> None:
         """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
-        introduction, self._introduction = self._introduction, {}
+        introduction = self._introduction
         if event is Event.INIT:
             fields.update(introduction)
         else:
-            self.send(Event.INIT, Timestamp().values, None, introduction, context)
+            self.send(Event.INIT, Timestamp().values, None, introduction, context, _in_turn=True)
+        self._introduction = {}
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
@@ -389,18 +506,35 @@ class Publisher:
         batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
 
         Raises:
-            ConfigurationError: a value that is not a number, such as text or an image, or one on a GPU.
+            ConfigurationError: a value that is not a number, such as text or an image, or one on a GPU; or more than an
+                event can hold. Nothing of the call is logged then.
             ClosedError: the publisher is closed.
         """
         if self._closed:
             self._check_lost()
             return
-        logged = self._logged
         if step is not None:
             step = checked_step(step)
-        else:
+        checked = check_values(values, self._logged_names)
+        if not checked:
+            return
+        me = get_ident()
+        if self._waiting or self._inside:
+            self._postpone(partial(self._log, checked, step))
+            return
+        self._inside = me
+        try:
+            self._log(checked, step)
+        finally:
+            self._inside = 0
+            if self._waiting:
+                self._catch_up()
+
+    def _log(self, values: dict[str, Any], step: int | None) -> None:
+        logged = self._logged
+        if step is None:
             step = self._at[2] if self._counts_batches else logged.step_for(values)
-        if logged.count and self._is_due(step):
+        if logged.count and (self._is_due(step) or (logged.bound > MAX_LOGGED and logged.is_full())):
             self._publish_logged()
         if not logged.count:
             self._logged_at = self._clock()
@@ -415,25 +549,25 @@ class Publisher:
     def _publish_logged(self) -> None:
         """Publishes what was logged with an event of its own."""
         fields, has_late, step = {"logged": self._logged.entries()}, self._logged.has_late, self._logged.step
-        # First of all, because a signal handler may close in the middle of it.
         self._logged.clear()
         context = self._context[1] or self._pack_plain_context({})
         if self._introduction:
             self._introduce(Event.BATCH_END, fields, context)
         if self._counts_batches:
             # An event at which nothing is done but what was asked for: the batch has ended already.
-            self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late)
+            self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late, _in_turn=True)
             return
         before = Timestamp.from_values(self._at)
         began = max(step, int(before.batch))
         total = timedelta(microseconds=(self._clock() - self._began) // 1000)
         self._at = Timestamp(batch=began + 1, total_wct=total).values
         previous = Timestamp(batch=began, total_wct=before.total_wct).values
-        self.send(Event.BATCH_END, self._at, previous, fields, context, has_late)
+        self.send(Event.BATCH_END, self._at, previous, fields, context, has_late, _in_turn=True)
 
     def _check_lost(self) -> None:
-        """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more."""
-        if not self._state.lost:
+        """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more, or because
+        the program ends, beside a thread that is left."""
+        if not self._state.lost and not self._is_left:
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
@@ -442,21 +576,28 @@ class Publisher:
         if "max_duration" in context:
             context["max_duration"] = str(context["max_duration"])
         context["world_size"] = self._world_size
-        if context != self._context[0]:
+        known, packed = self._context
+        if context != known:
             check_plain(context)
-            self._context = (context, self.pack_context(context))
-        return self._context[1]
+            packed = self.pack_context(context)
+            self._context = (context, packed)
+        return packed
 
     def poll(self) -> None:
         """Sends what waits and reads what the broker said, without waiting. :meth:`send` does it by itself; this is for
         loops that pause."""
-        if not self._closed:
-            if self._logged.count:
-                self._publish_logged()
-            self._next_exchange = 0
-            self._flush(wait=False)
-            if self._flight is not None:
-                self._flight.beat()
+        if not self._closed and not self._inside:
+            self._in_turn(self._poll)
+
+    def _poll(self) -> None:
+        if self._closed:
+            return
+        if self._logged.count:
+            self._publish_logged()
+        self._next_exchange = 0
+        self._flush(wait=False)
+        if self._flight is not None:
+            self._flight.beat()
 
     @property
     def run_dir(self) -> Path:
@@ -476,9 +617,16 @@ class Publisher:
 
     def wait(self) -> None:
         """As :meth:`poll`, after a moment in which something may come."""
+        if self._inside:
+            # Who is at work there listens; the socket is for one at a time.
+            time.sleep(self._timeouts.poll)
+        elif not self._closed:
+            self._in_turn(self._wait)
+
+    def _wait(self) -> None:
         if not self._closed:
             self._session.wait()
-            self.poll()
+            self._poll()
 
     def _flush(self, *, wait: bool) -> None:
         began = thread_time_ns()
@@ -530,15 +678,23 @@ class Publisher:
         else:
             self.answer(command, Event.BATCH_END, self._at, "this training loop takes no other command than 'stop'")
 
-    def answer(self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None) -> None:
+    def answer(
+        self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None, done: str | None = None
+    ) -> None:
         """Reports to the sender, and records, that a command has taken effect at an event, or with ``error`` why it has
-        not. ``timestamp`` is the training time of that, as for :meth:`send`."""
+        not. ``timestamp`` is the training time of that, as for :meth:`send`; ``done`` is the file that was written."""
+        self._in_turn(partial(self._answer, command, event, timestamp, error, done))
+
+    def _answer(
+        self, command: Command, event: Event, timestamp: TrainingTime, error: str | None, done: str | None
+    ) -> None:
         if self._closed:
             return
-        batch = timestamp.batch
-        self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error})
+        batch, error = timestamp.batch, redact(error)
+        written = {} if done is None else {"done": done}
+        self._publish_mark(COMMAND, timestamp, {**command.to_wire(), "event": event.value, "error": error, **written})
         if command.id:
-            outcome = {"id": command.id, "event": event.value, "batch": batch, "error": error}
+            outcome = {"id": command.id, "event": event.value, "batch": batch, "error": error, **written}
             self._session.say("applied", outcome)
 
     def _take_report(self, report: dict[str, Any]) -> None:
@@ -590,7 +746,7 @@ class Publisher:
         if self._closed or not self._late(event, names, self._seq + 1):
             return set()
         self._next_exchange = 0
-        self._flush(wait=True)
+        self._in_turn(partial(self._flush, wait=True))
         seq, deadline = self._seq, time.monotonic() + seconds
         while not self._closed and (late := self._late(event, names, seq)):
             if time.monotonic() >= deadline or leave():
@@ -638,7 +794,7 @@ class Publisher:
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
         """Records in the stream that what consumers want at this moment is published from here on."""
-        self._publish_mark(DEMAND, timestamp, {"demand": self.demand.to_wire()})
+        self._in_turn(partial(self._publish_mark, DEMAND, timestamp, {"demand": self.demand.to_wire()}))
 
     def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
         """Records in the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep
@@ -647,9 +803,12 @@ class Publisher:
 
         To be called by the first rank, before it writes the file, so that a checkpoint that exists has its mark. It
         waits for values on a device that earlier events lack, as the copies for the file do."""
-        if self._closed:
-            return
-        self._publish_mark(CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
+        if not self._closed:
+            fields = {"action": action, "run": run or self.run_name}
+            self._in_turn(partial(self._publish_checkpoint_mark, timestamp, fields))
+
+    def _publish_checkpoint_mark(self, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
+        self._publish_mark(CHECKPOINT, timestamp, fields)
         self._flush(wait=True)
 
     def _publish_mark(self, name: str, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
@@ -661,7 +820,7 @@ class Publisher:
         if self._pending:
             self._pending.append(mark)
         else:
-            self._put(mark.to_frame())
+            self._put(mark.to_frame(self.left_out))
         self._last_time = now
         self._seq += 1
         self._base_seq += 1
@@ -674,21 +833,54 @@ class Publisher:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
-        if self._sending:
-            # A signal handler closes in the middle of an event, which has to be whole first.
-            self._close_as = status, error, reason
+        self._in_turn(partial(self._close, status, error, reason))
+        self._await_close()
+
+    def _await_close(self) -> None:
+        """Waits until another thread has closed this object that was at work in it; nothing is waited for in a signal
+        handler, which the call below it cannot overtake."""
+        deadline = time.monotonic() + self._timeouts.flush
+        while not self._closed and self._inside != get_ident():
+            if time.monotonic() > deadline and not self._is_ending:
+                _log.warning(
+                    "run %s is not closed: another thread has been at work in its publisher for %g s",
+                    *(self.run_name, self._timeouts.flush),
+                )
+                return
+            time.sleep(self._timeouts.poll)
+            self._catch_up()
+
+    def _close(self, status: str, error: str | None, reason: str | None) -> None:
+        if self._closed or self._is_ending:
             return
-        self._close_as = None
         try:
-            if self._logged.count:
-                self._publish_logged()
-            self._flush(wait=True)
-            if not self._closed:
-                ending = Ending(status, error, reason or (self.stop_reason if status == "stopped" else None))
-                self._publish_mark(END, Timestamp().values, ending.to_fields())
-                self._session.flush(self._seq)
+            try:
+                if self._logged.count:
+                    self._publish_logged()
+                self._flush(wait=True)
+                self._do_waiting()
+            finally:
+                # Whatever has failed before, such as a command of the user's, the stream comes to its end.
+                self._is_ending = True
+                if not self._closed:
+                    for frame in self._pending.take(wait=True):
+                        self._put(frame)
+                    reason = reason or (self.stop_reason if status == "stopped" else None)
+                    error, reason = redact(error), redact(reason)
+                    ending = Ending(status, error and as_utf8(error[:_ENDING]), reason and as_utf8(reason[:_ENDING]))
+                    self._publish_mark(END, Timestamp().values, ending.to_fields())
+                    self._session.flush(self._seq)
         finally:
             self._shut()
+
+    def close_left(self, error: BaseException | None) -> None:
+        """As :meth:`close`, for a run that the program has left, by this error. What comes after the end of the
+        training (``FIT_END``) does not change how it ended."""
+        if self.fit_has_ended and isinstance(error, KeyboardInterrupt):
+            error = None
+        if error is None and self.stop_requested:
+            error = KeyboardInterrupt(self.stop_reason or "")
+        self.close(*ending_for(error))
 
     def _shut(self) -> None:
         if self._closed:
@@ -696,6 +888,7 @@ class Publisher:
         self._closed = True
         self.wanted &= self.kept_events
         _open_publishers.discard(self)
+        self.left_out.report()
         self._session.close()
 
     @property
@@ -721,6 +914,7 @@ class Publisher:
             backlog_bytes_high=outbox.size_high,
             broker_restarts=state.restarts,
             fields_left_out=self.fields_left_out,
+            values_left_out=self.left_out.count,
             nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
         )
 
@@ -734,12 +928,20 @@ class Publisher:
 
     def __del__(self) -> None:
         if not self._closed:
-            self.close(*ending_for(None))
+            self.close_left(KeyboardInterrupt(LEFT))
 
     def _forget(self) -> None:
         """In a forked child: the stream stays the parent's."""
         self._closed = True
+        self._waiting.clear()
         self.wanted.clear()
+
+
+def _read_loss(loss: Any) -> float:
+    try:
+        return float(loss.detach() if hasattr(loss, "detach") else loss)
+    except Exception as error:  # noqa: BLE001  float() calls what the value brings
+        raise ValueError(f"loss: {error}") from None
 
 
 def check_backlog_bytes(value: int) -> None:
@@ -768,9 +970,11 @@ _open_publishers: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
 
 
 def _close_forgotten() -> None:
-    """At exit, ends the streams that were not closed, as failed if an exception ended the program."""
+    """At exit, ends the streams that were not closed."""
+    error = error_at_exit()
     for publisher in list(_open_publishers):
-        publisher.close(*ending_for(getattr(sys, "last_value", None)))
+        publisher._is_left = True
+        publisher.close_left(error)
 
 
 def _forget_in_child() -> None:

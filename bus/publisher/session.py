@@ -31,6 +31,7 @@ class BrokerSession:
         outbox = Outbox(connection.send, limit)
         self.state = SessionState(connection.run_name, connection.welcome, outbox, standing, timeouts, time.monotonic())
         self._connection = connection
+        self._is_silent = False
         self._runs_dir = runs_dir
         self._timeouts = timeouts
 
@@ -118,7 +119,8 @@ class BrokerSession:
             self._do(actions)
             if state.taking_over and self._is_recorded(last):
                 return
-        if not state.is_final:
+        self._is_silent = not state.is_final
+        if self._is_silent:
             _log.warning(
                 "the broker of run %s does not answer: events %d to %d may not be recorded",
                 *(self._connection.run_name, state.acknowledged + 1, last),
@@ -141,6 +143,6 @@ class BrokerSession:
         return state.acknowledged >= last
 
     def close(self) -> None:
-        """Ends the connection."""
-        self._connection.close()
+        """Ends the connection; a broker that did not answer in time is not waited for again."""
+        self._connection.close(waits=not self._is_silent)
         self.state.close()

@@ -152,7 +152,7 @@ class Summary(msgspec.Struct, array_like=True):
     Metrics have the names under which callbacks log them: ``loss/train/total``, ``loss/train/PART``,
     ``lr-OPTIMIZER/groupN``, ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and those that algorithms log. The step of
     a value is the number of batches before the one that it is of; of rates, evaluations and the ends of epochs that of
-    the batches that have ended."""
+    the batches that have ended. Readers show them where :func:`bus.types.metrics.shown_step` says."""
 
     version: int
     run: str

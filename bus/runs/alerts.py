@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from bus.files import check_owner, open_directory, open_file
+from bus.protocol.listed_runs import SecondsSince1970
 from bus.strict_json import plain
 
 _log = logging.getLogger("offloop")
@@ -90,6 +93,7 @@ def _read(line: bytes) -> RunAlert | None:
         texts = alert.id, alert.status, alert.about, alert.text
         if not all(isinstance(one, str) for one in texts) or alert.status not in (FIRING, RESOLVED):
             return None
-        return alert._replace(time=float(alert.time), attempt=int(alert.attempt), batch=int(alert.batch))
+        time = msgspec.convert(alert.time, SecondsSince1970)
+        return alert._replace(time=time, attempt=int(alert.attempt), batch=int(alert.batch))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -28,9 +29,10 @@ class BridgeStatus:
     started: int | None = None
     """When its process began, see :func:`bus.processes.start_time`."""
     state: str = "waiting"
-    """``copying``; ``waiting`` for servers; ``paused`` because they have no room; ``done``; ``failed``."""
+    """``connecting``, until servers have answered for the first time; ``copying``; ``waiting`` for servers; ``paused``
+    because they have no room; ``done``; ``failed``."""
     why: str = ""
-    """Why it waits, is paused or has failed."""
+    """Why it is not connected yet, waits, is paused or has failed."""
     attempt: int = 0
     size: int = 0
     """Bytes of the attempt's recording that can be copied."""
@@ -48,7 +50,16 @@ class BridgeStatus:
     @classmethod
     def of_this_process(cls, stream: str, host: str) -> "BridgeStatus":
         """That of a bridge that begins."""
-        return cls(stream, host, os.getpid(), start_time(os.getpid()))
+        return cls(stream, host, os.getpid(), start_time(os.getpid()), "connecting")
+
+    def has_all(self, attempt: int) -> bool:
+        """Whether all of a run is in the stream that has ended with an attempt."""
+        return self.state == "done" and self.attempt == attempt
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether it has asked the servers, whether or not they have answered."""
+        return self.state != "connecting" or self.why != ""
 
     @property
     def is_running(self) -> bool:
@@ -69,6 +80,11 @@ class BridgeStatus:
                 replace_file(directory, BRIDGE_FILE, json.dumps(asdict(self)))
             finally:
                 os.close(directory)
+
+
+def how_to_send(path: Path, stream: str) -> str:
+    """What a user does to have the rest of the run in a directory copied."""
+    return f"'bus bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
 
 
 def read_bridge(path: Path) -> BridgeStatus | None:

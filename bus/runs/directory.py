@@ -2,12 +2,13 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import socket
-import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +16,47 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from bus import processes
 from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
-from bus.files import check_owner, open_directory, open_file, plain_name, replace_file
+from bus.files import (
+    check_owner,
+    make_private,
+    open_directory,
+    open_file,
+    plain_name,
+    replace_file,
+    replace_file_in_reserve,
+    reserve_space,
+)
 from bus.processes import with_reserve
-from bus.protocol.frames import check_run_name
-from bus.protocol.order import Ending, Reached
+from bus.protocol.frames import MAX_RUN_NAME, check_run_name
+from bus.protocol.order import Ending, Gap, Reached
 from bus.runs import lock as run_lock
+from bus.runs.run_file import BROKER_FILE as BROKER_FILE
+from bus.runs.run_file import (
+    MAX_BYTES_AT_BEGIN,
+    MAX_TEXT,
+    AttemptRecord,
+    BrokerRecord,
+    RunRecord,
+    read_record,
+    read_values,
+)
+from bus.runs.run_file import RUN_FILE as RUN_FILE
 from bus.strict_json import plain
 
 _log = logging.getLogger("offloop")
 
-RUN_FILE = "run.json"
-BROKER_FILE = "broker.json"
 LOCK_FILE = "broker.lock"
 SOCKET_FILES = ("broker.sock", "stream.sock")
+_RESERVE_FILE = ".run.json.reserve"
+_RESERVE_BYTES = 1 << 16
+"""How much ``run.json`` may grow when its newest attempt ends on a full disk."""
 
 _SOCKET_PATH_LIMIT = 107
+_IS_RECORDING = re.compile(r"recording-\d+\.mcap").fullmatch
 _REPLAY_OF = "replay_of"
 
 IMPORTED_FROM = "imported_from"
@@ -77,6 +102,8 @@ class Attempt:
     ``incarnation``."""
     paused: Pause | None = None
     """Since when it is paused by a command, unless it has resumed."""
+    missing: tuple[Gap, ...] = ()
+    """Events behind the end of the recording, which could not be written."""
 
     @property
     def has_publisher(self) -> bool:
@@ -173,6 +200,22 @@ def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
     return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
 
 
+def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs live, for those who write there.
+
+    Raises:
+        RunDirectoryError: that is in the current folder, which was removed."""
+    root = runs_dir(value)
+    try:
+        return root.absolute()
+    except FileNotFoundError:
+        raise RunDirectoryError(
+            f"the current folder was removed, so runs cannot be written to {str(root)!r} in it: change to a folder "
+            "that exists, or name an absolute one with runs_dir",
+            path=root,
+        ) from None
+
+
 def host_name() -> str:
     """What this host is called among those of a run on several: ``$OFFLOOP_HOST`` if set, else the machine's name."""
     return os.environ.get("OFFLOOP_HOST") or socket.gethostname()
@@ -195,6 +238,46 @@ def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> st
         name = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
         if not (runs_dir(where) / name).exists():
             return name
+
+
+def numbered_names(name: str) -> Iterator[str]:
+    """The names that a new run may get that is to be called ``name``, in order: ``name``, ``name-2``, ``name-3``."""
+    yield name
+    for number in itertools.count(2):
+        ending = f"-{number}"
+        yield name[: MAX_RUN_NAME - len(ending)] + ending
+
+
+def is_name_for(found: str, name: str) -> bool:
+    """Whether ``found`` is ``name``, or ``name`` with a number."""
+    number = found.rpartition("-")[2]
+    return found == name or (number.isdigit() and found == name[: MAX_RUN_NAME - len(number) - 1] + f"-{number}")
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a new run cannot have this directory, because there is anything of another run in it."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        # Where nothing can be made, it is reported when that is tried.
+        return os.path.lexists(path)
+    return any(name == RUN_FILE or _IS_RECORDING(name) for name in names) or is_locked(path)
+
+
+def free_name(root: Path, name: str, launch: str | None = None) -> str:
+    """The name that a run that starts now in ``root`` gets, unless another one takes it first: the first of
+    :func:`numbered_names` that is not taken, or that of the run that ``launch`` starts again."""
+    return next(one for one in numbered_names(check_run_name(name)) if is_own_name(root / one, launch))
+
+
+def is_own_name(path: Path, launch: str | None) -> bool:
+    """Whether a run that starts now can have this directory: it is not taken, or by the run whose newest attempt is of
+    the same ``launch``, see :func:`bus.processes.restarted_launch`."""
+    if not is_taken(path):
+        return True
+    with contextlib.suppress(RunDirectoryError):
+        return launch is not None and read_run(path).last.info.get("launch") == launch
+    return False
 
 
 def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
@@ -252,10 +335,11 @@ def read_run(path: Path) -> RunInfo:
     Raises:
         RunDirectoryError: its ``run.json`` is missing, cannot be read or is damaged.
     """
+    record = broker = None
     try:
         directory = open_directory(path)
     except FileNotFoundError:
-        locked, record, broker = False, {}, {}
+        locked = False
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
     else:
@@ -264,64 +348,56 @@ def read_run(path: Path) -> RunInfo:
                 locked = _is_locked_in(directory)
                 # A broker that ends its run writes down how before it takes its addresses away: read in the other
                 # order, a run that ends just now would be neither live nor over.
-                broker = _read_json(path, BROKER_FILE, directory) if locked else {}
-                record = _read_json(path, RUN_FILE, directory)
+                with _read_errors(path, BROKER_FILE):
+                    broker = read_record(BROKER_FILE, directory, BrokerRecord) if locked else None
+                with _read_errors(path, RUN_FILE):
+                    record = read_record(RUN_FILE, directory, RunRecord)
                 if _is_locked_in(directory) == locked:
                     break
         finally:
             os.close(directory)
-    try:
-        attempts = tuple(_attempt(path, entry, locked) for entry in record["attempts"])
-        # A broker that is just about to begin the next attempt does not serve the one before.
-        live = broker.get("attempt") == attempts[-1].number
-        identity = _text(record.get("id"))
-        name = os.path.basename(os.path.abspath(path))
-        addresses = broker.get("door"), broker.get("stream")
-        return RunInfo(name, path, live, attempts, *addresses, identity, str(record["name"]))
-    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
-        raise RunDirectoryError(
-            f"{path / RUN_FILE} is missing or damaged; the recordings beside it can still be read: "
-            f"consumer --replay {path}/recording-1.mcap",
-            path=path / RUN_FILE,
-        ) from None
+    if record is None or not record.attempts:
+        what = "is missing" if record is None else "has no attempt"
+        raise RunDirectoryError(f"{path / RUN_FILE} {what}{_what_is_left(path)}", path=path / RUN_FILE)
+    attempts = tuple(_attempt(path, entry, locked) for entry in record.attempts)
+    broker = broker or BrokerRecord()
+    # A broker that is just about to begin the next attempt does not serve the one before.
+    live = broker.attempt == attempts[-1].number
+    name = os.path.basename(os.path.abspath(path))
+    return RunInfo(name, path, live, attempts, broker.door, broker.stream, record.id, record.name)
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _attempt(path: Path, entry: dict[str, Any], locked: bool) -> Attempt:
-    status = entry["status"]
-    if status == "running" and not locked:
-        status = "lost"
+def _attempt(path: Path, entry: AttemptRecord, locked: bool) -> Attempt:
     return Attempt(
-        number=int(entry["attempt"]),
-        recording=path / plain_name(entry["recording"]),
-        started=float(entry["started"]),
-        ended=None if entry.get("ended") is None else float(entry["ended"]),
-        status=str(status),
-        error=entry.get("error"),
-        reason=entry.get("reason"),
-        reached=Reached(**{name: entry["reached"][name] for name in Reached._fields}) if entry.get("reached") else None,
-        info=dict(entry.get("info", {})),
-        world_size=int(entry.get("world_size", 1)),
-        local_world_size=int(entry.get("local_world_size", entry.get("world_size", 1))),
-        publishers=tuple(dict(publisher) for publisher in entry.get("publishers", ())),
-        paused=Pause(float(entry["paused"]["since"]), int(entry["paused"]["batch"])) if entry.get("paused") else None,
+        number=entry.attempt,
+        recording=path / entry.recording,
+        started=entry.started,
+        ended=entry.ended,
+        status="lost" if entry.status == "running" and not locked else entry.status,
+        error=entry.error,
+        reason=entry.reason,
+        reached=None if entry.reached is None else Reached(*msgspec.structs.astuple(entry.reached)),
+        info=entry.info,
+        world_size=entry.world_size,
+        local_world_size=entry.world_size if entry.local_world_size is None else entry.local_world_size,
+        publishers=tuple(entry.publishers),
+        paused=None if entry.paused is None else Pause(*msgspec.structs.astuple(entry.paused)),
+        missing=tuple(Gap(*msgspec.structs.astuple(one)) for one in entry.missing),
     )
 
 
-def _read_json(path: Path, name: str, directory: int) -> dict[str, Any]:
+@contextlib.contextmanager
+def _read_errors(path: Path, name: str) -> Iterator[None]:
     try:
-        with open(open_file(name, dir_fd=directory)) as file:
-            value = json.load(file)
-    except FileNotFoundError:
-        return {}
+        yield
     except OSError as error:
         raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}", path=path / name) from None
-    except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path / name} cannot be read: {error}", path=path / name) from None
-    return value if isinstance(value, dict) else {}
+    except ValueError as error:
+        raise RunDirectoryError(f"{path / name} is damaged: {error}{_what_is_left(path)}", path=path / name) from None
+
+
+def _what_is_left(path: Path) -> str:
+    return f"; the recordings beside it can still be read: consumer --replay {path}/recording-1.mcap"
 
 
 def is_locked(path: Path) -> bool:
@@ -373,14 +449,16 @@ def next_attempt(root: Path, name: str) -> NextAttempt:
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
     try:
-        record = _read_json(path, RUN_FILE, directory)
+        with _read_errors(path, RUN_FILE):
+            record = read_record(RUN_FILE, directory, RunRecord)
     finally:
         os.close(directory)
-    return NextAttempt(_next_attempt(path, record)[0], _text(record.get("id")))
+    known = () if record is None else (entry.attempt for entry in record.attempts)
+    return NextAttempt(_next_attempt(path, known)[0], None if record is None else record.id)
 
 
-def _next_attempt(path: Path, record: Mapping[str, Any]) -> tuple[int, Path]:
-    number = 1 + max((entry["attempt"] for entry in record.get("attempts", ())), default=0)
+def _next_attempt(path: Path, known: Iterable[int]) -> tuple[int, Path]:
+    number = 1 + max(known, default=0)
     # A broker that was killed at once leaves a recording that is listed nowhere.
     while os.path.lexists(recording := path / f"recording-{number}.mcap"):
         number += 1
@@ -407,23 +485,48 @@ class RunDirectory:
         self.path = root / check_run_name(name)
         self.name = name
         self._lock = self._directory = -1
+        self._began_at: float | None = None
         try:
             with _explained(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._directory = open_directory(self.path)
                 check_owner(self._directory)
-                _make_private(self._directory)
+                make_private(self._directory)
                 self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
             if not run_lock.take(self._lock):
                 raise _is_live(root, name)
             # The directory's name is the run's, also after it has been moved.
-            known = {"id": run_id or new_run_id(), "attempts": []} | _read_json(self.path, RUN_FILE, self._directory)
-            self._record = known | {"name": name}
+            # A file that cannot be read is left as it is.
+            with _read_errors(self.path, RUN_FILE):
+                known = read_values(RUN_FILE, self._directory, RunRecord) or {}
+            identity = known.get("id") or run_id or new_run_id()
+            self._record = {"attempts": []} | known | {"id": identity, "name": name}
             # What a killed broker left behind would send consumers to an address where nothing listens.
             self._remove_traces()
         except BaseException:
             self._close()
             raise
+
+    @classmethod
+    def take_free(cls, root: Path, name: str, launch: str | None = None) -> "RunDirectory":
+        """Takes the directory of a run that starts now and is to be called ``name``, as :func:`free_name` chooses it.
+
+        Raises:
+            RunDirectoryError: it cannot be made or written.
+        """
+        while True:
+            path = root / free_name(root, name, launch)
+            is_new = not is_taken(path)
+            try:
+                directory = cls(root, path.name)
+            except RunIsLiveError:
+                if not is_new:
+                    raise
+                # Another one has taken it just now.
+                continue
+            if not is_new or directory.next_attempt()[0] == 1:
+                return directory
+            directory.release()
 
     @property
     def run_id(self) -> str:
@@ -432,7 +535,7 @@ class RunDirectory:
 
     def next_attempt(self) -> tuple[int, Path]:
         """The number of the next attempt, and where its recording goes."""
-        return _next_attempt(self.path, self._record)
+        return _next_attempt(self.path, (entry["attempt"] for entry in self._record["attempts"]))
 
     def begin_attempt(
         self,
@@ -455,8 +558,18 @@ class RunDirectory:
             "info": info,
         }
         record = {**self._record, "attempts": [*self._record["attempts"], entry]}
+        text = _as_text(record)
+        if len(text) > MAX_BYTES_AT_BEGIN:
+            raise RunDirectoryError(
+                f"{self.path / RUN_FILE} would have {len(text):,} bytes with attempt {number}, and "
+                f"{MAX_BYTES_AT_BEGIN:,} are allowed: choose another run name",
+                path=self.path / RUN_FILE,
+            )
+        with _explained(self.path):
+            self._reserve(record)
         self._write(RUN_FILE, record)
         self._record = record
+        self._began_at = time.monotonic() if started is None else None
 
     def resume_attempt(self, number: int) -> tuple[Path, int, int, list[dict[str, Any]]]:
         """Marks an attempt whose broker ended before it as live again. Returns its recording, its number of ranks, how
@@ -472,10 +585,13 @@ class RunDirectory:
             recording = self.path / plain_name(entry["recording"])
         except ValueError as error:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {error}") from None
+        self._began_at = None
         entry.update(status="running", error=None, ended=None)
-        for name in ("reason", "reached"):
+        for name in ("reason", "reached", "missing"):
             entry.pop(name, None)
         self._write(RUN_FILE, self._record)
+        with contextlib.suppress(OSError):
+            self._reserve(self._record)
         world_size = entry.get("world_size", 1)
         return recording, world_size, entry.get("local_world_size", world_size), list(entry.get("publishers", []))
 
@@ -519,15 +635,27 @@ class RunDirectory:
         trouble: str | None = None,
         reached: Reached | None = None,
         ended: float | None = None,
+        missing: Sequence[Gap] = (),
     ) -> None:
-        """Writes down how the attempt ended, and how far it came; ``trouble`` stands in the place of an error where
-        there is none. ``ended`` is by default now."""
+        """Writes down how the attempt ended, and how far it came, also on a full disk; ``trouble`` stands in the place
+        of an error where there is none. ``ended`` is by default now, ``missing`` are the events behind the end of the
+        recording."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
-        entry.update(ending.to_fields(), error=ending.error or trouble, ended=time.time() if ended is None else ended)
+        if ended is None:
+            # The system's clock may have been set meanwhile.
+            passed = None if self._began_at is None else time.monotonic() - self._began_at
+            ended = max(time.time(), entry["started"]) if passed is None else entry["started"] + passed
+        entry.update(ending.to_fields(), error=ending.error or trouble, ended=ended)
+        for name in ("error", "reason"):
+            if entry.get(name) is not None:
+                entry[name] = entry[name][:MAX_TEXT]
         if reached is not None:
             entry["reached"] = reached._asdict()
-        self._write(RUN_FILE, self._record)
+        if missing:
+            entry["missing"] = [gap._asdict() for gap in missing]
+        with _explained(self.path):
+            replace_file_in_reserve(self._directory, RUN_FILE, _as_text(self._record), _RESERVE_FILE)
 
     def release(self) -> None:
         """Gives the directory back: it is not live any more."""
@@ -543,13 +671,20 @@ class RunDirectory:
         self._lock = self._directory = -1
 
     def _remove_traces(self) -> None:
-        for name in (BROKER_FILE, *SOCKET_FILES):
+        for name in (BROKER_FILE, *SOCKET_FILES, _RESERVE_FILE):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         with _explained(self.path):
-            replace_file(self._directory, name, json.dumps(plain(value), indent=2) + "\n")
+            replace_file(self._directory, name, _as_text(value))
+
+    def _reserve(self, record: dict[str, Any]) -> None:
+        reserve_space(self._directory, _RESERVE_FILE, len(_as_text(record)) + _RESERVE_BYTES)
+
+
+def _as_text(value: dict[str, Any]) -> str:
+    return json.dumps(plain(value), indent=2) + "\n"
 
 
 def check_writable(root: Path) -> None:
@@ -562,12 +697,6 @@ def check_writable(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _make_private(directory: int) -> None:
-    """Restricts an existing directory to its owner; a new one already is."""
-    if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
-        os.fchmod(directory, 0o700)
 
 
 def check_path(path: Path) -> None:
@@ -627,9 +756,12 @@ class Origin(NamedTuple):
     def of(cls, info: Mapping[str, Any]) -> "Origin | None":
         """Reads it from a publisher's ``info``; ``None`` if that is not a replay."""
         origin = info.get(_REPLAY_OF)
-        if not isinstance(origin, Mapping) or not all(name in origin for name in cls._fields):
+        if not isinstance(origin, Mapping):
             return None
-        return cls(str(origin["run"]), int(origin["attempt"]), str(origin["path"]))
+        run, attempt, path = (origin.get(name) for name in cls._fields)
+        if isinstance(run, str) and isinstance(attempt, int) and isinstance(path, str):
+            return cls(run, attempt, path)
+        return None
 
     def __str__(self) -> str:
         return f"run {self.run}, attempt {self.attempt} ({self.path})"

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,11 +16,12 @@ from typing import Any
 import msgpack
 
 from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
-from bus.files import atomic_replace
+from bus.files import TEMPORARY_NAME, atomic_replace
 from bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
 from bus.protocol.order import Ending, Reached
 from bus.recording.writer import RecordingWriter
-from bus.runs.directory import IMPORTED_FROM, RunDirectory, in_words, runs_dir
+from bus.redaction import redact
+from bus.runs.directory import IMPORTED_FROM, LOCK_FILE, RunDirectory, in_words, is_locked, runs_dir
 from bus.strict_json import plain
 from bus.tools.logs import Log, Row, find_logs, read_log
 from bus.types.event import Event
@@ -100,10 +103,11 @@ def import_logs(
     logs = find_logs(source, path)
     root = runs_dir(where)
     names = [_run_name(log, name, len(logs) > 1) for log in logs]
-    for one in names:
-        if names.count(one) > 1:
+    for one, count in Counter(names).items():
+        if count > 1:
             raise ConfigurationError(f"two of the logs in {path} would be run {one!r}: import each by its own path")
         _check_new(root, one)
+    _remove_abandoned(root)
     done = [_import(source, log, root, one, step_column) for log, one in zip(logs, names, strict=True)]
     if all(one.run is None for one in done):
         raise ConfigurationError(f"there are no numbers in {done[0].path}: nothing is imported")
@@ -125,8 +129,17 @@ def _check_new(root: Path, name: str) -> None:
         raise ConfigurationError(f"run {name!r} exists in {in_words(root)}: choose another name with '--name'")
 
 
+def _remove_abandoned(root: Path) -> None:
+    """Removes what imports left behind that were killed: of another one the run is locked."""
+    for place in root.glob(".*.tmp"):
+        found = TEMPORARY_NAME.fullmatch(place.name)
+        if found and (place / found["name"] / LOCK_FILE).is_file() and not is_locked(place / found["name"]):
+            shutil.rmtree(place, ignore_errors=True)
+
+
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
     steps = values = replaced = 0
+    directory = None
     # Sorted outside of Python, because a log may be larger than memory.
     with closing(sqlite3.connect("")) as rows:
         try:
@@ -134,10 +147,7 @@ def _import(source: str, log: Log, root: Path, name: str, step_column: str | Non
             if places:
                 with atomic_replace(root / name, is_new=True) as draft:
                     directory = RunDirectory(draft.parent, name)
-                    try:
-                        steps, values, replaced = _write(directory, rows, log, source, places)
-                    finally:
-                        directory.release()
+                    steps, values, replaced = _write(directory, rows, log, source, places)
         except UnicodeError as error:
             raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
         except RecursionError:
@@ -147,6 +157,10 @@ def _import(source: str, log: Log, root: Path, name: str, step_column: str | Non
         except CheckpointError as error:
             _check_new(root, name)
             raise RunDirectoryError(str(error)) from None
+        finally:
+            # Not before the run has its name, because what is not locked is removed.
+            if directory is not None:
+                directory.release()
     notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
     return Imported(name if places else None, log.path, steps, values, replaced, notes, damage)
 
@@ -242,7 +256,7 @@ def _nanoseconds(seconds: float) -> int:
 def _facts(log: Log, places: Mapping[str, _Place]) -> dict[str, Any]:
     """What is known of the training as a whole."""
     labels = dict.fromkeys(place[1] for place in places.values() if place[0] == "eval")
-    found = hyperparameters_in({FIELD: plain(log.hyperparameters)})
+    found = hyperparameters_in({FIELD: redact(plain(log.hyperparameters))})
     hyperparameters = {FIELD: {name: _packable(value) for name, value in found.items()}} if found else {}
     return {"evaluators": list(labels), **hyperparameters}
 

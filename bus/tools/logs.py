@@ -6,16 +6,17 @@ import math
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from bus.errors import ConfigurationError, require
 from bus.files import open_file
 from bus.printing import Damage
 from bus.protocol.frames import MAX_TIME
-from bus.strict_json import flatten
+from bus.strict_json import flatten, json_text
 
 TENSORBOARD = "tensorboard"
 
@@ -24,6 +25,15 @@ _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
+_LONGEST_ENTRY = 16 << 20
+"""Characters in a line of JSON, or in a row of CSV."""
+_LONGEST_STATE = 64 << 20
+"""Bytes in a trainer_state.json."""
+_LONGEST_RECORD = 64 << 20
+"""Bytes in a record of an event file."""
+_LONGEST_HPARAMS = 256 << 10
+_MOST_HPARAMS = 100_000
+"""Values in a hparams.yaml, with each alias as what it stands for."""
 # An earlier number cannot be a date of a training: it counts seconds since something else.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -186,6 +196,10 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
             if length > size - offset - _RECORD.size - 4:
                 damage.add(f"{path}, byte {offset}: it ends within a record, which is left out")
                 return
+            if length > _LONGEST_RECORD:
+                damage.add(f"{path}, byte {offset}: a record of {length:,} bytes is left out")
+                offset = file.seek(length + 4, os.SEEK_CUR)
+                continue
             data, (expected,) = file.read(length), struct.unpack("<I", file.read(4))
             # Scalars are small; images would take seconds.
             if length <= _CHECKED_BYTES and masked_crc32c(data) != expected:
@@ -213,6 +227,32 @@ def _scalar(value: Any) -> float | None:
 
 
 # -- files of text ----------------------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """The lines of a file, of which an entry of the log takes only so many that they fit into memory.
+
+    Raises :class:`ConfigurationError` where one is longer."""
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._number = self._taken = 0
+
+    def begin_entry(self) -> None:
+        """The next line begins another entry."""
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._file.readline(_LONGEST_ENTRY + 1):
+            self._number += 1
+            self._taken += len(line)
+            if self._taken > _LONGEST_ENTRY:
+                raise ConfigurationError(
+                    f"{self._path}, line {self._number}: an entry of the log has at most {_LONGEST_ENTRY:,} "
+                    "characters, and this one has more: see whether the file is such a log"
+                )
+            yield line
 
 
 class _Rows:
@@ -299,12 +339,15 @@ def _read_csv(log: Log, step_column: str | None) -> Iterator[Row]:
     path, rows = log.path, _Rows(log, step_column)
     _take_hparams_file(log, path.parent)
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
+        text = _Lines(file, path)
+        lines = csv.reader(text)
         try:
             header = next(lines, [])
-            if twice := [name for name in set(header) if name and header.count(name) > 1]:
+            if twice := [name for name, count in Counter(header).items() if name and count > 1]:
                 raise ConfigurationError(f"{path} has more than one column {min(twice)!r}: give each its own name")
+            text.begin_entry()
             for cells in lines:
+                text.begin_entry()
                 where = f"line {lines.line_num}"
                 if len(cells) > len(header):
                     raise ConfigurationError(f"{path}, {where}: it has {len(cells)} cells, the header {len(header)}")
@@ -331,7 +374,9 @@ def _of_cell(text: str) -> float | str | None:
 def _read_jsonl(log: Log, step_column: str | None) -> Iterator[Row]:
     path, rows = log.path, _Rows(log, step_column)
     with open(open_file(path, follow=True), encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
+        lines = _Lines(file, path)
+        for number, line in enumerate(lines, 1):
+            lines.begin_entry()
             where = f"line {number}"
             if line.isspace():
                 continue
@@ -354,6 +399,11 @@ def _read_jsonl(log: Log, step_column: str | None) -> Iterator[Row]:
 def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[Row]:
     path, rows = log.path, _Rows(log, "step")
     with open(open_file(path, follow=True), encoding="utf-8") as file:
+        if (size := os.fstat(file.fileno()).st_size) > _LONGEST_STATE:
+            raise ConfigurationError(
+                f"{path} has {size:,} bytes, and a trainer_state.json at most {_LONGEST_STATE:,}: write the entries "
+                "of its 'log_history' into a file, one in a line, and import that with '--from jsonl'"
+            )
         try:
             state = json.load(file)
         except UnicodeError:
@@ -382,12 +432,33 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     try:
         with open(open_file(path, follow=True), encoding="utf-8") as file:
-            found = yaml.safe_load(file)
+            text = file.read(_LONGEST_HPARAMS + 1)
+        if len(text) > _LONGEST_HPARAMS:
+            raise ValueError(f"it has more than {_LONGEST_HPARAMS:,} characters")
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if _count_nodes(node, {}) > _MOST_HPARAMS:
+            raise ValueError(f"it has more than {_MOST_HPARAMS:,} values, with each alias as what it stands for")
+        found = None if node is None else loader.construct_document(node)
+        # An integer may have more digits than Python writes.
+        json_text(found)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         log.notes.add(f"{path} is left out, it cannot be read: {' '.join(str(error).split())}")
         return
     if isinstance(found, dict):
         log.hyperparameters |= {str(name): value for name, value in found.items()}
+
+
+def _count_nodes(node: Any, known: dict[Any, int]) -> int:
+    """How many values a node of YAML has, with each alias as what it stands for; not more than one too many."""
+    if node not in known:
+        # Until it is counted: of a node within itself there is no end.
+        known[node] = _MOST_HPARAMS + 1
+        parts = node.value if isinstance(getattr(node, "value", None), list) else ()
+        # A map has pairs.
+        nodes = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        known[node] = min(1 + sum(_count_nodes(one, known) for one in nodes), _MOST_HPARAMS + 1)
+    return known[node]
 
 
 SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[Row]]]] = {

@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
     time_ns: int | None = None
     """When it was answered, in nanoseconds since 1970 (UTC), if the stream has it."""
     done: str | None = None
-    """What was done, of a command that the broker has obeyed."""
+    """The file that was written, of a command that writes one."""
 
     @property
     def delay(self) -> int | None:
@@ -115,7 +115,7 @@ class Outcome(NamedTuple):
         if self.error is not None:
             return f"{command} was not done: {self.error}"
         if self.done is not None:
-            return f"{command} wrote {self.done}"
+            return f"{command} wrote {self.done}" + ("" if self.batch is None else f" at batch {self.batch}")
         if self.event is None:
             return f"{command} was handed on and has not taken effect yet"
         late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"

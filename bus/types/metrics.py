@@ -1,32 +1,142 @@
-"""Metrics: what their names say, and their values as plain numbers."""
+"""Metrics: which of their values are better, and their values as plain numbers."""
 
+import functools
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from bus.errors import ConfigurationError
 
 Mode: TypeAlias = Literal["min", "max"]
+Step = TypeVar("Step", int, float)
 
-_LOWER = r"loss|error|perplexity|entropy|mse|mae|rmse|(^|[/_.])(wer|cer|ppl|nll|bpc|bpb|fid)($|[/_.])"
-_HIGHER = (
-    r"accuracy|f1|auc|auroc|precision|recall|score|bleu|rouge|jaccard|dice|psnr|ssim|correlation|reward"
-    r"|(^|[/_.])(acc|iou|miou|map|mrr|ndcg|r2|em|return)($|[/_.])"
+GOALS = "metric.goals"
+"""The hyperparameter, or the entry of a run's ``config``, that says of metrics whether ``min`` or ``max`` is better."""
+_GOALS = (f"{GOALS}/", f"config/{GOALS}/")
+
+_LOWER = frozenset(
+    (
+        *("loss", "losses", "error", "errors", "perplexity", "ppl", "cross_entropy", "crossentropy", "nll", "mse"),
+        *("mae", "rmse", "mape", "msle", "bpc", "bpb", "bpd", "bits_per_token", "bits_per_byte", "wer", "cer", "mer"),
+        *("eer", "ece", "fid", "lpips", "brier"),
+    )
 )
-_LOWER_IS_BETTER = re.compile(f"{_LOWER}|time|memory|lr-", re.IGNORECASE)
-_SAYS_DIRECTION = re.compile(f"^(loss|metrics)/|{_LOWER}|{_HIGHER}", re.IGNORECASE)
-_NOT_COMPARED = re.compile(r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)")
+_HIGHER = frozenset(
+    (
+        *("accuracy", "accuracies", "acc", "f1", "fbeta", "fmeasure", "f_beta", "auc", "auroc", "precision", "recall"),
+        *(
+            "ap",
+            "map",
+            "sensitivity",
+            "specificity",
+            "kappa",
+            "jaccard",
+            "jaccard_index",
+            "iou",
+            "miou",
+            "dice",
+            "bleu",
+            "rouge",
+            "meteor",
+            "chrf",
+        ),
+        *("psnr", "ssim", "mrr", "ndcg", "r2", "matthews_corr_coef", "matthews_correlation", "exact_match", "em"),
+        *("reward", "rewards", "rew", "return", "returns", "success"),
+    )
+)
+_QUALIFIERS = frozenset(
+    (
+        *("train", "training", "val", "valid", "validation", "eval", "evaluation", "test", "dev", "dataloader", "idx"),
+        *("mean", "avg", "average", "total", "macro", "micro", "weighted", "step", "epoch", "rate", "score"),
+        *("per", "token", "top", "at", "k", "l", "lsum"),
+    )
+)
+"""Words behind a name that do not change which values are better: ``val_loss_epoch``, ``f1_score``."""
+_LONGEST = 3
+_COUNTS = re.compile(r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)")
+_PARTS_OF_LOSS = "loss/train/"
 
 
-def mode_of(metric: str) -> Mode:
-    """Whether the least or the greatest value of a metric is its best, by its name: of losses, errors, times and the
-    like the least, of everything else the greatest."""
-    return "min" if _LOWER_IS_BETTER.search(metric) else "max"
+def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) -> Mode | None:
+    """Whether the least or the greatest value of a metric is its best: as ``goals`` say, or else its name, where that
+    is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None`` for all others, such as norms, counts,
+    rates and times: none of their values is better."""
+    if goals:
+        name = metric
+        while name:
+            if name in goals:
+                return goals[name]
+            name = name.partition("/")[2]
+    return _by_name(metric)
 
 
-def direction_of(metric: str) -> Mode | None:
-    """As :func:`mode_of` for a metric that measures how good a training is: losses, what evaluations measure, and what
-    is called like such. ``None`` for learning rates, times, norms and the like, of which no value is better."""
-    is_compared = _SAYS_DIRECTION.search(metric) and not _NOT_COMPARED.match(metric)
-    return mode_of(metric) if is_compared else None
+def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
+    """What the hyperparameters of runs say of metrics, by the metric's name or the end of it, under :data:`GOALS`. What
+    the user said replaces what the metric says of itself; where runs contradict each other, the metric is left out."""
+    found: dict[str, Mode | None] = {}
+    for of_run in hyperparameters:
+        own = {
+            name.removeprefix(prefix): value
+            for prefix in _GOALS
+            for name, value in of_run.items()
+            if name.startswith(prefix) and value in get_args(Mode)
+        }
+        found |= {name: goal if found.get(name, goal) == goal else None for name, goal in own.items()}
+    return {name: goal for name, goal in found.items() if goal is not None}
+
+
+def check_goals(config: Mapping[str, Any], argument: str) -> None:
+    """Raises :class:`bus.errors.ConfigurationError` for goals of metrics that are neither ``min`` nor ``max``."""
+    goals = config.get(GOALS, {})
+    if not isinstance(goals, Mapping):
+        raise ConfigurationError(
+            f"{argument}[{GOALS!r}] is {goals!r:.60}: give a dict of metrics, such as {{'my_score': 'max'}}"
+        )
+    for name, goal in goals.items():
+        if goal not in get_args(Mode):
+            raise ConfigurationError(
+                f"{argument}[{GOALS!r}] says {goal!r:.60} of {name!r:.60}: use 'min' where less is better, else 'max'"
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_name(metric: str) -> Mode | None:
+    if _COUNTS.match(metric):
+        return None
+    words = _words(metric)
+    while words:
+        for length in range(1, _LONGEST + 1):
+            tail = "_".join(words[-length:])
+            for name in (tail, tail.rstrip("0123456789")):
+                if name in _LOWER or name in _HIGHER:
+                    return "min" if name in _LOWER else "max"
+        last = words.pop()
+        if not last.isdigit() and last.rstrip("0123456789") not in _QUALIFIERS:
+            break
+    return "min" if metric.startswith(_PARTS_OF_LOSS) else None
+
+
+def _words(metric: str) -> list[str]:
+    """The words of a name, however it is written: ``val_acc``, ``MulticlassF1Score``, ``mAP``."""
+    text = metric.replace("IoU", "Iou")
+    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
+    text = re.sub(r"([A-Z])([A-Z][a-z])", r"\1 \2", text)
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def is_of_evaluation(metric: str) -> bool:
+    """Whether evaluations give that metric, and not the training itself."""
+    return metric.startswith("metrics/") and not metric.startswith("metrics/train/")
+
+
+def shown_step(metric: str, step: Step) -> Step:
+    """The step at which tables, charts and frames have a value that was logged for a step.
+
+    A step counts batches from 0: that of a batch is the number of batches before it. Evaluations are logged for the
+    number of batches trained, where the next batch begins, and shown beside the last batch before them; one before the
+    first batch is at step 0."""
+    return step - 1 if step >= 1 and is_of_evaluation(metric) else step
 
 
 def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:

@@ -51,6 +51,10 @@ class Timeouts:
     """How long a broker has to live for its next death to count as the first one."""
     broker_exit: float = 3.0
     """How long closing a publisher waits for its own broker to finish the recording."""
+    copy: float = 2.0
+    """How long it then waits until all of the run is in the NATS servers to which it is copied."""
+    copy_poll: float = 0.05
+    """How long it waits before it looks again whether that is so."""
 
     # -- a broker -----------------------------------------------------------------------------------------------------
 

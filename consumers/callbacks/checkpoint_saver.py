@@ -11,11 +11,12 @@ from bus.checkpoints.image import read_contents, write_draft
 from bus.checkpoints.names import CheckpointName, CheckpointNames
 from bus.checkpoints.ratings import Ratings
 from bus.errors import ConfigurationError, FieldNotAvailableError
+from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
 from bus.types.intervals import AT_END, check_interval
-from bus.types.metrics import Mode
+from bus.types.metrics import Mode, direction_of
 from bus.types.time import Time, TimeUnit
 from bus.types.timestamp import Timestamp
 from consumers.api.callback import Callback
@@ -26,6 +27,11 @@ from consumers.callbacks.monitored_metric import MonitoredMetric
 _log = logging.getLogger("offloop")
 
 _BOUNDARIES = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
+
+
+_FOLDER = "{run_name}/checkpoints"
+"""Where to, where the run has no folder on this machine."""
+_USUALLY_KEPT = 3
 
 
 class CheckpointSaver(Callback):
@@ -43,7 +49,8 @@ class CheckpointSaver(Callback):
     best. The values are in ``checkpoints.json`` beside the checkpoints, see :mod:`bus.checkpoints.ratings`.
 
     Args:
-        folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``.
+        folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``; by default
+            ``checkpoints`` in the run's folder. A line says where that is.
         filename: the name of each checkpoint, see :class:`bus.checkpoints.names.CheckpointNames`.
         remote_file_name: the name under which it is given to loggers that store files; ``None`` for not at all.
         latest_filename: a link to what was saved last; ``None`` for none.
@@ -52,13 +59,15 @@ class CheckpointSaver(Callback):
         save_interval: a time such as ``1ep``, ``500ba`` or ``0.1dur``, or a number of epochs; 0 for never.
         overwrite: whether checkpoints of a later time than the training's may be in the folder, and replaced.
         num_checkpoints_to_keep: how many of the newest stay; -1 for all, or with ``keep`` for the newest one alone; 0
-            for none once they are uploaded.
+            for none once they are uploaded. By default -1 with a ``monitor``; else the newest three, and of a training
+            that is evaluated the best one: by the first of the metrics whose greatest value is the best, or else whose
+            least one is.
         weights_only: whether to save the model alone.
         monitor: a metric by which checkpoints are compared, called as it is logged
             (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``), or the end of that (``MulticlassAccuracy``),
             which is of the evaluation where the training has such a metric too.
-        mode: whether the least value is the best, ``min``, or the greatest, ``max``. By default ``min`` for a metric
-            with ``loss``, ``error``, ``perplexity`` or the like in its name, see :func:`bus.types.metrics.mode_of`.
+        mode: whether the least value is the best, ``min``, or the greatest, ``max``. Not needed for a metric whose name
+            says that, see :func:`bus.types.metrics.direction_of`.
         keep: how many of the best stay, beside the newest; by default the best one of those that
             ``num_checkpoints_to_keep`` would remove.
         best_filename: a link to the best one, with ``monitor``; ``None`` for none.
@@ -72,14 +81,14 @@ class CheckpointSaver(Callback):
 
     def __init__(
         self,
-        folder: str = "{run_name}/checkpoints",
+        folder: str | None = None,
         filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
         remote_file_name: str | None = "{run_name}/checkpoints/ep{epoch}-ba{batch}-rank{rank}.safetensors",
         latest_filename: str | None = "latest-rank{rank}.safetensors",
         latest_remote_file_name: str | None = "{run_name}/checkpoints/latest-rank{rank}.safetensors",
         save_interval: int | str | Time = "1ep",
         overwrite: bool = False,
-        num_checkpoints_to_keep: int = -1,
+        num_checkpoints_to_keep: int | None = None,
         weights_only: bool = False,
         monitor: str | None = None,
         mode: Mode | None = None,
@@ -87,23 +96,27 @@ class CheckpointSaver(Callback):
         best_filename: str | None = "best-rank{rank}.safetensors",
     ) -> None:
         _check_comparison(monitor, mode, keep)
-        self._metric = None if monitor is None else MonitoredMetric(monitor)
-        self._mode = mode
+        interval = Time.from_input(save_interval, TimeUnit.EPOCH)
+        is_usual = monitor is None and num_checkpoints_to_keep is None and interval.value > 0
+        if num_checkpoints_to_keep is None:
+            num_checkpoints_to_keep = _USUALLY_KEPT if is_usual else -1
+        self._metric = MonitoredMetric(monitor) if is_usual or monitor is not None else None
+        self._mode = mode or (None if monitor is None else direction_of(monitor))
         self._arguments: dict[str, Any] = {
-            "folder": folder,
+            "folder": _FOLDER if folder is None else folder,
             "filename": filename,
             "latest_filename": latest_filename,
             "keep": num_checkpoints_to_keep,
             "overwrite": overwrite,
-            "best_filename": None if monitor is None else best_filename,
+            "best_filename": None if self._metric is None else best_filename,
             "keep_best": keep,
         }
+        self._is_in_run = folder is None
         self._remote_file_name = remote_file_name
         self._latest_remote_file_name = latest_remote_file_name
         self._overwrite = overwrite
         # Whether the names are allowed is to be known before the run is.
         self._name_elsewhere(_Folder(**self._arguments, names={"run_name": "run"}))
-        interval = Time.from_input(save_interval, TimeUnit.EPOCH)
         self._interval = f"{check_interval(str(interval))}+{AT_END}" if interval.value else None
         self._keep = num_checkpoints_to_keep
         self._field = "weights_checkpoint" if weights_only else "checkpoint"
@@ -136,8 +149,8 @@ class CheckpointSaver(Callback):
 
     def demand(self) -> Demand:
         """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
-        after that, or the training was stopped after the events of its last batch. With ``monitor``, any event that may
-        bring a value."""
+        after that, or the training was stopped after the events of its last batch. Evaluations, where they are compared
+        by these; with ``monitor``, any event that may bring a value."""
         events: dict[Event, Want] = {Event.FIT_START: Want()}
         if self._interval is not None:
             due = Want(self._interval, {self._field: self._interval})
@@ -145,9 +158,10 @@ class CheckpointSaver(Callback):
             events |= {**dict.fromkeys(_BOUNDARIES, due), Event.FIT_END: at_end}
             if not self._weights_only:
                 events[Event.EVAL_AFTER_ALL] = at_end
-        if self._metric is not None:
-            return Demand.merge([Demand.of(BASE_EVENTS), Demand(events)])
-        return Demand(events)
+        if self._metric is None:
+            return Demand(events)
+        with_values = (Event.EVAL_END,) if self._metric.name is None else BASE_EVENTS
+        return Demand.merge([Demand.of(with_values), Demand(events)])
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Looks for a value of the metric, saves what is due, and rates what was saved."""
@@ -225,7 +239,14 @@ class CheckpointSaver(Callback):
                 "rank": state.rank,
                 "world_size": state.world_size,
             }
+            run_dir = self._keeper.context.run_dir
+            if self._is_in_run and run_dir is not None:
+                self._arguments["folder"] = (
+                    str(run_dir.absolute() / "checkpoints").replace("{", "{{").replace("}", "}}")
+                )
             self._folder = _Folder(**self._arguments, names=names)
+            if self._is_in_run and self._interval is not None:
+                say(f"run {state.run_name}: checkpoints are saved in {self._folder.folder}{self._kept}", err=True)
             self._folder.run_name = state.run_name
             self._folder.load_state_dict(self._known)
             self._folder.clean()
@@ -234,6 +255,20 @@ class CheckpointSaver(Callback):
                 self._folder.ranking = self._ratings.ranking
         self._remove_uploaded(self._folder)
         return self._folder
+
+    @property
+    def _kept(self) -> str:
+        """What is kept of them, for people."""
+        if self._keep == 0:
+            return " until they are uploaded"
+        best = self._arguments["keep_best"]
+        if self._keep < 0 and best is None:
+            return ""
+        newest = f"the newest {self._keep if self._keep > 1 else 'one'}"
+        by = "" if self._metric is None else f" and the best {best or 'one'}"
+        if self._metric is not None:
+            by += f" by {self._metric.name or 'what evaluations measure'}"
+        return f"; {newest}{by} stay"
 
     def _is_due(self, state: Snapshot) -> bool:
         # Before its first batch the training is what it was begun with, or resumed from.
@@ -287,6 +322,8 @@ class CheckpointSaver(Callback):
         """Says once that a checkpoint has no value to be compared by."""
         if self._ratings is None or self._metric is None or self._last_saved is None or self._has_warned:
             return
+        if self._metric.name is None:
+            return
         name = folder.name_at(self._last_saved)
         if name not in self._ratings and (folder.folder / name).is_file():
             self._has_warned = True
@@ -336,6 +373,10 @@ def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) 
         raise ConfigurationError(
             f"{given} is of the best checkpoints by a metric: name that as monitor, such as loss/train/total; "
             "num_checkpoints_to_keep is of the newest ones"
+        )
+    if monitor is not None and mode is None and direction_of(monitor) is None:
+        raise ConfigurationError(
+            f"the name of monitor {monitor!r} does not say which values are better: give mode, min or max"
         )
 
 

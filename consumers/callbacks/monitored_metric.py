@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from bus.printing import shorten
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.metrics import flatten
+from bus.types.metrics import direction_of, flatten, is_of_evaluation
 from consumers.api.callback import CannotWorkError
 from consumers.api.logger import Logger
 from consumers.callbacks.trainer_metrics import TrainerMetrics
@@ -28,9 +28,12 @@ class MonitoredValue(NamedTuple):
 class MonitoredMetric:
     """The newest value of a metric, called ``name`` as it is logged (``metrics/eval/MulticlassAccuracy``,
     ``loss/train/total``), or the end of that behind a slash (``MulticlassAccuracy``). An end that an evaluation and the
-    training itself have is that of the evaluation."""
+    training itself have is that of the evaluation.
 
-    def __init__(self, name: str) -> None:
+    ``None`` stands for the metric by which evaluations compare: the first by name of those whose greatest value is the
+    best, or else of those whose least value is."""
+
+    def __init__(self, name: str | None) -> None:
         self.name = name
         """What it was called."""
         self._source = TrainerMetrics()
@@ -56,6 +59,9 @@ class MonitoredMetric:
         """The newest value; ``None`` before the first.
 
         Raises :class:`consumers.CannotWorkError` when several metrics have that name."""
+        if self.name is None:
+            known = sorted(self._found.values(), key=lambda one: (direction_of(one.metric) == "min", one.metric))
+            return known[0] if known else None
         found = [self.name] if self.name in self._found else list(self._found)
         if len(found) > 1:
             found = [name for name in found if not name.startswith(_TRAINING)] or found
@@ -83,6 +89,8 @@ class MonitoredMetric:
                 self._others[name] = None
 
     def _is_meant(self, name: str) -> bool:
+        if self.name is None:
+            return is_of_evaluation(name) and direction_of(name) is not None
         return name == self.name or name.endswith(f"/{self.name}")
 
 

@@ -9,19 +9,20 @@ is run: the last line on standard output is then JSON that says what these callb
 pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
 """
 
+import contextlib
 import json
 import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bus.errors import ConfigurationError, OffloopError
 from bus.net.curve import ClientSecurity, client_security
 from bus.net.requests import list_remote_runs
-from bus.printing import say
+from bus.printing import AboveLastLine, is_screen, say
 from bus.runs.directory import RUN_FILE
 from bus.subscriber.subscriber import Subscriber
 from bus.types.demand import shortest_delay
@@ -132,16 +133,39 @@ def read_order(stream: BinaryIO) -> dict[str, Any]:
     return order
 
 
+@contextlib.contextmanager
+def _beside_the_trainer() -> Iterator[None]:
+    """The trainer may draw a progress bar on the terminal, where all that is printed here is to leave it whole."""
+    originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    shared = {name: AboveLastLine(stream) for name, stream in originals.items() if is_screen(stream)}
+    for name, stream in shared.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in shared.items():
+            # The terminal may be gone.
+            with contextlib.suppress(OSError):
+                stream.close()
+            setattr(sys, name, originals[name])
+
+
 def main() -> None:
     """Entry point."""
     # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process is
     # to see the end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _beside_the_trainer():
+        code = _run_order()
+    sys.exit(code)
+
+
+def _run_order() -> int:
     try:
         order = read_order(sys.stdin.buffer)
         if order.get("describe"):
             say(json.dumps(describe(order)))
-            return
+            return 0
         run, broker, security = order["run"], order.get("broker"), None
         if broker is not None:
             security = client_security(order.get("key"), order.get("broker_key"))
@@ -158,7 +182,7 @@ def main() -> None:
         # Whoever read our output is gone; nothing may be flushed to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    sys.exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def consume(
     if max_delay is not None:
         check_max_delay(max_delay, "--max-delay")
     if list_metrics is not None:
-        for line in print_metrics(source.find(say)):
+        for line in print_metrics(source.find(say, as_it_is=True)):
             say(line)
         return 0
     logs_by_default = _is_default("loggers")

@@ -76,9 +76,10 @@ class RunSelector:
         if (self.key or self.broker_key) and not self.broker:
             raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
 
-    def find(self, say: Callable[[str], None]) -> Found:
-        """What they name, once it is there; without a name the run that is live, once one is. ``say`` is told what is
-        waited for.
+    def find(self, say: Callable[[str], None], *, as_it_is: bool = False) -> Found:
+        """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
+        named run that is just being started again is waited for, unless the run is wanted ``as_it_is``. ``say`` is told
+        what is waited for.
 
         Raises:
             RunNotFoundError: there is no such run, and they do not say to wait.
@@ -98,7 +99,7 @@ class RunSelector:
         if self.is_file:
             return Recording(self.replay or Path(str(self.run)))
         if self.run:
-            return find_or_wait(self.run, self.runs_dir, self.wait, say)
+            return find_or_wait(self.run, self.runs_dir, self.wait, say, as_it_is=as_it_is)
         return (newest_run if self.last else live_or_wait)(self.runs_dir, say)
 
 

@@ -1,5 +1,6 @@
 """Hands what was logged to every destination that still works."""
 
+import asyncio
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -11,6 +12,9 @@ from bus.errors import OffloopError
 from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Logger, LoggerDestination, Row, RunContext
+
+RAISED = (Exception, asyncio.CancelledError)
+"""What calls of other people's code may raise. That something of theirs was cancelled is an error like any other."""
 
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
@@ -102,7 +106,7 @@ class Fanout:
             for name, destination in tuple(self._destinations.items()):
                 try:
                     destination.log_rows(rows, state)
-                except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
+                except RAISED as error:  # a destination may raise anything, and is shown with its traceback
                     self._fail(name, destination, error)
 
     def flush(self) -> None:
@@ -132,7 +136,7 @@ class Fanout:
             self.only_sends = destination.background
             try:
                 destination.close()
-            except Exception:
+            except RAISED:
                 # What is wrong with one that has failed before was shown then.
                 if destination not in failed:
                     raise
@@ -148,10 +152,10 @@ class Fanout:
             for name, destination in tuple(self._destinations.items()):
                 try:
                     action(destination)
-                except Exception as error:  # noqa: BLE001  a destination may raise anything, and is shown with its traceback
+                except RAISED as error:  # a destination may raise anything, and is shown with its traceback
                     self._fail(name, destination, error)
 
-    def _fail(self, name: str, destination: LoggerDestination, error: Exception) -> None:
+    def _fail(self, name: str, destination: LoggerDestination, error: BaseException) -> None:
         del self._destinations[name]
         if isinstance(error, BrokenPipeError):
             self._on_broken_pipe(error)

@@ -13,6 +13,7 @@ from bus.printing import say
 from bus.protocol.snapshot import Snapshot
 from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from consumers.delivery.commit import pack_snapshot, unpack_snapshot
+from consumers.delivery.fanout import RAISED
 from consumers.delivery.spool_file import Offset, SpoolDirectory
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -217,8 +218,8 @@ class Spool(LoggerDestination):
             except ConfigurationError as error:
                 self._fatal = error
                 return
-            except Exception as error:  # noqa: BLE001  a destination may raise anything, and is tried again
-                with contextlib.suppress(Exception):
+            except RAISED as error:  # a destination may raise anything, and is tried again
+                with contextlib.suppress(*RAISED):
                     self._destination.close()
                 self._patient_until = 0.0
                 failures = failures + 1 if self._delivered == before else 1
@@ -378,7 +379,7 @@ class Spool(LoggerDestination):
             return "they are lost"
         return f"'consumer --replay {self._context.run_dir} --log {self.shown_as}' sends it later"
 
-    def _say_trouble(self, error: Exception) -> None:
+    def _say_trouble(self, error: BaseException) -> None:
         is_new, self._trouble = self._trouble is None, f"{type(error).__name__}: {error}".splitlines()[0]
         if is_new and not self._abandoned.is_set():
             self._say(f"takes nothing, {self._trouble}; it is tried again, and everything is kept until then")

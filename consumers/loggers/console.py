@@ -11,6 +11,7 @@ from bus.errors import ConfigurationError
 from bus.printing import one_line, say
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
+from bus.types.metrics import shown_step
 from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text
 
 _GAP = "  "
@@ -39,7 +40,8 @@ _FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints step, epoch (from 0) and metrics on standard output, a line a second.
+    """Prints step, epoch (from 0) and metrics on standard output, a line a second. The step of a batch is the number of
+    batches before it; an evaluation has that of the last batch before it.
 
     At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
     logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
@@ -84,7 +86,7 @@ class ConsoleLogger(LoggerDestination):
         self._metrics |= metrics
         for name in metrics:
             self._order.setdefault(name, len(self._order))
-        self._step = max(row.step for row in rows)
+        self._step = max(min(shown_step(name, row.step) for name in row.metrics) for row in rows if row.metrics)
         self._epoch = shown_epoch(state)
         self._print_what_is_due(state)
 

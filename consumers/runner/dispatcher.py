@@ -25,6 +25,7 @@ from bus.types.source import Source
 from consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
 from consumers.api.logger import Logger, RunContext
 from consumers.delivery.commit import CallbackState
+from consumers.delivery.fanout import RAISED
 from consumers.runner.entries import CallbackEntry, barrier_events_of
 
 _NOWHERE = (0, 0)
@@ -43,7 +44,7 @@ class CallbackError(OffloopError):
 class Handling:
     """What all dispatchers of a runner have in common."""
 
-    note_error: Callable[[CallbackEntry, Exception, str], None]
+    note_error: Callable[[CallbackEntry, BaseException, str], None]
     """Called with everything that a callback raises, and the place in words, before ``on_error`` is followed."""
     on_error: OnError
     keeps_positions: bool = False
@@ -133,7 +134,7 @@ class Dispatcher:
         for entry in self.entries if entries is None else entries:
             try:
                 state = entry.callback.state_dict()
-            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
                 self._take_error(entry, error, "state_dict")
                 return None
             states.append(CallbackState(entry.name, entry.errors, entry.disabled, state))
@@ -143,7 +144,7 @@ class Dispatcher:
         """Gives a callback a state; what it raises is an error of the callback."""
         try:
             entry.callback.load_state_dict(state)
-        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+        except RAISED as error:  # a callback may raise anything, and is shown with its traceback
             self._take_error(entry, error, "load_state_dict")
 
     async def consume(self, after_each: Callable[[], None] | None = None) -> None:
@@ -200,7 +201,7 @@ class Dispatcher:
         for entry in entries:
             try:
                 entry.callback.host_windows(windows, self._logger)
-            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
                 self._take_error(entry, error, "host_windows")
         if self._logger.pending:
             self._deliver(self._logger, self.last)
@@ -261,7 +262,7 @@ class Dispatcher:
         self.handled += len(block)
         try:
             entry.callback.take_block(block)
-        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+        except RAISED as error:  # a callback may raise anything, and is shown with its traceback
             self._take_error(entry, error, block.event.value)
 
     async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
@@ -308,7 +309,7 @@ class Dispatcher:
                 result = call(seen, logger)
                 if result is not None and inspect.isawaitable(result):
                     await result
-            except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
                 self._take_error(entry, error, event.value)
             if seen is not snapshot:
                 seen.release()
@@ -331,12 +332,15 @@ class Dispatcher:
             result: Awaitable[None] | None = getattr(entry.callback, method)(*arguments)
             if result is not None and inspect.isawaitable(result):
                 await result
-        except Exception as error:  # noqa: BLE001  a callback may raise anything, and is shown with its traceback
+        except RAISED as error:  # a callback may raise anything, and is shown with its traceback
             self._take_error(entry, error, method)
             return False
         return True
 
-    def _take_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
+    def _take_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
+        if isinstance(error, asyncio.CancelledError) and self._task is not None and self._task.cancelling():
+            # It is this consumer that was cancelled, by the owner of the event loop.
+            raise error
         entry.errors += 1
         place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"
         self.handling.note_error(entry, error, place)

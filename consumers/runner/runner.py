@@ -243,7 +243,7 @@ class Runner:
         is_whole = self._shared.fatal is None and not self._shared.interrupted
         return is_whole and ending is not None and ending.status != "lost"
 
-    def _note_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
+    def _note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
         """Shows the first thing that a callback raises."""
         if isinstance(error, CannotWorkError):
             show_failure(f"callback {entry.name} has ended", error)

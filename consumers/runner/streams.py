@@ -16,6 +16,7 @@ from bus.recording.recording import Recording
 from bus.replay.replay import Replay
 from bus.runs.announcement import Announcement, list_announcements
 from bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
+from bus.runs.restarts import find_restart
 from bus.subscriber.merged import MergedSubscriber
 from bus.subscriber.subscriber import Subscriber
 from bus.terminal import exit_on_signal
@@ -30,6 +31,8 @@ _POLL = 0.2
 _PAUSES = 9
 """To look into a folder of many runs takes a while: it is left alone for so many times as long before the next look."""
 _LEFT = "detached before there was a run"
+_RESTART = 60.0
+"""How long, in seconds, a training that is started again is waited for."""
 
 
 class RemoteRunInfo(NamedTuple):
@@ -176,9 +179,10 @@ def choose_ranks(run: RemoteRunInfo, ranks: Sequence[int], wait: bool, say: Say)
     return _as_soon_as_there(look, what, say)
 
 
-def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:
-    """The run of that name or directory; with ``wait``, as soon as it exists. Says on ``say`` what it waits for, and of
-    what the run is a replay.
+def find_or_wait(name: str, where: Where, wait: bool, say: Say, *, as_it_is: bool = False) -> RunInfo:
+    """The run of that name or directory; with ``wait``, as soon as it exists. Where its training has ended and is just
+    being started again, its next attempt is waited for, for a limited time, but not ``as_it_is``. Says on ``say`` what
+    it waits for, and of what the run is a replay.
 
     Raises:
         RunNotFoundError: there is no such run and ``wait`` is false.
@@ -196,8 +200,32 @@ def find_or_wait(name: str, where: Where, wait: bool, say: Say) -> RunInfo:
         if not wait:
             find_run(name, where)
         run = _as_soon_as_there(look, f"waiting for run {name} in {in_words(runs_dir(where))} ... (Ctrl-C ends)", say)
+    elif not (as_it_is or is_live(run)):
+        run = _next_attempt(run, look, say)
     _say_origin(run, say)
     return run
+
+
+def _next_attempt(run: RunInfo, look: Callable[[], RunInfo | None], say: Say) -> RunInfo:
+    """The run with its next attempt, if a process of this machine may be about to begin that; as it is otherwise."""
+    root = run.path.parent
+    pid = find_restart(run, list_runs(root))
+    if pid is None:
+        return run
+    deadline = time.monotonic() + _RESTART
+
+    def look_again() -> RunInfo | None:
+        found = look()
+        is_over = time.monotonic() > deadline or find_restart(run, list_runs(root)) is None
+        # It may have begun since it was looked for.
+        return look() if is_over else found if found is None or is_live(found) else None
+
+    waiting = (
+        f"run {run.name} has ended ({run.status}), and process {pid} starts its script again: waiting up to "
+        f"{_RESTART:g} s for its next attempt ... (Ctrl-C ends; '--replay {shlex.quote(str(run.path))}' reads the "
+        "attempt before)"
+    )
+    return _as_soon_as_there(look_again, waiting, say)
 
 
 def newest_run(where: Where, say: Say) -> RunInfo:

@@ -149,9 +149,9 @@ class _StrictRunner(Runner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.raised: list[Exception] = []
+        self.raised: list[BaseException] = []
 
-    def _note_error(self, entry: CallbackEntry, error: Exception, where: str) -> None:
+    def _note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
         self.raised.append(error)
         super()._note_error(entry, error, where)
 

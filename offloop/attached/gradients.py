@@ -1,6 +1,5 @@
 """Fields of gradients in loops that forget the gradients before the batch has ended."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.engine.state import State
-from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, ProbeHook
+from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
 from trainer.fields.registry import FieldRegistry
 
 _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
@@ -26,8 +25,7 @@ class GradientProbe:
         self._computed_at = -1
         self._found: Any = None
         self._trouble: Exception | None = None
-        hook = register_optimizer_step_post_hook(ProbeHook(self._after_step))
-        weakref.finalize(self, hook.remove)
+        hook_optimizers(register_optimizer_step_post_hook, self._after_step)
 
     def found(self) -> Any:
         """What was computed in the batch that has just ended.

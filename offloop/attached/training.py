@@ -2,7 +2,7 @@
 
 import atexit
 import contextlib
-import sys
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,21 +14,27 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bus.checkpoints.announced import Score, announce_checkpoint
 from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.publisher.logged import LoggedValues
+from bus.printing import say, share_terminal
+from bus.protocol.frames import as_utf8
+from bus.publisher.logged import LoggedValues, check_name, check_value
+from bus.publisher.program_end import error_at_exit
 from bus.publisher.publisher import Publisher, ending_for
-from bus.runs.directory import new_run_name
+from bus.runs.directory import is_name_for, new_run_name
+from bus.types.deferred import Deferred
 from bus.types.event import Event
+from bus.types.metrics import Mode
 from bus.types.time import TimeInput
 from bus.types.timestamp import Timestamp, wall_clock
 from offloop.attached.gradients import keep_gradients
 from offloop.attached.joining import join_ranks
 from offloop.attached.options import Options, make_stream
+from offloop.attached.position import count
 from offloop.automatic import note_attached
 from trainer.control.remote_control import RemoteControl
 from trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
-from trainer.data.spec import DataSpec, count_samples, count_tokens
+from trainer.data.spec import DataSpec
 from trainer.device.device import GpuDevice, get_device
 from trainer.engine.engine import Logger
 from trainer.engine.state import State
@@ -46,6 +52,8 @@ EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
 """The events of a prediction."""
 
+_PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
 _WITHOUT = {"checkpoint": "the training is saved by its own loop; take the weights alone, as weights_checkpoint"}
 
 
@@ -76,6 +84,9 @@ class AttachedTraining:
     and calls the methods that are named after events when these happen, in the order of
     :class:`bus.types.event.Event`.
 
+    The run begins with :meth:`open`, by default with the first event: by then a checkpoint is loaded, if one is, which
+    decides whether this is the next attempt of a run.
+
     A batch is a step of the optimizer; each dataloader batch that goes into it is a microbatch. With several ranks,
     each has one, and all of them call the same methods in the same order.
 
@@ -86,12 +97,12 @@ class AttachedTraining:
         optimizers: torch's, without any wrapper, or what has ``param_groups`` with an ``lr`` each.
         schedulers: torch's, which continue from a rate that is set.
         max_duration: how long the training is to last, such as ``5ep``; ``None`` where that is unknown.
-        precision: as the framework calls it.
+        precision: as the framework calls it; ``None`` where it does not say, see :meth:`note_precision`.
         config: what the framework was configured with, for the run's hyperparameters.
         evaluate, checkpoint, set_lr: what does on command what its name says; or why that cannot be done. ``set_lr`` is
             called with the rate; by default it is set in the optimizers.
 
-    Raises :class:`bus.errors.OffloopError` when the run cannot be started.
+    Raises :class:`bus.errors.RankError` or :class:`bus.errors.ConfigurationError` when the ranks do not come together.
     """
 
     def __init__(
@@ -103,22 +114,24 @@ class AttachedTraining:
         schedulers: Iterable[Any] = (),
         *,
         max_duration: TimeInput | None = None,
-        precision: str = "fp32",
+        precision: str | None = None,
         config: Mapping[str, Any] | None = None,
         evaluate: Callable[[], object] | str = "this framework evaluates when its loop says so",
         checkpoint: Callable[[], object] | str = "this framework saves when its loop says so",
         set_lr: Callable[[float], object] | str | None = None,
     ) -> None:
+        share_terminal()
         self.ranks = ranks = join_ranks()
         gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
+        self._asked_name = name = name if ranks is None else ranks.share(name)
         _end_left(name)
         self.state = state = State(
             model=unwrapped(model),
             device=get_device("cpu") if gpu is None else GpuDevice(gpu),
             precision=precision,
             seed=torch.initial_seed(),
-            run_name=name if ranks is None else ranks.share(name),
+            run_name=name,
             rank=0 if ranks is None else ranks.rank,
             world_size=1 if ranks is None else ranks.world_size,
             optimizers=list(optimizers),
@@ -142,27 +155,17 @@ class AttachedTraining:
             settings.register(one, _of_value(function))
         self._evaluate_now, self._save_now = _command("evaluate", evaluate), _command("save a checkpoint", checkpoint)
         self._control = RemoteControl(state, settings, ranks, say=self._say)
-        facts = {
+        self._facts = {
             "framework": {"name": framework.name, "version": framework.version},
             "unavailable": {
                 "events": [one.value for one in Event if one not in framework.events],
                 "fields": without,
             },
         }
-        engine = self._stream.start(
-            state,
-            self._logger,
-            self._control,
-            max_duration=state.max_duration,
-            clock=self._clock,
-            ranks=ranks,
-            shows=True,
-            facts=facts,
-        )
-        assert self._stream.publisher is not None  # there is one with `publish`
-        self.publisher: Publisher = self._stream.publisher
-        self.fire = engine.run_event
-        self.wanted = self.publisher.wanted
+        self.publisher: Publisher | None = None
+        """What the run is published by, once it has begun."""
+        self.fire: Callable[[Event], object] = self._open_and_fire
+        self.wanted: set[Event] = set()
         """The events to tell now: what costs something to find out is looked up here first."""
         self._samples = self._tokens = 0
         self._microbatches = 1
@@ -177,8 +180,44 @@ class AttachedTraining:
         """What a loop that was left has failed with, where the framework calls a hook at every other end."""
         self._is_introduced = False
         _open.add(self)
+
+    def open(self, resumed: Mapping[str, Any] | None = None, *, continues: bool = False) -> None:
+        """Begins the run, unless it has begun. It is the next attempt of the run of its name, or with ``resumed``, what
+        :meth:`state_dict` said, of the run with that name and a number; also if it ``continues`` an earlier training in
+        another way. Otherwise it is another run than all before.
+
+        Raises :class:`bus.errors.OffloopError` when it cannot be started."""
+        if self.publisher is not None:
+            return
+        state, asked = self.state, self._asked_name
+        continues = continues or resumed is not None
+        if continues:
+            known = None if resumed is None else resumed["run_name"]
+            saved = _run_names.get(asked, asked) if known is None else str(known)
+            state.run_name = saved if is_name_for(saved, asked) else asked
+        if self.ranks is not None:
+            state.run_name, continues = self.ranks.share([state.run_name, continues])
+        engine = self._stream.start(
+            state,
+            self._logger,
+            self._control,
+            max_duration=state.max_duration,
+            clock=self._clock,
+            ranks=self.ranks,
+            shows=True,
+            facts=lambda _: self._facts,
+            resume=continues,
+        )
+        _run_names[asked] = state.run_name
+        self.publisher = self._stream.publisher
+        assert self.publisher is not None  # there is one with `publish`
+        self.fire, self.wanted = engine.run_event, self.publisher.wanted
         note_attached()
         self.fire(Event.INIT)
+
+    def _open_and_fire(self, event: Event) -> None:
+        self.open()
+        self.fire(event)
 
     # What an adapter asks.
 
@@ -204,6 +243,7 @@ class AttachedTraining:
         batches_done: int = 0,
         epochs_done: int = 0,
         timestamp: Timestamp | None = None,
+        begins_again: bool = False,
     ) -> None:
         """The training begins.
 
@@ -214,15 +254,14 @@ class AttachedTraining:
             resumed: what :meth:`state_dict` said in the checkpoint that the training resumes from.
             batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
             timestamp: the training time, where the framework has all of it; it wins over both.
+            begins_again: whether this is another attempt of the run from the beginning.
         """
         state = self.state
-        in_epoch = max(0, batches_done - epochs_done * (batches_per_epoch or batches_done))
-        state.timestamp = timestamp or Timestamp(batch=batches_done, epoch=epochs_done, batch_in_epoch=in_epoch)
-        if resumed is not None:
-            saved = Timestamp.from_values(resumed["timestamp"])
-            if timestamp is None and saved.values.batch == batches_done:
-                # It may have been written between the last batch of an epoch and the epoch's end.
-                state.timestamp = saved.to_next_epoch() if saved.values.epoch < epochs_done else saved
+        reached = timestamp or time_reached(resumed, batches_done, epochs_done, batches_per_epoch)
+        self.open(resumed, continues=begins_again or reached.values.batch > 0 or reached.values.epoch > 0)
+        assert self.publisher is not None  # it is open
+        state.timestamp = reached
+        if resumed is not None and resumed["run_name"] is not None:
             self.publisher.mark_checkpoint("load", state.timestamp.values, resumed["run_name"])
         if not self._is_introduced:
             self._is_introduced = True
@@ -256,19 +295,33 @@ class AttachedTraining:
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
-    def batch_start(self, batch: Any = None, *, samples: int | None = None) -> None:
-        """A dataloader batch comes: the first one of a batch, or a further microbatch of it. ``samples`` are those in
-        it, where they are not to be counted."""
+    def batch_start(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """A dataloader batch comes: the first one of a batch, or a further microbatch of it. ``samples`` and ``tokens``
+        are those in it, where they are not to be counted."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
             self.save_place()
             self._samples = self._tokens = 0
-        counted, tokens = _counts(batch)
-        self._samples += counted if samples is None else samples
+        if samples is None or tokens is None:
+            counted = count(batch)
+            samples = counted[0] if samples is None else samples
+            tokens = counted[1] if tokens is None else tokens
+        self._samples += samples
         self._tokens += tokens
         self.state.batch, self.state.batch_size = batch, self._samples or None
         if is_first:
             self.fire(Event.BATCH_START)
+
+    def note_precision(self) -> None:
+        """Notes what the forward pass at work computes in, where the framework has not said so."""
+        state = self.state
+        if state.precision is None:
+            kind = state.device.torch_device.type
+            if torch.is_autocast_enabled(kind):
+                state.precision = _AUTOCAST.get(torch.get_autocast_dtype(kind))
+            else:
+                state.precision = precision_of(state.model)
+            state.context_changed = True
 
     def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
         """The loss of a microbatch, on its device, and what share of it the batch's loss has."""
@@ -321,17 +374,18 @@ class AttachedTraining:
         """An evaluation begins: of which data, and how many batches of it. One that is ``alone`` is all there is to
         evaluate now; for several the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL itself."""
         state = self.state
+        self.open()
         self._paused_at = self._clock() // 1000
         if alone and Event.EVAL_BEFORE_ALL in self.wanted:
             self.fire(Event.EVAL_BEFORE_ALL)
-        state.set_dataloader(_sized(batches), label)
+        state.set_dataloader(_sized(batches), as_utf8(str(label)))
         state.eval_timestamp = Timestamp()
         self.fire(Event.EVAL_START)
 
     def eval_batch_start(self, batch: Any = None) -> None:
         """A batch of the evaluation comes."""
         self.state.batch = batch
-        self.state.batch_size = _counts(batch)[0] or None
+        self.state.batch_size = count(batch)[0] or None
         self.fire(Event.EVAL_BATCH_START)
 
     def eval_batch_end(self) -> None:
@@ -344,11 +398,7 @@ class AttachedTraining:
         """The evaluation has ended; ``metrics`` is what it has found, numbers by name. Tensors among them are read,
         which on a GPU waits: evaluations have done that already."""
         state, label = self.state, self.state.dataloader_label or "eval"
-        values = {name: _number(value) for name, value in metrics.items()}
-        state.eval_metric_values = {
-            **state.eval_metric_values,
-            label: {name: value for name, value in values.items() if value is not None},
-        }
+        state.eval_metric_values = {**state.eval_metric_values, label: self._logger.numbers_of(metrics)}
         took = self._clock() // 1000 - self._paused_at
         state.total_eval_wct += took
         # Training time does not pass while the model is evaluated.
@@ -371,7 +421,7 @@ class AttachedTraining:
     def predict_batch_start(self, batch: Any = None) -> None:
         """A batch of the prediction comes."""
         self.state.batch = batch
-        self.state.batch_size = _counts(batch)[0] or None
+        self.state.batch_size = count(batch)[0] or None
         self.fire(Event.PREDICT_BATCH_START)
 
     def predict_batch_end(self) -> None:
@@ -404,6 +454,9 @@ class AttachedTraining:
         status, text, reason = ending_for(error)
         if error is None and self.state.stopped:
             status, reason = "stopped", self.state.stop_reason
+        if self.publisher is None and error is not None and self.ranks is None:
+            # What has ended the training before its first event is to be seen.
+            self.open()
         self._stream.close(status, text, reason, drain=error is None)
 
     def detach(self, error: BaseException) -> None:
@@ -423,6 +476,16 @@ class AttachedTraining:
         done = self.state.timestamp.values.batch
         self._logger.log_metrics(values, done if self._in_batch else max(done - 1, 0))
 
+    def leave_out(self, name: object, reason: object) -> None:
+        """Notes what cannot be published: it is reported once, and counted."""
+        self._logger.left_out.add(name, reason)
+
+    def as_loss(self, value: Any) -> "torch.Tensor | float | None":
+        """A loss as :meth:`add_loss` takes it; ``None`` for what is not a number, which is left out."""
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_meta):
+            return value.reshape(()) if value.dim() else value
+        return self._logger.numbers_of({"loss": value}).get("loss")
+
     def apply_commands(self, event: Event) -> None:
         """Applies commands that have come, between two batches; training time does not pass meanwhile. With several
         ranks all have to call this at the same place."""
@@ -432,8 +495,20 @@ class AttachedTraining:
 
     def checkpoint_saved(self) -> None:
         """A checkpoint is about to be written: consumers keep what their callbacks know by now."""
-        if self.state.rank == 0:
+        if self.state.rank == 0 and self.publisher is not None:
             self.publisher.mark_checkpoint("save", self.state.timestamp.values)
+
+    def checkpoint_written(
+        self, path: "str | os.PathLike[str]", metric: str | None = None, value: Any = None, mode: Mode = "min"
+    ) -> None:
+        """A checkpoint has been written: it is listed with the run, and those who asked for it learn where it is.
+        ``metric`` and ``value`` are what the framework compares it by, and ``mode`` is which value is the best."""
+        if self.state.rank == 0 and self.publisher is not None:
+            reached = self.state.timestamp.values
+            number = None if metric is None else self._logger.numbers_of({metric: value}).get(metric)
+            score = None if metric is None or number is None else Score(metric, number, mode)
+            announce_checkpoint(self.publisher.run_dir, path, reached.epoch, reached.batch, score)
+        self._control.checkpoint_written(path)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes into the framework's checkpoints, so that a training that resumes continues the counters."""
@@ -449,24 +524,57 @@ class _ValueLogger(Logger):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self._values = LoggedValues()
+        self._names: set[str] = set()
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         read = self._state.device.read_later
-        values = {
-            name: read(one.detach().reshape(())) if isinstance(one, torch.Tensor) and one.numel() == 1 else one
-            for name, one in metrics.items()
-        }
-        self._values.add(values, self._state.timestamp.values.batch if step is None else step)
-        if not self.entries:
-            # Shows that there is something to take.
-            self.entries.append([])
+        values: dict[str, Any] = {}
+        for name, one in metrics.items():
+            try:
+                is_one = isinstance(one, torch.Tensor) and one.numel() == 1
+                value = check_value(name, read(one.detach().reshape(())) if is_one else one)
+                values[check_name(name, self._names)] = value
+            except Exception as error:  # noqa: BLE001  it is the user's value, whose methods may raise anything
+                self.left_out.add(name, error)
+        if values:
+            self.entries.append([self._state.timestamp.values.batch if step is None else step, values])
+
+    def numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Those of the values that are numbers, read at once; others are left out."""
+        numbers: dict[str, float] = {}
+        for name, value in metrics.items():
+            try:
+                number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+                if not isinstance(number := check_value(name, number), Deferred):
+                    numbers[check_name(name, self._names)] = float(number)
+            except Exception as error:  # noqa: BLE001  as above
+                self.left_out.add(name, error)
+        return numbers
 
     def take(self) -> Any:
-        self.entries.clear()
-        entries = self._values.entries()
-        self._values.clear()
-        return entries
+        gathered = LoggedValues(self.left_out)
+        for step, values in super().take():
+            gathered.add(values, step)
+        return gathered.entries()
+
+
+def precision_of(model: torch.nn.Module) -> str | None:
+    """What a model computes in without automatic mixed precision: by its first weights that are floating-point."""
+    dtypes = (one.dtype for one in model.parameters() if one.is_floating_point())
+    return _PRECISIONS.get(next(dtypes, torch.float32))
+
+
+def time_reached(
+    resumed: Mapping[str, Any] | None, batches: int, epochs: int, batches_per_epoch: int | None
+) -> Timestamp:
+    """The training time by a framework's own counters, and by :meth:`AttachedTraining.state_dict` of the same time."""
+    if resumed is not None:
+        saved = Timestamp.from_values(resumed["timestamp"])
+        if saved.values.batch == batches:
+            # It may have been written between the last batch of an epoch and the epoch's end.
+            return saved.to_next_epoch() if saved.values.epoch < epochs else saved
+    in_epoch = max(0, batches - epochs * (batches_per_epoch or batches))
+    return Timestamp(batch=batches, epoch=epochs, batch_in_epoch=in_epoch)
 
 
 def _evaluate(state: State, value: Any) -> None:
@@ -516,14 +624,6 @@ def _sized(batches: int | None) -> DataSpec | None:
     return None if batches is None else DataSpec(range(batches))
 
 
-def _counts(batch: Any) -> tuple[int, int]:
-    """Samples and tokens in a batch; 0 where they cannot be counted."""
-    try:
-        return count_samples(batch), count_tokens(batch)
-    except ConfigurationError:
-        return 0, 0
-
-
 def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the values that can be logged: numbers, and tensors of one."""
     return {
@@ -531,15 +631,6 @@ def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
     }
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 else None
-    try:
-        return None if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def unwrapped(model: Any) -> Any:
@@ -553,12 +644,14 @@ def unwrapped(model: Any) -> Any:
         model = inner
 
 
+_run_names: dict[str, str] = {}
+"""The name of the last run of this program, by the name that was asked for."""
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 
 
 def _end_left(name: str) -> None:
     """Ends the run of this name whose loop was left, as by the cell of a notebook that is run again."""
-    for training in [one for one in _open if one.state.run_name == name]:
+    for training in [one for one in _open if one._asked_name == name]:
         training.at_exit(KeyboardInterrupt("another training of this program has its name"))
 
 
@@ -567,7 +660,9 @@ def _close_forgotten() -> None:
     for training in list(_open):
         # Ranks that have left their group agree on nothing any more.
         end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
-        end(getattr(sys, "last_value", training.error_if_left))
+        error = error_at_exit(training.error_if_left) or training.error_if_left
+        has_ended = training.publisher is not None and training.publisher.fit_has_ended
+        end(None if has_ended and isinstance(error, KeyboardInterrupt) else error)
 
 
 atexit.register(_close_forgotten)

@@ -25,7 +25,7 @@ LONG, PEAK, NAN = 20_000, 12_345, 15_000
 
 def record(where: Path, name: str, losses: list[float], status: str = "finished") -> None:
     """A run that is over, with these losses, the first one at batch 0."""
-    with Publisher(name, runs_dir=where) as publisher:
+    with Publisher(name, runs_dir=where, resume=True) as publisher:
         publisher.publish(Event.FIT_START, max_duration=f"{len(losses)}ba")
         for batch, loss in enumerate(losses, 1):
             publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss, batch_size=8)
@@ -276,7 +276,7 @@ def test_runs_at_a_broker_elsewhere_are_shown_and_commanded_through_it(runs_dir,
                 first.close("stopped")
             there.page.locator(".status-stopped").wait_for()
             there.waits_for(lambda: [y for _, y in there.points(LOSS)] == [2.0], "its loss")
-            with Publisher("far", broker=broker.address) as second:
+            with Publisher("far", broker=broker.address, resume=True) as second:
                 for batch in range(1, 4):
                     second.publish(Event.BATCH_END, batch=batch, loss=1.0)
                 there.waits_for(lambda: second.poll() or len(there.points(LOSS, 1)) == 3, "the second attempt")

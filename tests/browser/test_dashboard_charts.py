@@ -180,7 +180,7 @@ def test_a_slow_browser_gets_fewer_frames_and_the_newest_points_and_holds_up_nob
         slow.waits_for(lambda: slow.points(LOSS)[-1][0] >= newest, "the newest points in the slow one", timeout=60)
 
 
-def test_a_browser_that_draws_slowly_rests_between_frames(runs_dir, browser):
+def test_a_browser_that_draws_slowly_rests_between_frames_but_its_texts_come_twice_a_second(runs_dir, browser):
     with contextlib.ExitStack() as opened:
         opened.enter_context(running("calm"))
         served = opened.enter_context(dashboard_of("calm", "--wait"))
@@ -189,7 +189,68 @@ def test_a_browser_that_draws_slowly_rests_between_frames(runs_dir, browser):
         began = time.monotonic()
         there.count_frames(least_seconds=1.0)
         there.waits_for(lambda: len(there.counted()["told"]) >= 3, "frames", timeout=60)
-        told = there.counted()["told"]
+        counted = there.counted()
+        told = counted["told"]
         # Whatever frame was under way at first, those after it were sent in this time, but for the last.
         rests = [rest_after(seconds) - FRAME_SECONDS / 2 for seconds in told[1:-1]]
         assert 3 < sum(rests) <= time.monotonic() - began
+        assert counted["text"] > 2 * len(rests)
+
+
+OF_EVERY_OBJECT = ["__proto__", "constructor", "hasOwnProperty", "toString"]
+"""What every object of a script has."""
+
+
+@pytest.fixture
+def odd_runs(runs_dir: Path) -> None:
+    """Two runs with metrics of such names; the second one's loss becomes infinite, then NaN."""
+    for number, name in enumerate(("fine", "odd")):
+        with Publisher(name) as publisher:
+            publisher.publish(Event.FIT_START)
+            for batch in range(1, 101):
+                loss = number and {60: math.inf}.get(batch, math.nan if batch > 80 else 0.0)
+                logged = dict.fromkeys(OF_EVERY_OBJECT, number + batch / 100)
+                publisher.publish(Event.BATCH_END, batch=batch, loss=loss or 1 / batch, logged=[[batch, logged]])
+
+
+def test_a_metric_may_have_the_name_of_what_every_object_has(odd_runs, browser):
+    with dashboard_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
+        for name in OF_EVERY_OBJECT:
+            there.waits_for(lambda name=name: len(there.points(name, 1)) == 100, f"the points of {name}")
+            chart = there.page.locator(f'[data-chart="{name}"]')
+            chart.locator(".latest", has_text="2").wait_for()
+            assert chart.locator("figcaption").inner_text().split() == [name, "1", "2", "+", "⋮"]
+            chart.get_by_role("button", name=f"Values of {name}").click()
+            assert chart.locator("tbody tr").last.inner_text().split() == [
+                "odd",
+                "2",
+                "1.01",
+                "@",
+                "1",
+                "2",
+                "@",
+                "100",
+            ]
+
+
+def test_marks_of_what_is_not_finite_cover_no_line_and_a_run_is_listed_once(odd_runs, browser):
+    with dashboard_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
+        there.waits_for(lambda: len(there.not_finite(LOSS)) == 21, "the marks")
+        marks = there.drawn(LOSS, "1 not finite")
+        assert len(marks) == 21
+        for mark in marks:
+            is_above = mark["text"] == "inf"
+            assert mark["value"][1] == is_above
+            height, (_, down) = mark["symbolSize"][1], mark["symbolOffset"]
+            assert (-down if is_above else down) >= height / 2
+        box, tip = there.box(LOSS), there.page.locator(".tip", has_text="fine").filter(visible=True).first
+
+        def rows(x: int) -> list[list[str]]:
+            left = there.plot(LOSS, f"chart.convertToPixel({{xAxisIndex: 0}}, {x})")
+            there.page.mouse.move(box["x"] + left, box["y"] + 100)
+            return [row.split("\t")[:2] for row in tip.inner_text().splitlines()[1:]]
+
+        for at, text in ((40, "0.0243902"), (89, "NaN"), (59, "inf")):
+            there.waits_for(lambda at=at: tip.inner_text().startswith(f"batch {at}") if rows(at) else None, "the place")
+            assert [name for name, _ in rows(at)] == ["fine", "odd"]
+            assert rows(at)[1][1] == text

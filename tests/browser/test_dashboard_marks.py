@@ -66,7 +66,7 @@ def served(recording: Path) -> Iterator[Dashboard]:
 
 def _sees_the_whole_run(there: Visit, *charts: str) -> None:
     for chart in charts or (LOSS, RATE, ACCURACY):
-        last = 500 if chart == ACCURACY else BATCHES - 1
+        last = 499 if chart == ACCURACY else BATCHES - 1
         there.waits_for(
             lambda chart=chart, last=last: there.points(chart) and there.points(chart)[-1][0] >= last, chart
         )

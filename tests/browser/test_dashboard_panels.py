@@ -126,7 +126,8 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
 
             def press(name: str) -> None:
                 there.page.get_by_role("button", name=name, exact=True).click()
-                there.page.locator(".run-answer", has_text=f"'{name}' took effect at batch").wait_for()
+                done = re.compile(f"'{name}' (took effect|wrote .*) at batch")
+                there.page.locator(".run-answer", has_text=done).wait_for()
 
             press("checkpoint")
             wait_for(lambda: any(path.is_file() for path in tmp_path.rglob("*")), "a checkpoint")
@@ -141,7 +142,7 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
             there.waits_for(lambda: there.points("loss/train/total")[-1][0] > before + 5, "batches after the pause")
             for name in ("checkpoint", "pause", "resume"):
                 there.page.locator(
-                    ".log .command", has_text=re.compile(f"'{name}' .*web page.* took effect")
+                    ".log .command", has_text=re.compile(f"'{name}' .*web page.* (took effect|wrote)")
                 ).first.wait_for()
             there.page.get_by_role("button", name="stop", exact=True).click()
             there.page.get_by_role("button", name="Stop", exact=True).last.click()

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 LOSS, RATE = "loss/train/total", "lr-SGD/group0"
 MEMORY, NOISE = "system/memory_used_bytes", "a_group_with_a_name/that_is_rather_long/noise"
+STEADY, RARE = "system/steady", "system/rare"
 BATCHES, SPIKE = 2_000, 1_200
 LARGE = {"width": 1280, "height": 1800}
 """All charts can be seen at once."""
@@ -24,15 +25,19 @@ LARGE = {"width": 1280, "height": 1800}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Dashboard]:
-    """A page of a run with a constant rate, a loss that has one spike, noise, and memory in bytes."""
+    """A page of a run with a constant rate, a loss that has one spike, noise, memory in bytes, a constant, and four
+    values of another metric."""
     where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
     chance = random.Random(1)
     with Publisher("spiky", runs_dir=where) as publisher:
         publisher.publish(Event.FIT_START, max_duration=f"{BATCHES}ba")
         for batch in range(BATCHES):
             loss = 1e4 if batch == SPIKE else 2.5 * math.exp(-batch / 300) + 0.05 * chance.random()
-            logged = {MEMORY: (7 + batch / BATCHES) * 2**30, NOISE: chance.gauss(0, 1)}
-            at = {"batch": batch + 1, "sample": 8 * batch + 8, "batch_size": 8, "max_duration": f"{BATCHES}ba"}
+            logged = {MEMORY: (7 + batch / BATCHES) * 2**30, NOISE: chance.gauss(0, 1), STEADY: 0.1}
+            if batch % 500 == 0:
+                logged[RARE] = chance.gauss(0, 1)
+            at = {"batch": batch + 1, "sample": 8 * batch + 8, "batch_size": 8, "epoch": batch // 100}
+            at["max_duration"] = f"{BATCHES}ba"
             publisher.publish(Event.BATCH_END, **at, loss=loss, lr={"SGD": [0.1]}, logged=[[batch, logged]])
         publisher.close("finished")
     with dashboard_of("spiky", "--runs-dir", str(where)) as started:
@@ -71,7 +76,7 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
             group = there.page.get_by_role("button", name="lr 1", exact=True)
             assert group.get_attribute("aria-expanded") == "false"
             there.waits_for(lambda: there.drawn(LOSS, "0 smoothed"), "a smoothed line")
-            assert there.points(LOSS)[-1][0] < 1, "epochs"
+            assert there.points(LOSS)[-1][0] == (BATCHES - 1) // 100, "epochs"
 
         are_set(there)
         page.evaluate(
@@ -128,11 +133,21 @@ def test_typed_text_stays_while_the_page_is_drawn_anew(runs_dir, browser):
 def test_the_average_of_a_constant_is_that_constant(served, browser):
     with visit(browser, served.url + "#smoothing=0.6", viewport=LARGE) as there:
         _sees_the_whole_run(there)
-        there.waits_for(lambda: _smoothed(there, RATE), "the smoothed rate")
-        assert len(set(_smoothed(there, RATE))) == 1
-        assert {y for _, y in there.points(RATE)} == set(_smoothed(there, RATE))
-        scale = there.board("shownScale", RATE)
+        there.waits_for(lambda: _smoothed(there, STEADY), "the smoothed line")
+        assert len(set(_smoothed(there, STEADY))) == 1
+        assert {y for _, y in there.points(STEADY)} == set(_smoothed(there, STEADY))
+        scale = there.board("shownScale", STEADY)
         assert scale["min"] < 0.099 < 0.101 < scale["max"]
+
+
+def test_neither_learning_rates_nor_lines_of_few_points_are_smoothed(served, browser):
+    with visit(browser, served.url + "#smoothing=0.6", viewport=LARGE) as there:
+        _sees_the_whole_run(there, NOISE, RATE)
+        there.waits_for(lambda: len(there.points(RARE)) == 4 and there.pixels(RARE), "the rare values")
+        there.waits_for(lambda: _smoothed(there, NOISE), "the smoothed line")
+        for chart in (RATE, RARE):
+            (series,) = there.plot(chart, "chart.getOption().series")
+            assert series["lineStyle"]["opacity"] == 1
 
 
 @pytest.mark.parametrize("position", [0.05, 0.1, 0.2, 0.3, 0.6, 0.99])

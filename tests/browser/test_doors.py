@@ -15,7 +15,7 @@ from proxy import StandingBroker
 
 from bus import Event, Publisher
 from bus.index.annotations import read_annotations
-from bus.index.index import INDEX_FILE
+from bus.index.store import INDEX_FOLDER
 from consumers.dashboard.web.all_runs import AllRuns
 from consumers.dashboard.web.places import Places, RunsHere
 
@@ -59,13 +59,12 @@ def dashboard_at(runs: Path, name: str):
 @pytest.mark.parametrize("door", [consumer_of, dashboard_at])
 def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_each(runs, browser, door):
     with door(runs, "one") as served:
-        for file in runs.glob(f"{INDEX_FILE}*"):
-            file.unlink()
+        shutil.rmtree(runs / INDEX_FOLDER, ignore_errors=True)
         with visit(browser, served.url) as there:
             there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
             assert there.page.get_by_role("article").count() == 1
             # What nobody opens is not looked for.
-            assert not (runs / INDEX_FILE).exists()
+            assert not (runs / INDEX_FOLDER).exists()
             there.page.get_by_role("link", name="all runs").click()
             there.waits_for(lambda: names(there) == ["one", "three", "two"], "all of them")
             assert there.page.url == f"{served.url}all"

@@ -12,6 +12,7 @@ from helpers import wait_for
 
 from bus import Event, Publisher
 from bus.index.annotations import annotate, read_annotations
+from bus.index.store import INDEX_FOLDER
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -420,9 +421,8 @@ def test_every_control_has_a_name(served, browser):
 def test_an_index_that_is_deleted_is_made_again(runs, served, browser):
     with visit(browser, served.url) as there:
         shows(there, 12)
-        for file in runs.glob("index.sqlite*"):
-            file.unlink()
+        shutil.rmtree(runs / INDEX_FOLDER)
         annotate(runs / BEST, add=["again"])
         row(there, BEST).get_by_text("again").wait_for()
-        wait_for((runs / "index.sqlite").exists, "the index")
+        wait_for(lambda: len(list((runs / INDEX_FOLDER).glob("[!.]*"))) == 12, "the index")
         shows(there, 12)

@@ -1,9 +1,9 @@
 """The page of all runs while runs, the index and the server go away, and while others change the same things."""
 
+import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,6 +18,7 @@ from playwright.sync_api import Error
 from bus import Event, Publisher
 from bus.index.annotations import annotate, read_annotations
 from bus.index.index import RunIndex
+from bus.index.store import INDEX_FOLDER
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -92,45 +93,54 @@ def test_runs_that_are_removed_leave_the_table_and_their_pages_stay_until_they_a
         page.sees(f"There is no run '{NAMES[1]}'")
 
 
+def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_its_page_why(runs, served, browser):
+    with visit(browser, served.url, **WIDE) as there:
+        shows(there, *NAMES)
+        record = json.loads((runs / NAMES[0] / "run.json").read_text())
+        record["attempts"][0]["started"] = 1e300
+        (runs / NAMES[0] / "run.json").write_text(json.dumps(record))
+        there.page.locator(".status-unreadable").wait_for()
+        shows(there, *NAMES)
+        assert "run.json is damaged: Expected" in str(there.page.locator(".status-unreadable").get_attribute("title"))
+        there.page.get_by_role("link", name=NAMES[0], exact=True).click()
+        there.sees("run.json is damaged: Expected")
+
+
 @pytest.mark.parametrize("fault", ["deleted", "damaged", "cut", "replaced", "no index at all"])
 def test_whatever_becomes_of_the_index_the_table_is_right(runs, served, browser, fault):
     with visit(browser, served.url, **WIDE) as there:
         shows(there, *NAMES)
-        index = runs / "index.sqlite"
-        wait_for(index.exists, "the index")
-        if fault == "damaged":
-            with index.open("r+b") as file:
-                file.write(os.urandom(4096) * (index.stat().st_size // 4096))
-        elif fault == "cut":
-            os.truncate(index, 1000)
-        else:
-            for file in runs.glob("index.sqlite*"):
-                file.unlink()
+        index = runs / INDEX_FOLDER
+        wait_for(lambda: len(list(index.glob("[!.]*"))) == len(NAMES), "the index")
+        for file in index.iterdir():
+            if fault == "damaged":
+                file.write_bytes(os.urandom(file.stat().st_size))
+            elif fault == "cut":
+                os.truncate(file, 100)
+        if fault not in ("damaged", "cut"):
+            shutil.rmtree(index)
         if fault == "replaced":
             # By one that knows another run, and not these.
             other = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
             shutil.copytree(runs / NAMES[0], other / "stranger")
             with RunIndex(other) as made:
                 made.refresh()
-            shutil.move(other / "index.sqlite", index)
+            shutil.move(other / INDEX_FOLDER, index)
             shutil.rmtree(other)
         elif fault == "no index at all":
-            index.write_text("this is no database")
+            index.write_text("this is no folder")
         annotate(runs / NAMES[0], add=["again"])
         shutil.copytree(runs / NAMES[1], runs / "another")
         shutil.rmtree(runs / NAMES[2])
         shows(there, "another", *(name for name in NAMES if name != NAMES[2]))
         there.sees("again")
-        assert there.page.locator(".notice").count() == 0
-
-        def is_whole() -> bool:
-            try:
-                with sqlite3.connect(index) as connection:
-                    return {run for (run,) in connection.execute("SELECT run FROM runs")} == names(there)
-            except sqlite3.Error:
-                return False
-
-        there.waits_for(is_whole, "an index that knows the same", timeout=40)
+        if fault == "no index at all":
+            there.sees("cannot be used: Not a directory")
+            index.unlink()
+        there.page.locator(".notice").wait_for(state="detached")
+        with RunIndex(runs) as made:
+            assert made.refresh() == 0
+            assert set(made.entries) == set(names(there))
 
 
 def test_tags_that_two_browsers_and_two_servers_write_at_once_are_all_kept(runs, served, browser):

@@ -113,7 +113,8 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
         assert given.headers["content-type"] == "application/octet-stream"
         assert given.headers["content-disposition"].startswith("attachment")
         assert given.headers["x-content-type-options"] == "nosniff"
-        for path in ("out.txt", "../index.sqlite", "%2e%2e/index.sqlite", "%2Fetc%2Fpasswd", "latest"):
+        (run.parent / "beside.txt").write_text("of all runs")
+        for path in ("out.txt", "../beside.txt", "%2e%2e/beside.txt", "%2Fetc%2Fpasswd", "latest"):
             assert there.page.request.get(served.url.rstrip("/") + address.replace("page.html", path)).status == 404
         assert there.page.request.get(f"{served.url}run-content/other/file?path=run.json").status == 404
 

@@ -34,6 +34,7 @@ from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 from bus.errors import ConfigurationError
+from bus.index.index import read_entry
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from bus.types.event import Event
@@ -128,7 +129,12 @@ def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tm
     assert heat == [3.0]
     assert max(training.rates) == 0.5 * 0.9
     # The mark comes before the checkpoint is written, at the batch that the sender is told.
-    assert list((tmp_path / "checkpoints" / "checkpoint_0").iterdir())
+    saved = tmp_path / "checkpoints" / "checkpoint_0"
+    assert list(saved.iterdir())
+    assert str(sender.outcomes[6]) == f"'checkpoint' wrote {saved} at batch {sender.outcomes[6].batch}"
+    assert [(one.path, one.batch) for one in read_entry(find_run(RUN)).checkpoints] == [
+        (str(saved), sender.outcomes[6].batch)
+    ]
     assert training.stopped_at == sender.outcomes[-1].batch == last_batch()
     assert training.run.stop_reason is not None
     assert ending().status == "stopped"
@@ -222,23 +228,27 @@ def test_a_step_that_overflows_ends_a_batch_too(monkeypatch: pytest.MonkeyPatch)
     assert ends[-1].timestamp.sample.value == ROWS
 
 
-def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("method", ["__init__", "batch_start", "add_loss", "epoch_end"])
+def test_an_error_of_ours_is_shown_once_and_the_training_goes_on_and_counts(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = weights_of(Training(2).train().net)
-    training = Training(2).attach()
+    training = Training(2)
 
     def break_down(*_: Any, **__: Any) -> None:
         raise RuntimeError("a defect of ours")
 
-    monkeypatch.setattr(AttachedTraining, "add_loss", break_down)
+    monkeypatch.setattr(AttachedTraining, method, break_down)
+    training.attach()
     with caplog.at_level(logging.ERROR, "offloop"):
         training.train()
     assert are_same(plain, weights_of(training.net))
     assert sum("a defect of ours" in one.message for one in caplog.records) == 1
     assert training.run.detached
     assert not training.run.stop_requested
-    assert "a defect of ours" in str(ending().error)
+    assert training.run.state_dict()["timestamp"][:5] == [0, 2, 10, 2 * ROWS, 0]
+    if method != "__init__":
+        assert "a defect of ours" in str(ending().error)
 
 
 def test_a_training_resumes_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +334,8 @@ def test_attaching_again_ends_the_run_before() -> None:
     training.attach()
     assert not first.stop_requested
     training.train(1)
-    assert events_of(attempt=1)[-1] == events_of(attempt=2)[-1] == "fit_end"
-    assert events_of(attempt=2).count("batch_end") == 10
+    assert events_of()[-1] == events_of(f"{RUN}-2")[-1] == "fit_end"
+    assert events_of(f"{RUN}-2").count("batch_end") == 10
     # Nothing of it stays in what was watched.
     assert "backward" not in vars(training.accelerator)
     pickle.dumps(training.model)

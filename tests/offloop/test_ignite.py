@@ -200,21 +200,25 @@ def test_an_output_of_any_kind_becomes_the_loss_and_metrics() -> None:
     assert list(logged_in()["more"]) == list(logged_in()["metrics/train/mean"]) == [0, 1, 2, 3]
 
 
-def test_an_error_of_ours_is_shown_once_and_the_training_continues(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("method", ["__init__", "batch_start", "add_loss", "epoch_end"])
+def test_an_error_of_ours_is_shown_once_and_the_training_continues_and_is_counted(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = weights_of(Training(2).train().net)
+    counted = Training(2).attach().train().logger.state_dict()
 
     def break_down(*_: Any, **__: Any) -> None:
         raise RuntimeError("a defect of ours")
 
-    monkeypatch.setattr(AttachedTraining, "add_loss", break_down)
+    monkeypatch.setattr(AttachedTraining, method, break_down)
     with caplog.at_level(logging.ERROR, "offloop"):
         training = Training(2).attach().train()
     assert are_same(plain, weights_of(training.net))
     assert sum("a defect of ours" in one.message for one in caplog.records) == 1
     assert training.logger.run.detached
-    assert "a defect of ours" in str(ending().error)
+    assert training.logger.state_dict()["timestamp"][:10] == counted["timestamp"][:10]
+    if method != "__init__":
+        assert "a defect of ours" in str(ending().error)
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("wrong"), "failed"), (KeyboardInterrupt(), "stopped")])

@@ -22,6 +22,7 @@ from helpers import wait_for
 from paths import ROOT
 
 from bus.errors import ConfigurationError
+from bus.index.index import read_entry
 from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from bus.types.demand import Demand, Want
@@ -201,6 +202,8 @@ def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tm
     assert heat == [3.0]
     assert float(model.optimizer.learning_rate) == 0.5
     (saved,) = (tmp_path / "saved").glob("ba*.keras")
+    assert [str(sender.outcomes[4])] == [f"'checkpoint' wrote {saved} at batch {sender.outcomes[4].batch}"]
+    assert [one.path for one in read_entry(find_run(RUN)).checkpoints] == [str(saved)]
     assert keras.saving.load_model(saved).optimizer.learning_rate == 0.5
     assert ending_of().status == "stopped"
     assert len(history.epoch) < 1000
@@ -287,7 +290,7 @@ def test_errors_of_the_step_are_the_users_own_and_end_the_run(error: BaseExcepti
     assert "Offloop" not in repr(model.train_function)
 
 
-def test_a_fit_that_was_left_is_ended_by_the_next_one_and_a_second_fit_is_an_attempt_of_its_own() -> None:
+def test_a_fit_that_was_left_is_ended_by_the_next_one_and_a_second_fit_is_a_run_of_its_own() -> None:
     class Leave(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
@@ -298,13 +301,13 @@ def test_a_fit_that_was_left_is_ended_by_the_next_one_and_a_second_fit_is_an_att
         fit(model, OffloopCallback(run_name=RUN), Leave())
     # One without a callback of ours.
     fit(model)
-    assert ending_of(1).status == "failed"
-    assert len(values_of(Event.BATCH_END, "loss", attempt=1)) == BATCHES
+    assert find_run(RUN).status == "failed"
+    assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
     watching = OffloopCallback(run_name=RUN)
     for _ in range(2):
         fit(model, watching)
-    for attempt in (2, 3):
-        assert (ending_of(attempt).status, len(values_of(Event.BATCH_END, "loss", attempt=attempt))) == ("finished", 10)
+    for run in (f"{RUN}-2", f"{RUN}-3"):
+        assert (find_run(run).status, len(values_of(Event.BATCH_END, "loss", run))) == ("finished", 10)
     assert {"train_function", "test_function", "save", "save_weights"} & vars(model).keys() <= {
         "train_function",
         "test_function",

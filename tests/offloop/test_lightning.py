@@ -36,6 +36,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import offloop
 from bus import Event, list_runs
 from bus.errors import ConfigurationError
 from bus.recording.recording import Recording
@@ -271,10 +272,27 @@ def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
     assert evaluated in ([outcomes[1].batch], [outcomes[1].batch, outcomes[9].batch])
     (saved,) = (runs_dir / "saved").iterdir()
     assert f"step={outcomes[2].batch}-" in saved.name
+    assert str(outcomes[2]) == f"'checkpoint' wrote {saved} at batch {outcomes[2].batch}"
     assert torch.load(saved, weights_only=False)["global_step"] == outcomes[2].batch
     assert len(module.losses) == outcomes[9].batch
     assert (ending().status, "stop" in str(ending().reason)) == ("stopped", True)
     assert module.trainer.check_val_every_n_epoch == 10_000
+
+
+def test_the_checkpoints_that_lightning_writes_are_listed_with_what_it_compares_them_by(runs_dir: Path) -> None:
+    saver = ModelCheckpoint(runs_dir / "saved", monitor="val_loss", save_top_k=2)
+    trainer = fit(OffloopCallback(run_name=RUN), saver, max_epochs=3).trainer
+    found = {one.path: one for one in offloop.runs()[RUN].checkpoints if one.exists}
+    assert found.keys() == saver.best_k_models.keys()
+    assert {path: one.value for path, one in found.items()} == pytest.approx(
+        {path: float(value) for path, value in saver.best_k_models.items()}
+    )
+    assert {one.metric for one in found.values()} == {"metrics/val/val_loss"}
+    assert [path for path, one in found.items() if one.is_best] == [saver.best_model_path]
+    newest = max(found.values(), key=lambda one: one.batch)
+    assert (newest.is_latest, newest.epoch, newest.size > 0) == (True, 3, True)
+    assert f"step={newest.batch}." in newest.path
+    assert "save_checkpoint" not in vars(trainer)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def train(
     **config: Any,
 ) -> None:
     """A run of some batches, at the end of which the model is evaluated."""
-    with Publisher(name) as publisher:
+    with Publisher(name, resume=first > 1) as publisher:
         config |= {"lr": rate}
         publisher.publish("init", hyperparameters={"config": config, "machine": {"host": "here"}})
         publisher.publish("fit_start", batch=first - 1)
@@ -185,6 +185,19 @@ def test_tags_and_notes_are_there_at_once_and_for_everybody(three: Any) -> None:
         three["fast"].tag("a,b")
 
 
+def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(three: Any, runs_dir: Path) -> None:
+    (runs_dir / "slow" / "run.json").write_text("{")
+    runs = three.refresh()
+    assert [run.name for run in runs] == ["fast", "good", "slow"]
+    slow = runs["slow"]
+    assert (slow.status, slow.started, slow.ended, dict(slow.config)) == ("unreadable", None, None, {})
+    assert slow.problem.startswith(f"{runs_dir / 'slow' / 'run.json'} is damaged: ")
+    assert "is damaged" in slow._repr_html_()
+    assert {"slow", "unreadable"} <= {*Parsed(runs._repr_html_()).text.splitlines()}
+    assert runs.frame(to="dict")["started"][2] is None
+    assert [run.name for run in runs.sort("started")][-1] == "slow"
+
+
 def test_all_runs_are_a_table(three: Any) -> None:
     three["fast"].tag("a", "b")
     table = three.frame(to="dict")
@@ -200,6 +213,17 @@ def test_all_runs_are_a_table(three: Any) -> None:
 # One run
 
 
+def beside_batches(logged: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
+    """What a consumer logs, with each evaluation at the step of the last batch before it."""
+    others = ("metrics/train/",)
+    return {
+        name: {
+            step - (name.startswith("metrics/") and not name.startswith(others)): one for step, one in values.items()
+        }
+        for name, values in logged.items()
+    }
+
+
 @pytest.mark.parametrize("recorded", ["evaluated", "fields", "ranks", "failed", "cut"])
 def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(
     recorded: str, runs_dir: Path, log: Any, caplog: pytest.LogCaptureFixture
@@ -209,7 +233,7 @@ def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(
     logged = log(RECORDED / f"{recorded}.mcap")
     assert len(logged[LOSS]) > 3
     caplog.clear()
-    assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
+    assert exact(by_step(run.metrics(to="dict"))) == exact(beside_batches(logged))
     assert ("ends within a record" in caplog.text) == (recorded == "cut")
 
 
@@ -221,7 +245,7 @@ def test_the_metrics_of_a_loop_of_ones_own_are_those_that_a_consumer_logs(runs_d
     assert [logged[LOSS][step] for step in range(5)] == [0.1 + 0.2, "NaN", 1e-300, "-Infinity", 2.0]
     assert logged["own/norm"][5] == 5 / 3
     assert len(logged["throughput/batches_per_sec"]) == 22
-    assert exact(by_step(run.metrics(to="dict"))) == exact(logged)
+    assert exact(by_step(run.metrics(to="dict"))) == exact(beside_batches(logged))
     assert run.metrics("total", to="dict")["step"] == [*range(122)]
     assert run.summary["total"].low == 1e-300
     assert run.summary["total"].last == 1 / 119
@@ -304,7 +328,7 @@ def test_pandas_has_the_steps_as_index(three: Any) -> None:
     assert frame.index.name == "step"
     assert frame[LOSS].dropna().to_dict() == {0: 3.0, 1: 2.0, 2: 1.0}
     assert frame.columns[0] == LOSS
-    assert frame["metrics/eval/Accuracy"].dropna().to_dict() == {3: 0.9}
+    assert frame["metrics/eval/Accuracy"].dropna().to_dict() == {2: 0.9}
     table = three.frame()
     assert table.sort_values(ACCURACY)["run"].tolist() == ["slow", "fast", "good"]
     assert isinstance(table["started"].dtype, pandas.DatetimeTZDtype)
@@ -318,7 +342,8 @@ def test_polars_has_the_steps_as_first_column(three: Any) -> None:
     frame = three["good"].metrics([LOSS, "Accuracy"], to="polars")
     assert isinstance(frame, polars.DataFrame)
     assert frame.columns == ["step", LOSS, ACCURACY]
-    assert frame[LOSS].to_list() == [3.0, 2.0, 1.0, None]
+    assert frame[LOSS].to_list() == [3.0, 2.0, 1.0]
+    assert frame[ACCURACY].to_list() == [None, None, 0.9]
     assert three.refresh().frame(to="polars")["run"].to_list() == ["number", "text", "fast", "good", "slow"]
 
 

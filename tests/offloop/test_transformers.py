@@ -43,6 +43,7 @@ from transformers import (
 
 from bus import Event, Recording
 from bus.errors import ConfigurationError
+from bus.index.index import read_entry
 from bus.runs.directory import find_run, list_runs
 from bus.types.commands import Command
 from bus.types.demand import Demand, Want
@@ -480,8 +481,16 @@ def test_a_checkpoint_on_command_is_saved_although_an_evaluation_finds_nothing_b
     trainer.add_callback(AtStep(save))
     trainer.add_callback(callback)
     trainer.train()
-    saved = sorted(one.name for one in Path(trainer.args.output_dir).glob("checkpoint-*"))
-    assert saved == ["checkpoint-2", "checkpoint-5"]
+    saved = sorted(Path(trainer.args.output_dir).glob("checkpoint-*"))
+    assert [one.name for one in saved] == ["checkpoint-2", "checkpoint-5"]
+    (commanded,) = Recording(find_run(RUN).recording).read_commands()
+    assert str(commanded) == f"'checkpoint' wrote {saved[1]} at batch 5"
+    of_evaluation, on_command = read_entry(find_run(RUN)).checkpoints
+    assert [of_evaluation.path, on_command.path] == list(map(str, saved))
+    assert (of_evaluation.batch, on_command.batch) == (2, 5)
+    (evaluated, *_) = values_of(Event.EVAL_END, "eval_metrics")
+    assert (of_evaluation.metric, of_evaluation.value) == ("metrics/eval/loss", evaluated["eval"]["loss"])
+    assert (of_evaluation.is_best, on_command.is_latest, on_command.metric) == (True, True, None)
 
 
 # How trainings end, and begin again.
@@ -505,7 +514,7 @@ class Failing(TrainerCallback):
         (KeyboardInterrupt(), "stopped", None),
     ],
 )
-def test_an_error_of_the_training_is_its_own_and_train_again_is_another_attempt(
+def test_an_error_of_the_training_is_its_own_and_train_again_is_another_run(
     error: BaseException, status: str, text: str | None
 ) -> None:
     failing = Failing(error)
@@ -520,8 +529,8 @@ def test_an_error_of_the_training_is_its_own_and_train_again_is_another_attempt(
     assert find_run(RUN).last.error == text
     failing.at = -1
     trainer.train()
-    assert [(one.number, one.status) for one in find_run(RUN).attempts] == [(1, status), (2, "finished")]
-    assert len(values_of(Event.BATCH_END, "loss", attempt=2)) == 11
+    assert [find_run(name).status for name in (RUN, f"{RUN}-2")] == [status, "finished"]
+    assert len(values_of(Event.BATCH_END, "loss", f"{RUN}-2")) == 11
 
 
 def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import threading
 from itertools import groupby
@@ -22,7 +23,7 @@ from torch._dynamo.utils import counters
 import offloop
 from bus import Event, Recording, Subscriber
 from bus.errors import ConfigurationError
-from bus.runs.directory import find_run
+from bus.runs.directory import find_run, list_runs
 from bus.types.commands import Command
 from bus.types.demand import Demand, Want
 from offloop.attached import EVALUATION, AttachedTraining
@@ -246,9 +247,9 @@ def commanding(loop: Loop, at: int, *commands: tuple[Any, ...]) -> list[str | No
         training = loop.run._training
         answer = training.publisher.answer
 
-        def note(command: Command, event: Any, reached: Any, error: str | None) -> None:
+        def note(command: Command, event: Any, reached: Any, error: str | None, done: str | None) -> None:
             answers.append(error)
-            answer(command, event, reached, error)
+            answer(command, event, reached, error, done)
 
         training.publisher.answer = note  # type: ignore[method-assign]
         for name, *arguments in commands:
@@ -358,6 +359,56 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     assert (ending.status, "a defect of ours" in str(ending.error)) == ("failed", True)
 
 
+class Unreadable:
+    def __float__(self) -> float:
+        raise RuntimeError("not now")
+
+
+WRONG: dict[Any, Any] = {
+    "none": None,
+    "text": "text",
+    "vector": torch.ones(3),
+    "complex": torch.tensor(1j),
+    "huge": 10**400,
+    "unreadable": Unreadable(),
+    "nowhere": torch.ones((), device="meta"),
+    "\ud800": 1.0,
+    5: 1.0,
+    "x" * 1001: 1.0,
+}
+
+
+def test_values_that_cannot_be_logged_are_left_out_named_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    plain, loop = Loop().plain(), Loop()
+
+    def log() -> None:
+        if len(loop.losses) == 1:
+            with loop.run.evaluating("\ud800") as metrics:
+                metrics.update(WRONG)
+        loop.run.log({**WRONG, "good": 0.5})
+        for value in WRONG.values():
+            if not isinstance(value, float):
+                loop.run.log(loss=value)
+        for nothing in (5, "text", [1]):
+            loop.run.log(nothing)  # type: ignore[arg-type]
+
+    loop.after_batch = log
+    loop.watched(run_name="w")
+    assert same(plain, loop)
+    assert not loop.run.detached
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == pytest.approx(loop.losses, abs=1e-6)
+    logged = [values for one in snapshots_of("w") for _, values in one.fields.get("logged") or ()]
+    assert logged == [{"good": 0.5}] * len(ends)
+    assert ending_of("w").status == "finished"
+    for name in ("none", "\\ud800", "x" * 100, "loss", "what log() was given"):
+        assert caplog.text.count(f"run w: {name} is left out") == 1
+    assert re.search(
+        rf"run w: {len(ends) * (len(WRONG) + 7 + 3) + len(WRONG)} values were left out, among them of none, ",
+        caplog.text,
+    )
+
+
 def test_errors_of_the_loop_are_the_loops_own() -> None:
     loop = Loop()
 
@@ -392,7 +443,7 @@ for epoch in run.epochs(3):
 def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
     endings = {
         "pass": ("finished", None),
-        "if epoch == 1: sys.exit(0)": ("finished", None),
+        "if epoch == 1: sys.exit(0)": ("stopped", None),
         "if epoch == 1: raise ValueError('wrong')": ("failed", "ValueError: wrong"),
         "if epoch == 1: raise KeyboardInterrupt": ("stopped", None),
     }
@@ -403,14 +454,16 @@ def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
         assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
 
 
-def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     plain = Loop().plain()
-    with offloop.Publisher("w"):
-        loop = Loop().watched(run_name="w")
+    (file := tmp_path / "file").touch()
+    loop = Loop().watched(run_name="w", runs_dir=file)
     assert same(plain, loop)
     assert loop.run.detached
-    assert "the training continues without it: run 'w' in" in caplog.text
-    assert (loop.run.stop_requested, loop.run.state_dict()) == (False, {})
+    assert f"the training continues without it: the run directory {file}/w cannot be written" in caplog.text
+    assert loop.run.stop_requested is False
 
 
 @pytest.mark.slow
@@ -444,10 +497,54 @@ def test_a_loop_that_resumes_counts_on(capfd: pytest.CaptureFixture[str]) -> Non
     second = Loop()
     run = offloop.watch(second.model, second.optimizer, run_name="w2")
     run.load_state_dict(kept)
+    assert run.state_dict() == kept | {"run_name": "w2"}
     assert list(run.epochs(3)) == [1, 2]
     assert "run w2, attempt 1, resuming from batch 15: recording to" in capfd.readouterr().err
     first = next(one for one in snapshots_of("w2") if one.event is Event.FIT_START)
     assert (first.timestamp.batch.value, first.timestamp.sample.value) == (15, 15 * SIZE)
+
+
+def test_an_epoch_that_had_ended_when_its_state_was_saved_ends_in_the_run_that_resumes() -> None:
+    marked, loop = [], Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    for _ in run.epochs(2):
+        for index, batch in enumerate(run.batches(loop.loader)):
+            loop.step(index, *batch)
+        run.checkpoint_saved()
+        marked.append(run.state_dict())
+    resumed = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    resumed.load_state_dict(marked[0])
+    assert list(resumed.epochs(2)) == [1]
+    assert events_of("w", attempt=2)[:5] == ["init", "fit_start", "epoch_end", "epoch_checkpoint", "epoch_start"]
+    saved, loaded = (Recording(find_run("w").path, attempt).read_checkpoints()[0] for attempt in (1, 2))
+    assert (saved.action, loaded.action, loaded.run) == ("save", "load", "w")
+    assert saved.timestamp == loaded.timestamp
+
+
+@pytest.mark.parametrize(
+    ("autocast", "dtype", "precision"),
+    [
+        (None, torch.float32, "fp32"),
+        (None, torch.bfloat16, "bf16"),
+        (torch.bfloat16, torch.float32, "amp_bf16"),
+        (torch.float16, torch.float32, "amp_fp16"),
+    ],
+)
+def test_the_precision_is_the_one_that_the_model_computes_in(
+    autocast: torch.dtype | None, dtype: torch.dtype, precision: str
+) -> None:
+    model = torch.nn.Linear(6, 2, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offloop.watch(model, optimizer, run_name="w") as run:
+        for batch in run.batches([torch.ones(4, 6, dtype=dtype)] * 2):
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+    found = [one for one in snapshots_of("w") if one.event in (Event.FIT_START, Event.BATCH_END, Event.FIT_END)]
+    assert [one.fields["precision"] for one in found] == [None, *[precision] * 3]
+    # What is known only in the first batch is not among the hyperparameters, which are published before it.
+    assert "precision" not in found[0].hyperparameters
 
 
 def test_without_the_iterators_the_hooks_alone_tell_where_batches_are() -> None:
@@ -481,17 +578,18 @@ def test_a_batch_ends_before_an_evaluation_and_counts_what_the_model_is_given_by
     assert (end.timestamp.sample.value, end.timestamp.token.value) == (4, 12)
 
 
-def test_the_cell_of_a_notebook_that_is_run_again_begins_the_next_attempt() -> None:
-    for number in (1, 2):
+def test_the_cell_of_a_notebook_that_is_run_again_begins_another_run() -> None:
+    for name in ("w", "w-2"):
         loop = Loop()
         run = offloop.watch(loop.model, loop.optimizer, run_name="w")
         next(run.epochs(2))
         for index, batch in zip(range(3), run.batches(loop.loader), strict=False):
             loop.step(index, *batch)
         assert not run.detached
-        assert find_run("w").last.number == number
+        assert run.run_name == name
     run.close()
-    assert [one.status for one in find_run("w").attempts] == ["stopped", "finished"]
+    found = [find_run(name) for name in ("w", "w-2")]
+    assert [(len(one.attempts), one.status) for one in found] == [(1, "stopped"), (1, "finished")]
 
 
 def test_a_compiled_model_is_compiled_as_without_a_run() -> None:
@@ -513,7 +611,7 @@ def test_a_watched_model_can_be_copied_and_pickled() -> None:
         one.train()
         one(torch.ones(2, 6)).sum().backward()
     run.close()
-    assert [one.event.value for one in snapshots_of("w")] == ["init"]
+    assert not list_runs()
 
 
 def test_values_and_nan_are_logged_for_the_batch_at_work() -> None:

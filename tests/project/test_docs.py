@@ -22,7 +22,7 @@ from documents import NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
 from helpers import wait_for
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
-from bus import Event, Recording, find_run
+from bus import Event, Recording, find_run, list_runs
 from bus.types.demand import BASE_EVENTS
 from consumers.cli.main import main as consumer_main
 
@@ -227,10 +227,11 @@ def test_the_readmes_callback_watches_a_loop(script: Here, consumer: Here, runs_
 
 def test_the_plain_loop_example_can_be_followed(runs_dir: Path) -> None:
     assert "recorded in" in run(ROOT / "examples" / "plain_loop.py", 300, cwd=runs_dir)
-    *_, last = Recording(runs_dir / "my-run").snapshots([Event.BATCH_END])
+    [recorded] = list_runs()
+    *_, last = Recording(recorded.path).snapshots([Event.BATCH_END])
     assert last.loss is not None
     assert last.loss < 0.01
-    wait_for(lambda: not find_run("my-run").live, "the broker to end")
+    wait_for(lambda: not find_run(recorded.path).live, "the broker to end")
 
 
 # What the guides say of their examples

@@ -233,7 +233,7 @@ class Visit:
 
     def drawn(self, chart: str, series: str) -> list[list[Any]]:
         """The points of a series as they are drawn."""
-        found = self.plot(chart, f"chart.getOption().series.find((one) => one.id == {series!r})?.data")
+        found = self.plot(chart, f"chart.getOption().series.find((one) => one?.id == {series!r})?.data")
         return list(found or [])
 
     def labels(self, chart: str) -> list[str]:
@@ -242,10 +242,11 @@ class Visit:
         return list(self.plot(chart, f"{texts}.map((one) => one.style.text)") or [])
 
     def count_frames(self, least_seconds: float = 0.0) -> None:
-        """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame."""
+        """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame with
+        lines."""
         code = """(least) => {
             const board = getElement(Number(document.querySelector(".board").id.slice(1)));
-            const counted = (window.counted = { begun: 0, told: [], set: {}, held: false });
+            const counted = (window.counted = { begun: 0, text: 0, told: [], set: {}, held: false });
             board.plots.forEach(({ chart }, id) => {
                 const set = chart.setOption;
                 counted.set[id] = 0;
@@ -256,6 +257,10 @@ class Visit:
             });
             const frame = board.frame;
             board.frame = async (update) => {
+                if (!update.lines.length) {
+                    counted.text++;
+                    return frame(update);
+                }
                 counted.begun++;
                 const began = performance.now();
                 const passed = () => (performance.now() - began) / 1000;
@@ -268,8 +273,9 @@ class Visit:
         self.page.evaluate(code, least_seconds)
 
     def counted(self) -> Any:
-        """Since :meth:`count_frames`: ``begun``, how many frames have come; ``told``, the seconds that the page said it
-        took for each that is drawn; ``set``, how often each chart was given something to draw."""
+        """Since :meth:`count_frames`: ``begun``, how many frames with lines have come; ``text``, how many without;
+        ``told``, the seconds that the page said it took for each that is drawn; ``set``, how often each chart was given
+        something to draw."""
         return self.page.evaluate("counted")
 
     def hold_frames(self, is_held: bool) -> None:

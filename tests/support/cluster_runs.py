@@ -119,7 +119,11 @@ class ClusterRun:
         command = ("bus", "bridge", str(self.run_dir), "--stream", self.servers.address, "--replicas", "3")
         with open(self._folder / "bridge.log", "ab") as log:
             self._bridge = subprocess.Popen([sys.executable, "-m", *command], stderr=log, stdout=log)
-        wait_for(lambda: (found := read_bridge(self.run_dir)) and found.pid == self._bridge.pid, "the bridge", 60)
+        wait_for(lambda: self._bridge.pid == getattr(self._copying(), "pid", None), "the bridge", 60)
+
+    def _copying(self):
+        found = read_bridge(self.run_dir)
+        return found if found is not None and found.attempt else None
 
     @property
     def bridge(self):

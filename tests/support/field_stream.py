@@ -8,6 +8,7 @@ from training import gold_trainer
 
 from bus.types.demand import BASE_EVENTS, Demand, Want
 from bus.types.event import Event
+from bus.types.left_out import LeftOut
 from trainer import Trainer
 from trainer.stream.run_stream import TrainingStream
 
@@ -23,6 +24,8 @@ class Stream:
     info: ClassVar[dict[str, Any]] = {}
     unlimited_demand: Demand | None = None
     fields_left_out = 0
+    left_out = LeftOut("w")
+    run_name = "a-run"
 
     def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
         self.always = frozenset(always)

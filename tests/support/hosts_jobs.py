@@ -32,7 +32,9 @@ def main(folder: Path) -> None:
     os.environ[STREAM_VARIABLE] = stream
     known["first"] = _train("r")
     del os.environ[STREAM_VARIABLE]
-    known["second"] = _train("r", stream_to=stream, algorithms=[Act(_kill_broker, Event.BATCH_END)])
+    # Without a checkpoint it begins anew.
+    again = {"autoresume": True, "save_folder": folder / "saved"}
+    known["second"] = _train("r", stream_to=stream, algorithms=[Act(_kill_broker, Event.BATCH_END)], **again)
     known |= _refused(ranks, folder)
     (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(known))
 
@@ -56,28 +58,34 @@ def _refused(ranks: Ranks, folder: Path) -> dict[str, Any]:
         root: Path | None = None,
         is_copied: bool = True,
         start: Callable[..., Publisher] | None = None,
+        resume: bool = True,
     ) -> Any:
         def publish(broker: str | None, **agreed: Any) -> Publisher:
-            return Publisher(name, broker=broker, rank=ranks.rank, world_size=4, **agreed)
+            return Publisher(broker=broker, rank=ranks.rank, world_size=4, **agreed)
 
         where = (root or runs_dir()).absolute()
         try:
-            with start_on_hosts(ranks, start or publish, where, name, is_copied=is_copied) as publisher:
-                return publisher.attempt
+            with start_on_hosts(ranks, start or publish, where, name, is_copied=is_copied, resume=resume) as publisher:
+                return publisher.attempt if resume else publisher.run_name
         except OffloopError as error:
             return f"{type(error).__name__}: {error}"
 
     def fail_on_the_second(broker: str | None, **agreed: Any) -> Publisher:
         if ranks.rank >= 2:
             raise BrokerError("no room")
-        return Publisher("failing", broker=broker, rank=ranks.rank, world_size=4, **agreed)
+        return Publisher(broker=broker, rank=ranks.rank, world_size=4, **agreed)
 
     if is_first:
         Publisher("other").close()
     if ranks.rank == 0:
-        Publisher("new").close()
-        Publisher("new").close()
+        for _ in range(2):
+            Publisher("new", resume=True).close()
+        Publisher("taken").close()
+    if ranks.rank == 2:
+        Publisher("taken-2").close()
+    ranks.collect(b"")
     return {
+        "taken": begin("taken", resume=False),
         "new": begin("new"),
         "other": begin("other"),
         "shared": begin("shared", folder / "shared"),

@@ -15,6 +15,7 @@ PT = {
     "latest_filename": "latest-rank{rank}.pt",
     "remote_file_name": "{run_name}/checkpoints/ep{epoch}-ba{batch}-rank{rank}.pt",
     "latest_remote_file_name": "{run_name}/checkpoints/latest-rank{rank}.pt",
+    "num_checkpoints_to_keep": -1,
 }
 
 LONG_NAME = (

@@ -191,6 +191,11 @@ def refused(folder: Path) -> dict[str, str]:
         "number as a weight": error_of(lambda: FullySharded(scalar, device)),
         "not writable": error_of(lambda: trainer.save_checkpoint(folder / "file" / "checkpoint")),
     }
+    resume = {"run_name": "unreadable", "save_folder": folder / "unreadable", "autoresume": True}
+    if dist.get_rank() == 0:
+        (folder / "unreadable" / "ep1-ba4" / "shards").mkdir(parents=True)
+    found["none can be read"] = error_of(lambda: comparable(fsdp_config={}, **resume))
+    found["from scratch"] = error_of(lambda: comparable(fsdp_config={}, from_scratch=True, **resume).fit())
     path = trainer.save_checkpoint(folder / "damaged")
     if dist.get_rank() == 0:
         # Only the second rank looks at this file.

@@ -122,7 +122,8 @@ def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
         ("checkpoint",), ("set", "eval", "now"),
         save_folder=tmp_path, save_interval=0, eval_dataloader=gold_evaluators(EVALUATORS), eval_interval=0,
     )  # fmt: skip
-    assert any(f"-ba{saved.batch}-" in path.name for path in tmp_path.iterdir())
+    (path,) = (path for path in tmp_path.iterdir() if f"-ba{saved.batch}-" in path.name)
+    assert str(saved) == f"'checkpoint' wrote {path} at batch {saved.batch}"
     ends = [int(one.timestamp.batch) for one in snapshots if one.event is Event.EVAL_END]
     assert ends == [evaluated.batch]
 

@@ -160,6 +160,54 @@ def test_a_training_whose_disk_stays_full_ends_in_order(runs_dir: Path, caplog: 
     assert recording.damage is None
 
 
+MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
+FILL = """
+import contextlib, os, sys
+from bus import Event, Publisher
+from helpers import wait_for
+publisher = Publisher("r")
+for _ in range(100):
+    publisher.publish(Event.BATCH_END)
+wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100, "the events on disk")
+with contextlib.suppress(OSError), open(publisher.run_dir.parent / "other", "wb", buffering=0) as other:
+    while True:
+        other.write(bytes(4096))
+for _ in range(1000):
+    publisher.publish(Event.BATCH_END, noise=os.urandom(100))
+publisher.close(*sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*MOUNT, "true"], stderr=subprocess.DEVNULL).returncode != 0,
+    reason="no file system of its own can be mounted here",
+)
+@pytest.mark.parametrize("ending", [("finished",), ("failed", "OSError: no space")])
+def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_missing(
+    runs_dir: Path, ending: tuple[str, ...]
+) -> None:
+    runs_dir.mkdir(exist_ok=True)
+    steps = (
+        f'mount -t tmpfs -o size=3m none "{runs_dir}"',
+        f'"{sys.executable}" -c "$0" "$@"',
+        f'"{sys.executable}" -m bus info r --json',
+    )
+    done = subprocess.run(
+        [*MOUNT, "sh", "-c", " && ".join(steps), FILL, *ending],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    error = ending[1] if len(ending) > 1 else "the recording is incomplete: [Errno 28] No space left on device"
+    assert (said["status"], said["error"]) == (ending[0], error)
+    assert said["events"] == {"batch_end": 100}
+    assert said["gaps"] == [{"rank": 0, "first": 101, "last": 1100}]
+    assert "cannot be written down" not in done.stderr
+
+
 def test_a_run_is_not_begun_on_a_full_disk(runs_dir: Path) -> None:
     script = """
 import resource

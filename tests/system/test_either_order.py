@@ -162,3 +162,43 @@ def test_what_is_no_announcement_is_passed_over(tmp_path: Path, content: bytes) 
     assert list_announcements(tmp_path) == []
     with announce("mine", tmp_path):
         assert [one.name for one in list_announcements(tmp_path)] == ["mine"]
+
+
+IMPORTING = """
+import sys, time
+from pathlib import Path
+from bus import Event, Publisher
+
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+with Publisher(sys.argv[2], resume=True) as publisher:
+    publisher.publish(Event.BATCH_END, batch=1, loss=1.0)
+"""
+"""A training that takes as long to load as the test wants."""
+
+
+@pytest.mark.parametrize("begun", ["old", "other"])
+def test_a_consumer_of_a_run_that_is_started_again_waits_for_its_next_attempt(
+    runs_dir: Path, tmp_path: Path, command: Start, begun: str
+) -> None:
+    (tmp_path / "train.py").write_text(IMPORTING)
+    (tmp_path / "there").touch()
+    assert command("python", "train.py", "there", "old", cwd=tmp_path).ends() == (0, [])
+    # Not for the same script elsewhere.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "train.py").write_text(IMPORTING)
+    command("python", "train.py", "loaded", "old", cwd=tmp_path / "elsewhere")
+    code, said = command("consumer", "--run", "old", "--callbacks", "metrics").ends()
+    assert (code, [line for line in said if "waiting" in line]) == (0, [])
+
+    again = command("python", "train.py", "loaded", begun, "--resume", cwd=tmp_path)
+    consumer = command("consumer", "--run", "old", "--callbacks", "metrics", "--log", "jsonl")
+    assert consumer.says() == (
+        f"run old has ended (finished), and process {again.process.pid} starts its script again: waiting up to 60 s "
+        f"for its next attempt ... (Ctrl-C ends; '--replay {runs_dir}/old' reads the attempt before)"
+    )
+    assert command("consumer", "--list-metrics", "old").ends()[0] == 0
+    (tmp_path / "loaded").touch()
+    assert consumer.ends()[0] == 0
+    read = "metrics-2.jsonl" if begun == "old" else "metrics.jsonl"
+    assert [one.name for one in (runs_dir / "old").glob("*.jsonl")] == [read]

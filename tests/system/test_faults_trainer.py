@@ -211,8 +211,11 @@ def test_what_a_forked_child_does_is_nothing_to_the_run(runs_dir: Path, child: s
     [
         ("publisher.close(); publisher.close(); publisher.close('failed')", "finished", 0),
         ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()", "finished", 0),
+        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
+        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1); sys.exit(3)", "stopped", 3),
         ("thread = threading.Thread(target=publisher.close); thread.start(); thread.join()", "finished", 0),
-        ("sys.exit(0)", "finished", 0),
+        ("sys.exit(0)", "stopped", 0),
+        ("publisher.publish(Event.FIT_END, batch=500); sys.exit(1)", "finished", 1),
         ("os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "lost", -signal.SIGTERM),
         ("os.abort()", "lost", -signal.SIGABRT),
@@ -231,13 +234,19 @@ for batch in range(1, 501):
 while publisher.statistics().acknowledged < 500:
     time.sleep(0.01)
     publisher.poll()
+
+def publish_on():
+    while True:
+        publisher.publish(Event.EPOCH_END, batch=500)
+
 {ending}
 """
     done = run_script(script)
     assert done.returncode == code, done.stderr
     run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
     recording = Recording(run.path)
-    assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(1, 501))
+    batches = [int(snapshot.timestamp.batch) for snapshot in recording if snapshot.event is Event.BATCH_END]
+    assert (batches, recording.gaps) == (list(range(1, 501)), ())
     assert recording.ending is not None
     assert recording.ending.status == status == run.status
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,12 +11,13 @@ import nats
 import pytest
 from brokers import free_address, start_broker
 from helpers import wait_for
-from nats_servers import wait_for_copy
+from nats_servers import NatsServer, wait_for_copy
 from safetensors.torch import load_file
 
 from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from bus.protocol.frames import decode_control, encode_control, split_frame
 from bus.runs.bridged import read_bridge
+from bus.types.timeouts import Timeouts
 
 PYTHON = (sys.executable, "-m")
 
@@ -201,9 +203,9 @@ def test_a_bridge_that_is_killed_is_followed_by_another(nats_server, bridge, run
         assert list(subscriber) == list(Recording(runs_dir / "r"))
 
 
-def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, runs_dir, monkeypatch):
+def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, runs_dir, monkeypatch, caplog):
     monkeypatch.setenv("OFFLOOP_STREAM", nats_server.address)
-    with Publisher("r", runs_dir=runs_dir) as publisher:
+    with Publisher("r", runs_dir=runs_dir, timeouts=Timeouts(copy=60.0)) as publisher:
         publish(publisher, 300)
 
         def copying():
@@ -213,14 +215,57 @@ def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, r
         first = wait_for(copying, "the bridge")
         os.kill(first.pid, signal.SIGKILL)
         publish(publisher, 300)
-        wait_for(lambda: publisher.poll() or copying().pid != first.pid, "the next bridge")
+        wait_for(lambda: publisher.poll() or getattr(copying(), "pid", first.pid) != first.pid, "the next bridge")
     wait_for_copy(runs_dir / "r")
+    assert "sends the rest" not in caplog.text
     with attach(nats_server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
     shown = subprocess.run(
         [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
     )
     assert f"done, to {nats_server.address}" in shown.stdout
+
+
+def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_path, caplog):
+    away = NatsServer(tmp_path, start=False)
+
+    def info():
+        shown = [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)]
+        return subprocess.run(shown, check=True, capture_output=True, text=True).stdout
+
+    with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
+        publish(publisher, 300)
+        command = f"'bus bridge {publisher.run_dir} --stream {away.address}' sends the rest"
+        wait_for(
+            lambda: publisher.poll() or "at the moment (no server answers)" in caplog.text, "the training's report"
+        )
+        assert command in caplog.text
+        caplog.clear()
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith(f"run r is not all in NATS at {away.address} yet (no server answers)")
+    assert said.endswith(command)
+    assert f"missing: {command}" in info()
+    waiting = read_bridge(publisher.run_dir)
+    os.kill(waiting.pid, signal.SIGKILL)
+    wait_for(lambda: not waiting.is_running, "the end of its bridge")
+    try:
+        away.start()
+        subprocess.run([*PYTHON, *shlex.split(command.split("'")[1])], check=True, timeout=100)
+        with attach(away, "r") as subscriber:
+            assert list(subscriber) == list(Recording(publisher.run_dir))
+    finally:
+        away.kill()
+    assert "sends the rest" not in info()
+
+
+def test_a_bridge_of_a_run_that_was_deleted_ends(runs_dir, tmp_path):
+    away = NatsServer(tmp_path, start=False)
+    with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
+        publish(publisher, 10)
+    waiting = read_bridge(publisher.run_dir)
+    assert waiting.is_running
+    subprocess.run([*PYTHON, "bus", "rm", "r", "--yes", "--runs-dir", str(runs_dir)], check=True, timeout=100)
+    wait_for(lambda: not waiting.is_running, "the end of its bridge")
 
 
 def test_several_readers_share_a_connection(nats_server, bridge, runs_dir):

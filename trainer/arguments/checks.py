@@ -7,6 +7,7 @@ from typing import Any
 
 from bus.errors import ConfigurationError, InvalidTimeError
 from bus.types.event import Event
+from bus.types.metrics import check_goals
 from bus.types.time import Time, TimeInput, TimeUnit
 
 MAX_BATCHES = 1_000_000
@@ -59,6 +60,7 @@ def check_config(config: Any, argument: str) -> None:
     """Raises :class:`bus.errors.ConfigurationError` for what has no names and values."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(f"{argument} is {config!r}: give a dict of names and values")
+    check_goals(config, argument)
 
 
 def check_path(path: Any, argument: str) -> Path:

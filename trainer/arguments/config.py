@@ -210,7 +210,9 @@ class CheckpointConfig(ArgumentGroup):
         load_path: a checkpoint to resume from, or a folder of them, of which the latest is taken.
         load_weights_only: takes the model's weights from it and nothing else; also from a torch file (``.pt``).
         load_strict_model_weights: whether it has to have all of the model's weights and no others.
-        autoresume: resumes from the latest checkpoint in ``save_folder``, if there is one. Needs a ``run_name``.
+        autoresume: resumes from the latest checkpoint in ``save_folder``, if there is one. Needs a ``run_name``. A
+            training that finds checkpoints and can read none of them refuses to start.
+        from_scratch: starts from the beginning there, beside the checkpoints that cannot be read.
     """
 
     heading = "Checkpoints"
@@ -236,6 +238,7 @@ class CheckpointConfig(ArgumentGroup):
         ),
     ] = True
     autoresume: Annotated[bool, Option(needs=["save_folder", "run_name"])] = False
+    from_scratch: Annotated[bool, Option(needs=["autoresume"])] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Checkpoints of a trainer: where they are written, and which one a training resumes from."""
 
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from trainer.checkpoints.file import (
 )
 from trainer.checkpoints.folder import CheckpointFolder
 from trainer.checkpoints.saver import Announce, IntervalSaver, NoSaver
-from trainer.checkpoints.sharded import is_sharded, read_sharded, training_file, write_sharded
+from trainer.checkpoints.sharded import is_sharded, on_first, read_sharded, training_file, write_sharded
 from trainer.checkpoints.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
 from trainer.data.resume import DataLoaderResume
 from trainer.data.spec import DataSpec
@@ -36,6 +37,8 @@ from trainer.evaluation.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from trainer.distributed.sharding import FullySharded
+
+_log = logging.getLogger("offloop")
 
 
 class Checkpoints:
@@ -71,6 +74,9 @@ class Checkpoints:
         self._overwrite = config.save_overwrite
         self._filenames = (config.save_filename, config.save_latest_filename)
         self._schedulers: tuple[Any, Path] | None = None
+        self._resumes_at = Timestamp()
+        self.saved_name: str | None = None
+        """The name of the run that the checkpoint to resume from is of, once that was looked at."""
         self._saver: IntervalSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.announce: Announce = _announce_nothing
@@ -81,38 +87,63 @@ class Checkpoints:
         """The seed of the sampler in the checkpoint that the training resumes from."""
         self.microbatch_size: int | None = None
         """The size of microbatches in it."""
-        if config.save_folder is not None:
+        self._save_folder, self._keep = config.save_folder, config.save_num_checkpoints_to_keep
+        self.use_run_name()
+        if self._folder is not None and config.autoresume:
+            newest = self._latest([self._folder], config.from_scratch)
+            if newest is not None:
+                self._load_path, self._load_weights_only, self.resumed = newest, False, True
+        self.is_next_attempt = config.autoresume or (self._load_path is not None and not self._load_weights_only)
+        """Whether the training resumes its run, also where that has no checkpoint yet."""
+
+    def use_run_name(self) -> None:
+        """Has checkpoints written where the state's run name says."""
+        sharded, ranks = self._sharded, self._ranks
+        if self._save_folder is not None:
             filename, latest = self._filenames
             self._folder = CheckpointFolder(
-                config.save_folder,
+                self._save_folder,
                 filename=folder_name(filename) if sharded else filename,
                 latest_filename=folder_name(latest) if sharded and latest else latest,
-                keep=config.save_num_checkpoints_to_keep,
+                keep=self._keep,
                 overwrite=self._overwrite,
-                names=_names(state),
+                names=_names(self._state),
                 write=partial(_write, sharded=sharded, ranks=ranks),
             )
-            if config.autoresume and (newest := self._latest(self._folder)) is not None:
-                self._load_path, self._load_weights_only, self.resumed = newest, False, True
         # Nothing that holds this object: a trainer that is dropped is to be gone at once.
-        self._gather = partial(_gather, state, loader_resume, ranks, self._folder)
+        self._gather = partial(_gather, self._state, self._loader_resume, ranks, self._folder)
 
-    def _latest(self, folder: CheckpointFolder) -> Path | None:
-        """The newest checkpoint in a folder, for which the first rank looks."""
-        found = folder.latest() if self._state.rank == 0 else None
-        if self._ranks is not None:
-            shared = self._ranks.share(None if found is None else str(found))
-            found = None if shared is None else Path(shared)
-        return found
+    def _latest(self, folders: Sequence[CheckpointFolder], from_scratch: bool | None = None) -> Path | None:
+        """The newest checkpoint in the first of some folders that has one, for which the first rank looks.
+
+        Raises :class:`bus.errors.CheckpointError`, on every rank, when there are some and none can be read, unless the
+        training is to begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
+
+        def find() -> str | None:
+            found = next((path for folder in folders if (path := folder.latest()) is not None), None)
+            unreadable = {path: error for folder in folders for path, error in folder.unreadable.items()}
+            if found is None and unreadable and not from_scratch:
+                newest = next(folder for folder in folders if folder.unreadable).newest_unreadable()
+                several = f"none of the {len(unreadable)} checkpoints in {folders[0].folder} can be read"
+                which = several if len(unreadable) > 1 else f"the checkpoint in {folders[0].folder} cannot be read"
+                anew = ", or start from the beginning and keep these files with from_scratch=True (--from-scratch)"
+                raise CheckpointError(
+                    f"{which}: use another folder{'' if from_scratch is None else anew}; the newest: {newest}",
+                    path=newest.path,
+                )
+            for path, error in unreadable.items():
+                _log.warning("checkpoint %s is passed over and kept: %s", path.name, error)
+            return None if found is None else str(found)
+
+        path = find() if self._ranks is None else on_first(self._ranks, find)
+        return None if path is None else Path(path)
 
     def check(self) -> None:
-        """Looks, before anything is started, whether the checkpoint to resume from can be read and new ones be written.
+        """Looks, before anything is started, whether the checkpoint to resume from can be read.
 
         Raises:
-            CheckpointError: one of them cannot be; damage within the tensors is found only by :meth:`load`.
-            ConfigurationError: older checkpoints are in the way.
+            CheckpointError: it cannot be; damage within the tensors is found only by :meth:`load`.
         """
-        timestamp = Timestamp()
         if self._load_path is not None:
             self._load_path = path = self._find(self._load_path)
             if is_torch_file(path) and not self._load_weights_only:
@@ -127,10 +158,20 @@ class Checkpoints:
                         f"there is no checkpoint {path}: give the path of a file that was saved", path=path
                     )
             else:
-                timestamp = Timestamp.from_values(read_part(training_file(path), "timestamp"))
+                file = training_file(path)
+                self._resumes_at = Timestamp.from_values(read_part(file, "timestamp"))
+                self.saved_name = read_part(file, "run").get("name")
+
+    def check_folder(self) -> None:
+        """Looks whether checkpoints can be written.
+
+        Raises:
+            CheckpointError: they cannot be.
+            ConfigurationError: older checkpoints are in the way.
+        """
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
-        self.check_conflicts(timestamp)
+        self.check_conflicts(self._resumes_at)
 
     def load(self, evaluation: Evaluation, sharding: "FullySharded | None" = None) -> None:
         """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
@@ -242,7 +283,7 @@ class Checkpoints:
         names, (filename, latest_filename) = _names(self._state), self._filenames
         kinds = [(filename, latest_filename), (folder_name(filename), latest_filename and folder_name(latest_filename))]
         folders = [CheckpointFolder(path, *kind, overwrite=self._overwrite, names=names) for kind in kinds]
-        latest = next((found for folder in folders if (found := self._latest(folder)) is not None), None)
+        latest = self._latest(folders)
         if latest is None:
             raise CheckpointError(
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path

@@ -48,6 +48,8 @@ _TORCH_DAMAGE = (
     struct.error,
 )
 
+_LONGEST = 200
+
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
@@ -138,7 +140,8 @@ def read_part(path: PathLike, key: str) -> Any:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
             raise CheckpointError(
-                f"checkpoint {path} holds no {key!r}, only {', '.join(contents['tree']) or 'nothing'}", path=path
+                f"checkpoint {path} holds no {key!r}, only {', '.join(contents['tree'])[:_LONGEST] or 'nothing'}",
+                path=path,
             )
         return _unpack(contents["tree"][key], _loader(file, contents, path, "cpu"))
 
@@ -350,13 +353,13 @@ def _opened(path: PathLike) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
-        raise CheckpointError(f"cannot read checkpoint {path}: {error}", path=path) from error
+        raise CheckpointError(f"cannot read checkpoint {path}: {_first_line(error)}", path=path) from error
     except SafetensorError as error:
         if is_torch_file(path):
             raise CheckpointError(
                 f"{path} is a file of torch.save and no checkpoint: only its weights can be had", path=path
             ) from None
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}", path=path) from error
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {_first_line(error)}", path=path) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointError(
             f"checkpoint {path} is damaged: {_first_line(error)} does not belong there", path=path
@@ -374,10 +377,13 @@ def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
             f"checkpoint {path} is damaged: the checksum of its header is wrong; use another one", path=path
         )
     contents: dict[str, Any] = json.loads(text)
-    if contents["version"] > VERSION:
+    version = contents["version"]
+    if type(version) is not int:
+        raise ValueError(f"the version {version!r}")
+    if version != VERSION:
         raise CheckpointError(
-            f"checkpoint {path} is of format {contents['version']}, this version of offloop reads up to {VERSION}: "
-            "use a newer offloop",
+            f"checkpoint {path} is of format {str(version)[:20]}, this version of offloop reads format {VERSION}: "
+            f"use {'a newer' if version > VERSION else 'an older'} offloop",
             path=path,
         )
     if set(contents["tensors"]) != set(file.keys()):
@@ -460,4 +466,6 @@ def _kind(value: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    """What an error says, without what it quotes at length from the file."""
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

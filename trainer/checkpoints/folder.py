@@ -1,6 +1,5 @@
 """The folder that a training keeps its checkpoints in."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,9 +9,7 @@ from bus.checkpoints.names import CheckpointNames
 from bus.errors import CheckpointError
 from bus.types.timestamp import Timestamp
 from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
-from trainer.checkpoints.sharded import check_sharded, is_sharded, training_file
-
-_log = logging.getLogger("offloop")
+from trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharded, training_file
 
 
 class CheckpointFolder(CheckpointNames):
@@ -34,8 +31,14 @@ class CheckpointFolder(CheckpointNames):
     ) -> None:
         super().__init__(folder, filename, latest_filename, keep, overwrite, names)
         self._write = write
-        self._damaged: set[Path] = set()
+        self.unreadable: dict[Path, CheckpointError] = {}
+        """What :meth:`latest` has found and could not read, and why."""
         self._last: Timestamp | None = None
+
+    @property
+    def last_path(self) -> Path | None:
+        """Where the last checkpoint is that was saved; ``None`` before the first."""
+        return None if self._last is None else self.path_at(self._last)
 
     def save(self, timestamp: Timestamp, tree: Mapping[str, Any]) -> Path:
         """Writes a checkpoint, makes it the latest one, and removes what is not to be kept.
@@ -66,14 +69,29 @@ class CheckpointFolder(CheckpointNames):
         """The newest checkpoint in the folder that is whole, each byte of it checked; ``None`` if there is none.
 
         With ``overwrite``, what the link leads to comes first: files of a later time may be older ones. Without it a
-        later file was written just before the process was killed. What is damaged is logged and passed over."""
+        later file was written just before the process was killed. Those that cannot be read are in :attr:`unreadable`.
+
+        Raises :class:`bus.errors.CheckpointError` when the folder cannot be read."""
+        self.unreadable.clear()
+        try:
+            # A search in a folder without permission finds nothing.
+            with os.scandir(self.folder):
+                pass
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read the folder of checkpoints {self.folder}: {error.strerror}; change its mode, or use "
+                "another one",
+                path=self.folder,
+            ) from None
         linked = self._linked()
         times = {}
         for path in {*self._files(), *([linked] if linked else [])}:
             try:
                 times[path] = _time_of(path)
             except CheckpointError as error:
-                self._pass_over(path, error)
+                self.unreadable[path] = error
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
@@ -82,21 +100,39 @@ class CheckpointFolder(CheckpointNames):
                 else:
                     read_checkpoint(path, device="meta")
             except CheckpointError as error:
-                self._pass_over(path, error)
+                self.unreadable[path] = error
             else:
                 return path
         return None
 
-    def _pass_over(self, path: Path, error: CheckpointError) -> None:
-        self._damaged.add(path)
-        _log.warning("continuing without it: %s", error)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave, but for what cannot be read: that is never removed."""
+        super().load_state_dict(state)
+        self._saved = [name for name in self._saved if self.folder / name not in self.unreadable]
+
+    def newest_unreadable(self) -> CheckpointError:
+        """Why the newest of :attr:`unreadable` cannot be read, as far as names tell which that is."""
+
+        def time_in_name(path: Path) -> tuple[list[int], Path]:
+            is_named = path.is_relative_to(self.folder)
+            return list(self._filename.counters(self._name_of(path)).values()) if is_named else [], path
+
+        return self.unreadable[max(self.unreadable, key=time_in_name)]
 
     def _is_checkpoint(self, path: Path) -> bool:
-        return training_file(path).is_file()
+        # An incomplete one is one that cannot be read.
+        return training_file(path).is_file() or (path / SHARDS).is_dir()
 
     def _is_in_the_way(self, path: Path) -> bool:
-        # A damaged one is in no one's way.
-        return path not in self._damaged
+        # It is renamed when its name is needed.
+        return path not in self.unreadable
+
+    def _is_unreadable(self, path: Path) -> bool:
+        return (path in self.unreadable and path.exists()) or super()._is_unreadable(path)
+
+    def _set_aside(self, path: Path) -> None:
+        super()._set_aside(path)
+        self.unreadable.pop(path, None)
 
     def _time_of(self, path: Path) -> tuple[int, ...] | None:
         try:

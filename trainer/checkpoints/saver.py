@@ -1,6 +1,7 @@
 """When checkpoints are written."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bus.errors import ConfigurationError
@@ -32,7 +33,7 @@ class NoSaver:
     def save_last(self) -> None:
         """Does nothing."""
 
-    def save_now(self) -> None:
+    def save_now(self) -> Path | None:
         """Raises :class:`bus.errors.ConfigurationError`."""
         raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
 
@@ -108,10 +109,12 @@ class IntervalSaver:
         self._last_batch = self._state.timestamp.values.batch
         self._last_evaluation = self._evaluation
 
-    def save_now(self) -> None:
-        """Writes a checkpoint unless this batch has one; with several ranks all have to come here."""
+    def save_now(self) -> Path | None:
+        """Writes a checkpoint unless this batch has one; with several ranks all have to come here. Returns where it is,
+        on the first rank, if this training has written it."""
         if self._last_batch != self._state.timestamp.values.batch:
             self.save()
+        return self._folder.last_path
 
     @property
     def _evaluation(self) -> Any:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 _TRAINING = "training.safetensors"
-_SHARDS = "shards"
+SHARDS = "shards"
+"""The folder in a checkpoint that has the parts of the ranks."""
 _CHUNK = 1 << 20
 
 
@@ -53,8 +54,8 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
     rest, sharded = _take_apart(tree)
     with contextlib.ExitStack() as stack:
         # Only the first rank makes and moves folders.
-        draft = Path(_on_first(ranks, lambda: str(stack.enter_context(atomic_replace(_given(path))))))
-        _save(draft / _SHARDS, {_name(place): tensor for place, tensor in sharded})
+        draft = Path(on_first(ranks, lambda: str(stack.enter_context(atomic_replace(_given(path))))))
+        _save(draft / SHARDS, {_name(place): tensor for place, tensor in sharded})
         checksums = _on_all(ranks, lambda: _checksums(draft, _files(draft)[ranks.rank :: ranks.world_size]))
         contents = {
             "files": {name: checksum for one in checksums for name, checksum in one.items()},
@@ -63,8 +64,8 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
                 for place, tensor in sharded
             },
         }
-        _on_first(ranks, lambda: write_checkpoint(draft / _TRAINING, {**rest, "shards": contents}))
-        _on_first(ranks, stack.close)
+        on_first(ranks, lambda: write_checkpoint(draft / _TRAINING, {**rest, "shards": contents}))
+        on_first(ranks, stack.close)
 
 
 def read_sharded(
@@ -91,7 +92,7 @@ def read_sharded(
     else:
         own = dict(sorted(files.items())[ranks.rank :: ranks.world_size])
         _on_all(ranks, lambda: _check_files(path, own))
-    _load(path / _SHARDS, tensors, alone=mesh is None)
+    _load(path / SHARDS, tensors, alone=mesh is None)
     for name, place, _, _ in wanted:
         _put(tree, place, tensors[name])
     return tree if part is None else {part: tree.get(part)}
@@ -175,7 +176,7 @@ def _reason(error: Any) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted((path / _SHARDS).iterdir())
+    return sorted((path / SHARDS).iterdir())
 
 
 def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
@@ -208,7 +209,7 @@ def _given(path: Path | None) -> Path:
     return path
 
 
-def _on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:
+def on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:
     """What came of something that the first rank does, on every rank: text or nothing, or the error."""
     answer = _tried(do) if ranks.rank == 0 else None
     return _result_of([ranks.share(answer)])[0]

@@ -379,7 +379,7 @@ def _say_how_to_go_on(
     if arguments.get("save_weights_only"):
         say(f"checkpoints: {folder}")
         return
-    further = [] if values["run_name"] else [f"--run-name {shlex.quote(state.run_name)}"]
+    further = [] if values["run_name"] == state.run_name else [f"--run-name {shlex.quote(state.run_name)}"]
     if not arguments.get("autoresume"):
         further += [*([] if values["seed"] is not None else [f"--seed {state.seed}"]), "--autoresume"]
     if state.max_duration is not None and state.timestamp >= state.max_duration and not state.stopped:

@@ -3,6 +3,7 @@
 publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answered by the first one
 """
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -18,6 +19,9 @@ from trainer.engine.state import State
 IDLE_SECONDS = 0.02
 IDLE_SECONDS_OF_RANKS = 0.25
 MAX_WAITING = 100
+
+LATER = object()
+"""Returned by what writes a checkpoint on command, where the framework writes it a little later."""
 
 # Where in the course of a batch a command can be applied.
 _PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
@@ -49,7 +53,9 @@ class RemoteControl:
         self.waiting: list[Command] = []
         """Commands that have not been applied; the loop looks here after each batch."""
         self.checkpoint: Callable[[], object] | None = None
-        """What ``checkpoint`` calls, while there is a training."""
+        """What ``checkpoint`` calls, while there is a training. It may return the path of the file, or :data:`LATER`
+        for a file that is yet to be written."""
+        self._unwritten: list[tuple[Command, Event]] = []
         self._publisher: weakref.ref[Publisher] | None = None
         self._state = state
         self._settings = settings
@@ -90,8 +96,17 @@ class RemoteControl:
                 return
             self._idle()
 
+    def checkpoint_written(self, path: str | os.PathLike[str]) -> None:
+        """Answers the commands that wait for a checkpoint to be written."""
+        waiting, self._unwritten = self._unwritten, []
+        for command, event in waiting:
+            self._answer(command, event, done=_path_text(path))
+
     def reject_pending(self) -> None:
         """Rejects the commands that are still pending when the training has come to its end."""
+        waiting, self._unwritten = self._unwritten, []
+        for command, event in waiting:
+            self._answer(command, event, "the training came to its end before the checkpoint was written")
         rest = [one for one in self.waiting if id(one) not in self._scripted]
         self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
         for command in rest:
@@ -127,23 +142,27 @@ class RemoteControl:
         return batch < then.batch or (batch == then.batch and place < place_then)
 
     def _apply(self, command: Command, event: Event) -> None:
-        error = None
+        error = done = None
         try:
-            self._do(command)
+            done = self._do(command)
         except OffloopError as trouble:
             error = str(trouble)
         # A user's setting may raise anything, and the training is worth more than the command.
         except Exception as trouble:  # noqa: BLE001
             error = f"{type(trouble).__name__}: {trouble}"
-        self._answer(command, event, error)
+        if done is LATER:
+            self._unwritten.append((command, event))
+        else:
+            self._answer(command, event, error, _path_text(done))
 
-    def _answer(self, command: Command, event: Event, error: str | None) -> None:
-        self._say(Outcome(command, event.value, self._state.timestamp.values.batch, error).with_reason)
+    def _answer(self, command: Command, event: Event, error: str | None = None, done: str | None = None) -> None:
+        self._say(Outcome(command, event.value, self._state.timestamp.values.batch, error, done=done).with_reason)
         publisher = None if self._publisher is None else self._publisher()
         if publisher is not None and self._state.rank == 0:
-            publisher.answer(command, event, self._state.timestamp.values, error)
+            publisher.answer(command, event, self._state.timestamp.values, error, done)
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: Command) -> object:
+        """Obeys; returns what was written, if that is known."""
         if command.name == "stop":
             if not self._state.fitting:
                 raise ConfigurationError("the training has come to its end")
@@ -160,11 +179,12 @@ class RemoteControl:
         elif command.name == "checkpoint":
             if self.checkpoint is None:
                 raise ConfigurationError("there is no training at work")
-            self.checkpoint()
+            return self.checkpoint()
         elif command.name == "set":
             self._settings.apply(self._state, *command.arguments)
         else:
             raise ConfigurationError(f"command {command.name!r} is unknown to this training: update its offloop")
+        return None
 
     def _idle(self) -> None:
         """A moment of standing still. Signals, and what other ranks ask for, end it."""
@@ -178,3 +198,10 @@ class RemoteControl:
         publisher = None if self._publisher is None else self._publisher()
         if publisher is not None:
             publisher.poll()
+
+
+def _path_text(path: object) -> str | None:
+    """Where a file is, for people; ``None`` for anything else, as functions of users may return what they like."""
+    if not isinstance(path, str | os.PathLike) or not os.path.exists(path):
+        return None
+    return os.path.abspath(os.fsdecode(path)).encode(errors="backslashreplace").decode()

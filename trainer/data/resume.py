@@ -38,7 +38,7 @@ class DataLoaderResume:
         self._of = dataloader
         if done and self._pending is None:
             self._pending = RandomStates(generators_of(dataloader))
-        if self._loader_state is not None and _is_stateful(dataloader):
+        if self._loader_state is not None and is_stateful(dataloader):
             dataloader.load_state_dict(self._loader_state)  # type: ignore[attr-defined]
             self._loader_state, skip = None, 0
         else:
@@ -51,7 +51,7 @@ class DataLoaderResume:
 
     def suspend(self, dataloader: Iterable[Any]) -> None:
         """Keeps the dataloader's position when the training stops in the middle of an epoch."""
-        if _is_stateful(dataloader):
+        if is_stateful(dataloader):
             self._loader_state = dataloader.state_dict()  # type: ignore[attr-defined]
 
     def rollback(self) -> None:
@@ -69,7 +69,7 @@ class DataLoaderResume:
 
         Before the training has resumed from a checkpoint, it is what was in that."""
         loader = self._loader_state
-        if loader is None and _is_stateful(dataloader):
+        if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
         return {
             "random": (self._pending or RandomStates(generators_of(dataloader))).tree,
@@ -110,5 +110,5 @@ def generators_of(dataloader: Any) -> list[torch.Generator]:
     return found
 
 
-def _is_stateful(dataloader: Any) -> bool:
+def is_stateful(dataloader: Any) -> bool:
     return callable(getattr(dataloader, "state_dict", None)) and callable(getattr(dataloader, "load_state_dict", None))

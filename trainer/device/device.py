@@ -311,9 +311,11 @@ def _known(device: Any) -> str | Device:
     )
 
 
-def autocast_of(precision: str, device: Device) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
+def autocast_of(
+    precision: str | None, device: Device
+) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
     """Makes the context in which forward passes and losses are computed; ``None`` when they need none."""
-    kind = _PRECISIONS[precision]
+    kind = None if precision is None else _PRECISIONS[precision]
     if kind is None:
         return None
     return lambda: torch.autocast(device.torch_device.type, dtype=kind)

@@ -27,11 +27,12 @@ _REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
 
 
-class _HasAddress(Protocol):
+class _Published(Protocol):
     address: str
+    run_name: str
 
 
-_Started = TypeVar("_Started", bound=_HasAddress)
+_Started = TypeVar("_Started", bound=_Published)
 
 
 class Ranks:
@@ -283,22 +284,23 @@ def local_world_size(by_itself: int) -> int:
     return ranks
 
 
-def rank_zero_first(ranks: Ranks, start: Callable[[str | None], _Started], address: str | None) -> _Started:
-    """Starts something on every rank: on the first one at ``address``, or where it likes, and on the others at the
-    address where the first one has it. What goes wrong on the first rank is raised on all of them."""
-    started, failure = None, None
+def rank_zero_first(ranks: Ranks, start: Callable[..., _Started], address: str | None) -> _Started:
+    """Starts a publisher on every rank: on the first one at ``address``, or where it likes, and on the others at the
+    address where the first one has it, as the run that it has begun. What goes wrong on the first rank is raised on
+    all of them."""
+    started, failure, run_name = None, None, None
     if ranks.rank == 0:
         try:
             started = start(address)
-            address = started.address
+            address, run_name = started.address, started.run_name
         except OffloopError as error:
             failure = error
-    address, told = ranks.share([address, failure and [type(failure).__name__, str(failure)]])
+    address, run_name, told = ranks.share([address, run_name, failure and [type(failure).__name__, str(failure)]])
     if failure is not None:
         raise failure
     if told is not None:
         raise getattr(errors, told[0], OffloopError)(told[1])
-    return started if started is not None else start(address)
+    return started if started is not None else start(address, run_name=run_name, resume=True)
 
 
 @contextlib.contextmanager

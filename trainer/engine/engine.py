@@ -5,6 +5,7 @@ from typing import Any
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
+from bus.types.left_out import LeftOut
 from trainer.arguments.values import to_builtin
 from trainer.engine.algorithm import Algorithm
 from trainer.engine.state import State
@@ -48,19 +49,29 @@ class Logger:
         self._state = state
         self.entries: list[list[Any]] = []
         """What has been logged and not published yet, as pairs of step and metrics; always the same list."""
+        self.left_out = LeftOut(state.run_name)
+        """The values that could not be logged."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers by name at a step, by default the number of batches so far.
 
-        A tensor is read at once, which on a GPU waits for it: log numbers where that matters."""
+        A tensor is read at once, which on a GPU waits for it: log numbers where that matters. What cannot be sent is
+        left out, and reported once for each name."""
         if step is None:
             step = self._state.timestamp.values[2]
-        self.entries.append([step, {name: to_builtin(value) for name, value in metrics.items()}])
+        values = {}
+        for name, value in metrics.items():
+            try:
+                values[name] = to_builtin(value)
+            except Exception as error:  # noqa: BLE001  it is the user's value, whose methods may raise anything
+                self.left_out.add(name, error)
+        self.entries.append([step, values])
 
     def take(self) -> list[list[Any]]:
         """Everything logged since the last call, as pairs of step and metrics."""
         entries = list(self.entries)
-        self.entries.clear()
+        # A signal handler or another thread may have logged more by now.
+        del self.entries[: len(entries)]
         return entries
 
 

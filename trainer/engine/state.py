@@ -39,7 +39,7 @@ class State:
         eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
         total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
         device: where it all is.
-        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``.
+        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; of a training in another loop ``None`` while it is unknown.
         scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
         device_train_microbatch_size: samples in a microbatch; ``None`` while batches are whole. With ``auto`` it is
             what has been found to fit into memory.
@@ -71,7 +71,7 @@ class State:
         schedulers: Sequence[Any] = (),
         algorithms: Iterable["Algorithm"] = (),
         evaluators: Iterable["Evaluator"] = (),
-        precision: str = "fp32",
+        precision: str | None = "fp32",
         scaler: "torch.amp.GradScaler | None" = None,
         rank: int = 0,
         world_size: int = 1,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 from bus.errors import ConfigurationError
 from bus.types.event import Event
@@ -38,6 +38,18 @@ class ProbeHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProbeHook, ()
+
+
+_unused_hooks: list[Any] = []
+
+
+def hook_optimizers(register: Callable[..., Any], method: Callable[..., None]) -> None:
+    """Has torch call a probe's method for all optimizers, by a function such as ``register_optimizer_step_pre_hook``,
+    for as long as the probe exists."""
+    while _unused_hooks:
+        _unused_hooks.pop().remove()
+    # The garbage collector may come while torch goes through the hooks, which none may be taken from then.
+    finalize(method.__self__, _unused_hooks.append, register(ProbeHook(method)))  # type: ignore[attr-defined]
 
 
 class Field(NamedTuple):

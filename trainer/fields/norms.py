@@ -1,6 +1,5 @@
 """Norms of gradients, weights, moments and updates: all tensors of a field in a few steps of the device."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bus.errors import ConfigurationError
 from bus.types.event import Event
 from trainer.engine.state import State
-from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
+from trainer.fields.field import BATCH_RESULTS, Field, hook_optimizers
 
 _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
@@ -178,8 +177,7 @@ class UpdateProbe:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._trouble: str | None = None
         # A hook for all optimizers, because there may be none yet, or others by the time they step.
-        hook = register_optimizer_step_pre_hook(ProbeHook(self._before_step))
-        weakref.finalize(self, hook.remove)
+        hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
     def norms(self) -> dict[str, Tensor]:
         """The L2 norm of what the step of the batch added to each parameter.

@@ -9,6 +9,7 @@ import torch
 
 from bus.errors import ConfigurationError, close_matches
 from bus.protocol.snapshot import Snapshot
+from bus.redaction import redact
 from bus.types.demand import MAX_FIELD_NAME, Demand
 from bus.types.event import Event
 from bus.types.intervals import EventPosition
@@ -267,7 +268,8 @@ class FieldsOnDemand:
                         values[name] = self._sendable(name, self._computed(name, field))
                 # A user's function may raise anything, and the training is worth more than the field.
                 except Exception as error:  # noqa: BLE001
-                    reason = f"{name}: {error}" if isinstance(error, ConfigurationError) else f"{name}: {error!r}"
+                    said = str(error) if isinstance(error, ConfigurationError) else redact(repr(error))
+                    reason = f"{name}: {said}"
                     trouble.append(reason)
                     if isinstance(error, FieldUnsupportedError):
                         self.never[name] = reason

@@ -49,8 +49,8 @@ class Saver(Protocol):
     def save_last(self) -> None:
         """Brings the last checkpoint up to date when the training ends."""
 
-    def save_now(self) -> None:
-        """Writes a checkpoint whether or not one is due."""
+    def save_now(self) -> object:
+        """Writes a checkpoint whether or not one is due; returns where it is."""
 
 
 class TrainingLoop:

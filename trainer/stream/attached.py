@@ -75,7 +75,14 @@ class NamedCallbacks:
         order = _order(callbacks, loggers, {"describe": True})
         try:
             done = subprocess.run(
-                command, input=order, stdout=subprocess.PIPE, env=_environment(), timeout=_PATIENCE, check=False
+                command,
+                input=order,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                timeout=_PATIENCE,
+                check=False,
+                # Ctrl-C is the trainer's: here it would show where some module is being imported.
+                start_new_session=True,
             )
             # Whatever is imported may write lines of its own.
             described = json.loads(done.stdout.splitlines()[-1])

@@ -9,12 +9,23 @@ from typing import Any, Protocol, TypeVar
 
 from bus import errors
 from bus.errors import ConfigurationError, OffloopError, RunDirectoryError
-from bus.runs.directory import check_writable, host_name, new_run_id, next_attempt
+from bus.processes import restarted_launch
+from bus.runs.directory import (
+    check_writable,
+    host_name,
+    is_name_for,
+    is_own_name,
+    is_taken,
+    new_run_id,
+    next_attempt,
+    numbered_names,
+)
 from trainer.distributed.ranks import Ranks, rank_zero_first
 
 
 class _Published(Protocol):
     address: str
+    run_name: str
 
     def close(self, status: str, error: str | None) -> None:
         """Ends it."""
@@ -24,15 +35,16 @@ _Started = TypeVar("_Started", bound=_Published)
 
 
 def start_on_hosts(
-    ranks: Ranks, start: Callable[..., _Started], root: Path, run_name: str, *, is_copied: bool
+    ranks: Ranks, start: Callable[..., _Started], root: Path, run_name: str, *, is_copied: bool, resume: bool
 ) -> _Started:
     """Starts a publisher on every rank, with a broker on each host: in the host's own ``root``, by its first rank, and
     the other ranks of the host join it. All begin the same attempt of one run. Ranks of one host, or whose run is not
     copied anywhere, use the first rank's broker alone.
 
-    ``start`` is called with the address of a broker or ``None``, and with what the hosts have agreed on:
-    ``local_world_size``, ``attempt`` and ``run_id`` of :class:`bus.publisher.publisher.Publisher`. What goes wrong on
-    the first rank of a host is raised on all ranks.
+    ``start`` is called with the address of a broker or ``None``, and with what the hosts have agreed on: ``run_name``,
+    ``local_world_size``, ``attempt`` and ``run_id`` of :class:`bus.publisher.publisher.Publisher`. With ``resume`` the
+    name is ``run_name``, otherwise the first of :func:`bus.runs.directory.numbered_names` that is free on all hosts.
+    What goes wrong on the first rank of a host is raised on all ranks.
 
     Raises:
         ConfigurationError: the hosts share ``root``, or have different runs of that name.
@@ -48,9 +60,11 @@ def start_on_hosts(
             "'--stream' or OFFLOOP_STREAM"
         )
     here = hosts[ranks.rank]
-    agreed = {"local_world_size": hosts.count(here)}
+    agreed: dict[str, Any] = {"local_world_size": hosts.count(here)}
     group = _Firsts(ranks, hosts)
-    agreed |= _agree(group, root, run_name)
+    if not resume:
+        run_name = _agree_on_name(group, root, run_name)
+    agreed |= {"run_name": run_name, **_agree(group, root, run_name)}
     started: list[_Started] = []
 
     def begin() -> str:
@@ -96,6 +110,18 @@ class _Firsts:
             if (other := answers[number][1]) is not None:
                 raise getattr(errors, other[0], OffloopError)(f"host {host}: {other[1]}")
         return {host: answers[number][0] for host, number in self.numbers.items()}
+
+
+def _agree_on_name(group: _Firsts, root: Path, run_name: str) -> str:
+    """The name of a run that begins on all hosts."""
+    launch = restarted_launch()
+
+    def look() -> list[list[str]]:
+        names = [path.name for path in root.glob("*") if is_name_for(path.name, run_name) and is_taken(path)]
+        return [names, [name for name in names if is_own_name(root / name, launch)]]
+
+    taken, own = ([name for one in group.each(look).values() for name in one[which]] for which in (0, 1))
+    return own[0] if own else next(name for name in numbered_names(run_name) if name not in taken)
 
 
 def _agree(group: _Firsts, root: Path, run_name: str) -> dict[str, Any]:

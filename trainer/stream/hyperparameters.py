@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from bus.publisher.redaction import redact, redact_command
+from bus.redaction import redact
 from bus.strict_json import flatten
 from bus.types.hyperparameters import MOST
+from bus.types.metrics import GOALS, Mode, direction_of
 from bus.types.time import Time
 from trainer.arguments.values import optimizer_names, unique_names
 from trainer.engine.state import State
@@ -23,6 +24,7 @@ from trainer.stream.run_metadata import describe_sizes
 
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000
+_LONGEST_READ = 1 << 16
 _LONGEST_LIST = 32
 _MOST_GROUPS = 8
 _DEEPEST = 8
@@ -37,7 +39,7 @@ _NOT_CHOSEN = ("total_eval_wct",)
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what is not known is left out.
 
-    Values are numbers, texts, booleans and short lists. Secrets are taken out, see :mod:`bus.publisher.redaction`.
+    Values are numbers, texts, booleans and short lists. Secrets are taken out, see :func:`bus.redaction.redact`.
     Nothing is read from a device other than the host's memory.
 
     Args:
@@ -58,8 +60,9 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
         "device": str(state.device.torch_device.type),
         "world_size": state.world_size,
         **_algorithms(state.algorithms),
-        "config": redact(info.get("config", {})),
-        "command": shlex.join(redact_command([str(word) for word in info.get("command", ())])) or None,
+        GOALS: _goals(state),
+        "config": info.get("config", {}),
+        "command": shlex.join(redact([str(word) for word in info.get("command", ())])) or None,
         "git": {"commit": info.get("git_commit"), "dirty": info.get("git_dirty")},
         "version": {**info.get("versions", {}), **versions},
         "machine": {
@@ -68,7 +71,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
         },
     }
     flat = flatten(plain_value(found))
-    named = ((_text(name, _LONGEST_NAME), redact(value)) for name, value in flat.items() if value is not None)
+    named = ((_text(name, _LONGEST_NAME), value) for name, value in flat.items() if value is not None)
     return dict(islice(named, MOST))
 
 
@@ -105,7 +108,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     # A schedule has set the rate already, and keeps the one that was given.
     rate = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
-    return {str(name): plain_value(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
+    return {str(name): _plain(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
 
 
 def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
@@ -128,6 +131,15 @@ def _algorithms(algorithms: Sequence[Any]) -> dict[str, Any]:
     names = unique_names(type(one).__name__ for one in algorithms)
     arguments = {name: _arguments(one) for name, one in zip(names, algorithms, strict=True)}
     return {"algorithms": names, "algorithm": arguments} if names else {}
+
+
+def _goals(state: State) -> dict[str, Mode]:
+    """Which values of metrics are better, where the metrics know it and their names do not say it."""
+    groups = {"train": state.train_metrics, **state.eval_metrics}
+    named = {f"metrics/{group}/{name}": metric for group, own in groups.items() for name, metric in own.items()}
+    knows: dict[Any, Mode] = {True: "max", False: "min"}
+    said = {name: knows.get(getattr(metric, "higher_is_better", None)) for name, metric in named.items()}
+    return {name: goal for name, goal in said.items() if goal is not None and direction_of(name) != goal}
 
 
 def _prefixed(prefix: str, names: Sequence[str], things: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -170,14 +182,20 @@ def _is_describable(value: Any) -> bool:
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def plain_value(value: Any, depth: int = 0) -> Any:
-    """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name."""
+def plain_value(value: Any) -> Any:
+    """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name. Secrets
+    are taken out, see :func:`bus.redaction.redact`."""
+    # In this order: half a secret would not be recognised, nor one without its name.
+    return _shortened(redact(_plain(value)))
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, numbers.Integral):
-        return whole if abs(whole := int(value)) <= _LARGEST else _text(hex(whole), _LONGEST_TEXT)
+        return whole if abs(whole := int(value)) <= _LARGEST else hex(whole)
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, torch.Tensor):
@@ -185,19 +203,23 @@ def plain_value(value: Any, depth: int = 0) -> Any:
         on_host = value.device.type == "cpu" and value.numel() == 1
         return value.item() if on_host else f"tensor of shape {list(value.shape)}"
     if isinstance(value, Mapping) and depth < _DEEPEST:
-        return {_text(name, _LONGEST_NAME): plain_value(part, depth + 1) for name, part in islice(value.items(), MOST)}
+        return {str(name): _plain(part, depth + 1) for name, part in islice(value.items(), MOST)}
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     if isinstance(value, list | tuple) and depth < _DEEPEST:
-        return _list(value, depth)
-    return _text(value if isinstance(value, str) else _name_of(value), _LONGEST_TEXT)
+        return [_plain(part, depth + 1) for part in islice(value, _LONGEST_LIST + 1)]
+    return str(value)[:_LONGEST_READ] if isinstance(value, str) else _name_of(value)
 
 
-def _list(values: Iterable[Any], depth: int) -> Any:
-    plain = [plain_value(value, depth + 1) for value in islice(values, _LONGEST_LIST + 1)]
-    if len(plain) <= _LONGEST_LIST and not any(isinstance(value, dict) for value in plain):
-        return plain
-    return _text(", ".join(map(str, plain)), _LONGEST_TEXT)
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_text(name, _LONGEST_NAME): _shortened(part) for name, part in value.items()}
+    if isinstance(value, list):
+        parts = [_shortened(part) for part in value]
+        if len(parts) <= _LONGEST_LIST and not any(isinstance(part, dict) for part in parts):
+            return parts
+        value = ", ".join(map(str, parts))
+    return _text(value, _LONGEST_TEXT) if isinstance(value, str) else value
 
 
 def _name_of(value: Any) -> str:

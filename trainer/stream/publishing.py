@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bus.publisher.publisher import Publisher
+from bus.publisher.sendable import keep_sendable
 from bus.types import hyperparameters
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.event import Event
@@ -195,10 +196,10 @@ class StatePublisher:
         before = None if previous is None else previous.values
         try:
             self._send(event, values, before, fields, self._context, self._defers)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError):
             # What cannot be packed, or is too large to be sent, ends no training.
-            _log.warning("%s is published without its fields: %s", event.value, error)
-            self._send(event, values, before, {"not_sent": str(error)}, self._context, False)
+            fields = keep_sendable(fields, self._stream.left_out)
+            self._send(event, values, before, fields, self._context, self._defers)
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()

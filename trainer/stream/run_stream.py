@@ -9,10 +9,10 @@ from typing import Any
 from bus.errors import ConfigurationError
 from bus.net.curve import ClientSecurity, client_security, client_security_for
 from bus.net.nats_addresses import find_servers
+from bus.processes import current_folder, restarted_launch
 from bus.protocol.flight_ring import FlightRing
 from bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
-from bus.publisher.redaction import redact
-from bus.runs.directory import RunInfo, changed_in_words, read_run, runs_dir
+from bus.runs.directory import RunInfo, absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
 from bus.types.demand import BASE_EVENTS, Demand
 from bus.types.time import Time
 from trainer.arguments.checks import as_list, check_flight_recorder, check_record
@@ -66,6 +66,13 @@ class TrainingStream:
         self._ring: FlightRing | None = None
         self._flight: FlightRecorder | None = None
 
+    def find_name(self, run_name: str) -> str | None:
+        """The name of a run that is to be called so and begins now; ``None`` where a broker elsewhere chooses it."""
+        config = self._config
+        if not config.publish:
+            return run_name
+        return None if config.broker else free_name(runs_dir(config.runs_dir), run_name, restarted_launch())
+
     def start(
         self,
         state: State,
@@ -76,22 +83,30 @@ class TrainingStream:
         clock: Callable[[], int],
         ranks: Ranks | None,
         shows: bool,
-        facts: Mapping[str, Any] = {},
+        facts: Callable[[str], Mapping[str, Any]] = lambda _: {},
+        run_name: str | None = None,
+        resume: bool = False,
     ) -> Engine:
         """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
-        loggers wrote; ``control`` takes the commands, ``facts`` are what else to write down about the run. Returns what
-        runs the events of the training, and publishes them.
+        loggers wrote; ``control`` takes the commands, ``facts`` returns what else to write down about the run of that
+        name. ``run_name`` is the name that was asked for, by default the state's, which becomes the one that the run
+        gets: see :class:`bus.publisher.publisher.Publisher`, also for ``resume``. Returns what runs the events of the
+        training, and publishes them.
 
         Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
         :class:`bus.errors.BrokerError` when it cannot be started."""
         config = self._config
         if not config.publish:
             return Engine(state, logger)
-        self.publisher = publisher = self._start_publisher(state, control, max_duration, clock, ranks, facts)
+        self.publisher = publisher = self._start_publisher(
+            *(state, control, max_duration, clock, ranks, facts), run_name or state.run_name, resume
+        )
+        state.run_name = publisher.run_name
         if state.rank == 0 and (self._callbacks or self._loggers):
             where = {**run_place(publisher, config.key, config.broker_key), "shows": shows}
             self._attached = AttachedConsumers(self._callbacks, self._loggers, where)
         control.answer_through(publisher)
+        logger.left_out = publisher.left_out
         self.sharing = share_tensors(state, publisher)
         published = StatePublisher(
             state, logger, publisher, self._always, self.fields, self.sharing, clock, publisher.info
@@ -112,21 +127,25 @@ class TrainingStream:
         max_duration: Time | None,
         clock: Callable[[], int],
         ranks: Ranks | None,
-        facts: Mapping[str, Any],
+        facts: Callable[[str], Mapping[str, Any]],
+        run_name: str,
+        resume: bool,
     ) -> Publisher:
         config = self._config
         if config.flight_recorder is not None:
             here = local_world_size(state.world_size)
             self._ring = make_ring(check_flight_recorder(config.flight_recorder), here)
 
-        def start(broker: str | None, **agreed: Any) -> Publisher:
+        described = {**_described(state, max_duration), "config": dict(config.config or {})}
+
+        def start(broker: str | None, run_name: str = run_name, resume: bool = resume, **agreed: Any) -> Publisher:
             return Publisher(
-                state.run_name,
+                run_name,
                 runs_dir=config.runs_dir,
                 broker=broker,
                 rank=state.rank,
                 world_size=state.world_size,
-                info={**_described(state, max_duration), "config": redact(dict(config.config or {})), **facts},
+                info=lambda name: {**described, **facts(name)},
                 events=self._always.events,
                 security=self._security,
                 clock=clock,
@@ -135,14 +154,15 @@ class TrainingStream:
                 on_command=control.take,
                 flight=self._ring,
                 stream_to=self._servers if broker is None else None,
+                resume=resume,
                 **agreed,
             )
 
         if ranks is None:
             publisher = start(config.broker)
         elif config.broker is None:
-            root, is_copied = runs_dir(config.runs_dir).absolute(), self._servers is not None
-            publisher = start_on_hosts(ranks, start, root, state.run_name, is_copied=is_copied)
+            root, is_copied = absolute_runs_dir(config.runs_dir), self._servers is not None
+            publisher = start_on_hosts(ranks, start, root, run_name, is_copied=is_copied, resume=resume)
         else:
             publisher = rank_zero_first(ranks, start, config.broker)
         if state.rank == 0 and config.broker is None:
@@ -156,7 +176,8 @@ class TrainingStream:
         recording = None if publisher is None else publisher.recording
         where = _where_to_watch(recording, self._config, run_name)
         if self._servers is not None:
-            where += f", or elsewhere with: consumer --stream {self._servers} --run {run_name} --callbacks speed,lr"
+            watch = f"consumer --stream {self._servers} --run {run_name} --callbacks speed,lr"
+            where += f"; once it is copied to {self._servers}, elsewhere with: {watch}"
         return f"run {run_name}{_which_attempt(attempt, resumed_from)}: {where}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
@@ -232,7 +253,8 @@ def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) ->
 
 def short_path(path: Path) -> str:
     """The path as people would write it in the current folder."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    here = current_folder()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _which_attempt(attempt: int | None, resumed_from: str | None) -> str:

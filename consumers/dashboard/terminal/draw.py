@@ -1,6 +1,7 @@
 """Curves and bars made of characters."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ _ODD = "!"
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 _WIDEST_SMOOTHING = 0.25
+_FEWEST_SMOOTHED = 10
+_RATE = re.compile(r"^lr-|(^|/)(lr|learning_rate)$")
 
 
 def number(value: float | None) -> str:
@@ -75,6 +78,11 @@ def smoothed(points: "Points", amount: float) -> "Points":
         else:
             averages.append(y)
     return points._replace(ys=np.array(averages))
+
+
+def is_smoothed(name: str, points: "Points", amount: float) -> bool:
+    """Whether a curve is drawn smoothed, as on the web page: not one of few points, nor a learning rate."""
+    return amount > 0 and len(points.xs) >= _FEWEST_SMOOTHED and _RATE.search(name) is None
 
 
 def has_logarithm(points: "Points") -> bool:

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bus.printing import one_line
-from consumers.dashboard.terminal.draw import chart, has_logarithm, number, smoothed, sparkline, stacked_bar
+from consumers.dashboard.terminal.draw import (
+    chart,
+    has_logarithm,
+    is_smoothed,
+    number,
+    smoothed,
+    sparkline,
+    stacked_bar,
+)
 from consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
 from consumers.dashboard.terminal.ranks import rank_lines
 from consumers.dashboard.view.log import LogEntry, folded
@@ -43,6 +51,7 @@ STATES = {
     "stopped": ("■", "yellow"),
     "failed": ("✗", "bold red"),
     "lost": ("?", "bold red"),
+    "unreadable": ("!", "bold red"),
 }
 """The sign and the style of what becomes of a run."""
 
@@ -229,7 +238,10 @@ def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
     series = view.series(name)
-    points = smoothed(series.points(shown.axis, width=2 * width), shown.smoothing)
+    points = series.points(shown.axis, width=2 * width)
+    smooths = is_smoothed(name, points, shown.smoothing)
+    if smooths:
+        points = smoothed(points, shown.smoothing)
     title = f"{name}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
@@ -238,7 +250,7 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
         title += f"  {number(value)} at {place} {number(x)}"
     scale = f"over {shown.axis}"
     logarithmic = shown.logarithmic and has_logarithm(points)
-    if shown.smoothing:
+    if smooths:
         scale = f"smoothed {shown.smoothing:g} {scale}"
     if shown.logarithmic:
         scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"

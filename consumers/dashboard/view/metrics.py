@@ -4,10 +4,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path
+from bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path, steps_of
 from bus.protocol.frames import EventBody
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
+from bus.types.metrics import shown_step
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Row
 from consumers.callbacks.peak_flops import peak_flops
@@ -29,7 +30,8 @@ SPEED_WINDOW = 100
 BULK = Bulk(
     Event.BATCH_END,
     numbers=frozenset(("loss", "lr", "losses", "train_metrics", "flops_per_batch")),
-    whole=frozenset(("phases", "logged", "dataloader_len")),
+    by_step=frozenset(("logged",)),
+    whole=frozenset(("phases", "dataloader_len")),
 )
 """What a view takes many at a time."""
 
@@ -130,11 +132,21 @@ class Metrics:
         self._settle_batches()
         self._last = last
         self._take_batches(rows)
-        for path, (places, values) in numbers.items():
-            found = _name_of(path)
-            if found is not None:
-                name, at_step = found
-                self._extend(name, np.column_stack([(steps if at_step else rows[:, _BATCH])[places], values]))
+        pieces: dict[str, list[tuple[Any, Floats]]] = {}
+        for path in sorted((path for path in numbers if path[0] == FIELDS and path[1] in _DRAWN), key=_order_of):
+            drawn, (places, values) = _name_of(path), numbers[path]
+            if drawn is None:
+                continue
+            at = (rows[:, _BATCH] if path[1] == "lr" else steps)[places]
+            if path[1] == "logged":
+                having, logged_at = numbers[(*path[:3], 0)]
+                at = logged_at[having.searchsorted(places)]
+            pieces.setdefault(drawn, []).append((places, np.column_stack([at, values])))
+        for name, parts in pieces.items():
+            points = np.concatenate([one for _, one in parts])
+            if len(parts) > 1:
+                points = points[np.concatenate([places for places, _ in parts]).argsort(kind="stable")]
+            self._extend(name, points)
         self._unsettled += count
         if self._unsettled >= _SETTLE_EVERY:
             self.settle()
@@ -158,9 +170,8 @@ class Metrics:
 
     def logged(self, field: Any) -> None:
         """Takes the field ``logged``: what algorithms logged, by step."""
-        for entry in field if isinstance(field, list) else ():
-            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
-                self._take("", entry[1], entry[0])
+        for _, step, values in steps_of(field):
+            self._take("", values, step)
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Takes what callbacks logged."""
@@ -200,7 +211,7 @@ class Metrics:
     def _append(self, name: str, step: int, value: float) -> None:
         series = self._find(name)
         if series is not None:
-            series.append(step, value)
+            series.append(shown_step(name, step), value)
 
     def _find(self, name: str) -> Series | None:
         found = self.series.get(name)
@@ -258,22 +269,30 @@ class Metrics:
                 extend("device/mfu", flops / (context.get("world_size") or 1) / peak, ~np.isnan(flops))
 
 
-def _name_of(path: Path) -> tuple[str, bool] | None:
-    """The series that a number of the end of a batch belongs to, and whether it is drawn where the batch began."""
-    if path[0] != FIELDS:
-        return None
+_DRAWN = ("loss", "lr", "losses", "train_metrics", "logged")
+_PREFIXES = {"losses": "loss/train/", "train_metrics": "metrics/train/"}
+
+
+def _order_of(path: Path) -> tuple[int, Any]:
+    """Orders numbers as :meth:`Metrics.batch_end` and :meth:`Metrics.logged` take them: of several values for a step
+    the last one holds."""
+    return _DRAWN.index(str(path[1])), path[2] if path[1] == "logged" else 0
+
+
+def _name_of(path: Path) -> str | None:
+    """The series of a number of a field of the end of a batch; ``None`` for one that is not drawn."""
     field, *parts = path[1:]
     if field == "loss":
-        return _joined("loss/train/total", *parts), True
+        return _joined("loss/train/total", *parts)
+    if field == "logged":
+        # The place of a pair; in it 0 for its step, 1 for its map; then keys.
+        return _joined("", *parts[2:]) if parts[1] else None
     if not parts or not isinstance(parts[0], str):
         return None
-    if field == "lr" and len(parts) > 1 and isinstance(parts[1], int):
-        return _joined(f"lr-{parts[0]}/group{parts[1]}", *parts[2:]), False
-    prefix = _PREFIXES.get(str(field))
-    return None if prefix is None else (prefix + _joined("", *parts), True)
-
-
-_PREFIXES = {"losses": "loss/train/", "train_metrics": "metrics/train/"}
+    if field == "lr":
+        is_rate = len(parts) > 1 and isinstance(parts[1], int)
+        return _joined(f"lr-{parts[0]}/group{parts[1]}", *parts[2:]) if is_rate else None
+    return _PREFIXES[str(field)] + _joined("", *parts)
 
 
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -9,6 +9,7 @@ from bus.protocol.frames import decode_whole_event
 from bus.protocol.snapshot import Snapshot
 from bus.recording.summary import Summary
 from bus.types.event import Event
+from bus.types.metrics import shown_step
 from consumers.dashboard.view.metrics import SPEED_WINDOW
 from consumers.dashboard.view.progress import RunProgress
 from consumers.dashboard.view.series import Clock, Series
@@ -41,7 +42,7 @@ class Preview:
                 series.extend(np.array(points, float))
 
         for name, metric in summary.metrics.items():
-            extend(name, metric.points())
+            extend(name, [(shown_step(name, step), value) for step, value in metric.points()])
         speeds: dict[str, list[tuple[float, float]]] = {"batches": [], "samples": [], "tokens": []}
         for before, now in pairwise(ticks):
             elapsed = (now.total_wct - before.total_wct) / 1e6

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from bus.errors import OffloopError
 from bus.protocol.blocks import EventBlock
+from bus.protocol.order import Reached
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.time import TimeUnit
+from bus.types.time import Time, TimeUnit
 from consumers.api.logger import Logger
 from consumers.callbacks.runtime_estimator import RuntimeEstimator
 
@@ -48,6 +49,19 @@ class ProgressView(NamedTuple):
     """How many seconds it will take from the last event on; ``None`` while nothing says it."""
     max_duration: str | None
     """How long the training was planned to be, such as ``90ep``; a training that was stopped has reached less."""
+
+
+def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
+    """How far a run came that took so many seconds; ``None`` where that does not say which part of it is over."""
+    try:
+        planned = None if reached.planned is None else Time.from_timestring(reached.planned)
+    except OffloopError:
+        planned = None
+    counts = {TimeUnit.EPOCH: reached.epoch, TimeUnit.BATCH: reached.batch, TimeUnit.SAMPLE: reached.sample}
+    if planned is None or planned.unit not in counts or not planned.value:
+        return None
+    fraction = min(counts[planned.unit] / planned.value, 1.0)
+    return ProgressView(reached.epoch, reached.batch, reached.sample, 0, seconds, fraction, None, reached.planned)
 
 
 class RunProgress:

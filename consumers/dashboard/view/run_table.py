@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry, mode_of
+from bus.index.entry import RunEntry, newest_first
 from bus.index.query import OF_RUN, Columns, sort, where
 from bus.printing import one_line
 from bus.types.hyperparameters import is_of_the_training
 from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import direction_of
+from bus.types.metrics import Mode, goals_in
 from bus.types.time import Time, TimeUnit
 from consumers.dashboard.view.progress import duration
 
@@ -54,6 +54,8 @@ class Column(NamedTuple):
     """Whether people want to see its greatest values first."""
     metric: str | None
     """The metric that it is of."""
+    direction: Mode | None
+    """Which of the metric's values are better; ``None`` where none are."""
     value: Callable[[RunEntry], Any]
 
 
@@ -73,13 +75,16 @@ class RunTable:
         self._usual: tuple[str, ...] | None = None
         self.has_folders = any("/" in run for run in self.entries)
         """Whether they are of several folders or brokers."""
-        self._newest_first = sorted(self.entries.values(), key=lambda entry: entry.started, reverse=True)
+        self._newest_first = newest_first(self.entries.values())
 
     def _names(self, before: "RunTable | None") -> Columns:
         if before is not None:
             known, hyperparameters, metrics = before.entries, {*before.names.hyperparameters}, {*before.names.metrics}
+            goals = before.names.goals
             if all(
-                entry.hyperparameters.keys() <= hyperparameters and entry.metrics.keys() <= metrics
+                entry.hyperparameters.keys() <= hyperparameters
+                and entry.metrics.keys() <= metrics
+                and goals_in([entry.hyperparameters]).items() <= goals.items()
                 for run, entry in self.entries.items()
                 if known.get(run) is not entry
             ):
@@ -93,8 +98,33 @@ class RunTable:
         if self._usual is None:
             newest = self._newest_first[:_LOOKED_AT]
             folder = ("folder",) if self.has_folders else ()
-            self._usual = (*folder, *_EVERYWHERE, *differing(newest, _DIFFERING), *_metrics_of(newest), *_ANNOTATED)
+            self._usual = (
+                *folder,
+                *_EVERYWHERE,
+                *differing(newest, _DIFFERING),
+                *self._metrics_of(newest),
+                *_ANNOTATED,
+            )
         return self._usual
+
+    def _metrics_of(self, entries: Sequence[RunEntry]) -> list[str]:
+        """The loss, and the metrics that most runs have, by their best values where they have such."""
+        count: dict[str, int] = {}
+        for entry in entries:
+            for name in entry.metrics:
+                if name.startswith(("metrics/", "loss/")):
+                    count[name] = count.get(name, 0) + 1
+        losses = [name for name in count if name.startswith("loss/")]
+        loss = "loss/train/total" if "loss/train/total" in count else min(losses, default=None)
+        better = {name: self.names.direction(name) for name in count if name.startswith("metrics/")}
+        measured = sorted(
+            better,
+            key=lambda name: (better[name] is None, "/train/" in name, better[name] == "min", -count[name], name),
+        )
+        return [
+            *([loss] if loss else []),
+            *(f"{name}.best" if better[name] else name for name in measured[:_METRICS]),
+        ]
 
     def columns(self, names: Sequence[str] | None) -> list[Column]:
         """These columns, without those that no run has; by default :attr:`usual_columns`."""
@@ -118,18 +148,19 @@ class RunTable:
             ConfigurationError: there is none, or there are several.
         """
         if name == REACHED:
-            return Column(REACHED, REACHED, "", "progress", True, None, lambda entry: entry.batch)
+            return Column(REACHED, REACHED, "", "progress", True, None, None, lambda entry: entry.batch)
         whole, value = self.names.find(name)
         if whole in OF_RUN:
             title = "name" if whole == "run" else whole
-            return Column(whole, title, "", _KINDS.get(whole, "text"), whole in _DOWNWARDS_FIRST, None, value)
+            return Column(whole, title, "", _KINDS.get(whole, "text"), whole in _DOWNWARDS_FIRST, None, None, value)
         if whole in self.names.hyperparameters:
             kind: Kind = "number" if self._has_numbers(value) else "text"
-            return Column(whole, _short(whole.removeprefix("config/")), "", kind, False, None, value)
+            return Column(whole, _short(whole.removeprefix("config/")), "", kind, False, None, None, value)
         metric, which = whole, ""
         if whole not in self.names.metrics:
             metric, _, which = whole.rpartition(".")
-        return Column(whole, _short(metric), which, "number", mode_of(metric) == "max", metric, value)
+        direction = self.names.direction(metric)
+        return Column(whole, _short(metric), which, "number", direction != "min", metric, direction, value)
 
     def _has_numbers(self, value: Callable[[RunEntry], Any]) -> bool:
         known = (value(entry) for entry in self._newest_first[:_LOOKED_AT])
@@ -220,8 +251,7 @@ class Chosen:
 
     def best(self, column: Column) -> str | None:
         """The run with the best value in a metric's column, if there are runs to compare it with."""
-        direction = None if column.metric is None else direction_of(column.metric)
-        if direction is None:
+        if column.direction is None:
             return None
         if column.name not in self._best:
             value_of, is_finite = column.value, math.isfinite
@@ -230,7 +260,7 @@ class Chosen:
                 for entry in self.entries
                 if (value := value_of(entry)) is not None and is_finite(value)
             ]
-            choose = max if direction == "max" else min
+            choose = max if column.direction == "max" else min
             differs = any(value != known[0][0] for value, _ in known)
             self._best[column.name] = choose(known, key=lambda one: one[0])[1] if differs else None
         return self._best[column.name]
@@ -319,22 +349,6 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
     for name in several:
         titles.setdefault(name.rpartition("/")[2], name)
     return list(titles.values())[:most]
-
-
-def _metrics_of(entries: Sequence[RunEntry]) -> list[str]:
-    """The loss, and the metrics that most runs have, by their best values."""
-    count: dict[str, int] = {}
-    for entry in entries:
-        for name in entry.metrics:
-            if name.startswith(("metrics/", "loss/")):
-                count[name] = count.get(name, 0) + 1
-    losses = [name for name in count if name.startswith("loss/")]
-    loss = "loss/train/total" if "loss/train/total" in count else min(losses, default=None)
-    measured = sorted(
-        (name for name in count if name.startswith("metrics/")),
-        key=lambda name: ("/train/" in name, mode_of(name) == "min", -count[name], name),
-    )
-    return [*([loss] if loss else []), *(f"{name}.best" for name in measured[:_METRICS])]
 
 
 def _short(name: str) -> str:

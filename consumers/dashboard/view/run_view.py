@@ -84,6 +84,8 @@ class RunView:
         self._evaluation_began: int | None = None
         self._paused_at: int | None = None
         self._has_begun = self._is_over = False
+        self._ended_before: Ending | None = None
+        self._reached: ProgressView | None = None
         self._said_left_out = False
         self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
         self._outcomes_read = 0
@@ -139,8 +141,6 @@ class RunView:
             for body in block.decoded.values():
                 if "phases" in body.fields:
                     self._see_phases(block.rank, body)
-                if block.rank == 0 and "logged" in body.fields:
-                    self._metrics.logged(body.fields["logged"])
 
     def take_windows(self, windows: Sequence[HostWindow]) -> None:
         """Takes what hosts say of their ranks."""
@@ -228,12 +228,21 @@ class RunView:
             self._alerts.add(identity)
             self._log.add(time, 0, "alert", text)
 
+    def expect_end(self, ending: Ending, reached: ProgressView | None = None) -> None:
+        """Takes how a run ended, and how far it came, before its history has been read."""
+        with self._lock:
+            if self._is_over:
+                return
+            self.version += 1
+            self._ended_before, self._reached = ending, reached
+            self._status, self.error, self.reason = ending.status, ending.error, ending.reason
+
     def end(self, ending: Ending | None) -> None:
         """Takes how the run ended; ``None`` when it goes on and only the watching is over."""
         with self._lock:
             self.version += 1
             self._take_outcomes()
-            self._preview = None
+            self._preview = self._reached = None
             if ending is None:
                 return
             self._is_over = True
@@ -257,6 +266,8 @@ class RunView:
     def progress(self) -> ProgressView:
         """How far the run is."""
         with self._lock:
+            if self._reached is not None:
+                return self._reached
             return self._progress.view() if self._preview is None else self._preview.progress.view()
 
     @property
@@ -347,7 +358,8 @@ class RunView:
         return 0.0 if last is None else last.time
 
     def _go_on(self) -> None:
-        self._status, self._paused_at = "live", None
+        if self._ended_before is None:
+            self._status, self._paused_at = "live", None
 
     def _see_event(self, state: Snapshot, seconds: float) -> None:
         event = state.event

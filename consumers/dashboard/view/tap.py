@@ -1,5 +1,6 @@
 """A run that a dashboard shows, and what brings its events there."""
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from bus.protocol.host_windows import HostWindow
 from bus.protocol.order import Ending
 from bus.protocol.snapshot import Snapshot
 from bus.recording.summary import Summary
+from bus.runs.directory import RunInfo, read_run
 from bus.subscriber.commands import sent_by
 from bus.types.commands import Outcome
 from bus.types.demand import BASE_EVENTS, Demand, Want
@@ -19,6 +21,7 @@ from bus.types.event import Event
 from consumers.api.callback import Callback
 from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
 from consumers.dashboard.view.metrics import BULK
+from consumers.dashboard.view.progress import progress_of
 from consumers.dashboard.view.run_view import RunView
 
 
@@ -64,6 +67,16 @@ def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 
 
+def expect_end(view: RunView, run: RunInfo) -> None:
+    """Tells a view how its attempt of a run ended, if ``run.json`` says so."""
+    attempt = next((one for one in run.attempts if one.number == view.attempt), None)
+    if attempt is None or attempt.status == "running" or (attempt is run.last and run.away):
+        return
+    took = None if attempt.ended is None else max(attempt.ended - attempt.started, 0.0)
+    reached = None if attempt.reached is None or took is None else progress_of(attempt.reached, took)
+    view.expect_end(Ending(attempt.status, attempt.error, attempt.reason), reached)
+
+
 class ViewDestination(LoggerDestination):
     """Hands a run's view what callbacks log, and tells it which run it is."""
 
@@ -75,6 +88,11 @@ class ViewDestination(LoggerDestination):
         """Tells the view which run it is, and takes how to command it."""
         self._run.command, self._run.run_dir = context.command, context.run_dir
         self.view.run_name, self.view.attempt = context.run_name, context.attempt
+        # A recording may lie anywhere.
+        with contextlib.suppress(OffloopError):
+            run = None if context.run_dir is None else read_run(context.run_dir)
+            if run is not None and run.id == context.run_id:
+                expect_end(self.view, run)
         self.view.follow_outcomes(context.answered)
         self.view.follow_checkpoints(context.checkpoints)
 

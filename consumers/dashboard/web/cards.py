@@ -43,6 +43,8 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
     """How far a run is and what watching it costs, in one line for people."""
     if status == "waiting":
         return "no event has come yet"
+    if progress.batch == 0 and progress.max_duration is None and progress.elapsed == 0:
+        return "no event has been read yet"
     planned = None if progress.max_duration is None else Time.from_timestring(progress.max_duration)
     unit = None if planned is None else planned.unit
     counts = {

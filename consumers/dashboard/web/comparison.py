@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from bus.printing import one_line
 from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import direction_of
+from bus.types.metrics import Mode, direction_of, goals_in
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.colors import dash, swatch
 from consumers.dashboard.web.units import Scale, value_text
@@ -90,6 +90,7 @@ class Compared:
     ) -> None:
         self._runs, self._labels, self._hidden = runs, labels, hidden
         self._told = [run.view.hyperparameters for run in runs]
+        self._goals = goals_in(self._told)
         self._tags_of = tags_of
         self.singles = comparison.singles
         self.column = self._find(comparison.group)
@@ -208,17 +209,18 @@ class Compared:
             if own:
                 shown[group.id] = sum(value / len(own) for value in own)
         base = None if self.baseline is None else values.get(self.baseline)
+        direction = direction_of(metric, self._goals)
         told: dict[str, Any] = {}
         for line, value in shown.items():
-            told[str(line)] = [value_text(value, scale), *difference(metric, value, base, scale)]
+            told[str(line)] = [value_text(value, scale), *difference(direction, value, base, scale)]
             if line == self.baseline:
                 told[str(line)] = [value_text(value, scale), "", ""]
         return told
 
 
-def difference(metric: str, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
-    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``, where
-    values of the metric can be."""
+def difference(direction: Mode | None, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
+    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``, where the
+    metric has a direction."""
     if base is None or not abs(value - base) < float("inf"):
         return "", ""
     apart = value - base
@@ -226,7 +228,6 @@ def difference(metric: str, value: float, base: float | None, scale: Scale) -> t
     if abs(apart) <= 1e-12 * max(abs(value), abs(base)):
         return "±0", ""
     text = value_text(float(f"{abs(apart):.3g}"), scale)
-    direction = direction_of(metric)
     judged = "" if direction is None else "better" if (apart < 0) == (direction == "min") else "worse"
     return ("-" if apart < 0 else "+") + text, judged
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry, mode_of
+from bus.index.entry import RunEntry
 from bus.printing import one_line
 from bus.types.hyperparameters import value_text
 from consumers.dashboard.view.run_table import Column, RunTable, differing
@@ -167,7 +167,8 @@ def _sent_column(column: Column, entries: Sequence[RunEntry]) -> dict[str, Any]:
         "title": one_line(f"{column.which} {column.title}" if column.which else column.title),
         "hint": one_line(column.name),
         "scale": _scale(column, entries),
-        "better": None if column.metric is None else mode_of(column.metric),
+        "metric": column.metric is not None,
+        "better": column.direction,
     }
     known = [_single(column.value(entry)) for entry in entries]
     if all(value is None or _is_number(value) for value in known):

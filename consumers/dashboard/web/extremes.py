@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.types.metrics import direction_of
+from bus.types.metrics import direction_of, goals_in
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.charts import Chart, Look
 from consumers.dashboard.web.units import value_text
@@ -15,6 +15,7 @@ def extremes_of(charts: Mapping[str, Chart], runs: Sequence[MonitoredRun], look:
     """Of each chart of a metric that can be seen which of the two is the best value, if one is, and of each run both:
     text and place on the axis."""
     found: dict[str, dict[str, Any]] = {}
+    goals = goals_in(run.view.hyperparameters for run in runs)
     for name in look.visible:
         chart = charts.get(name)
         if chart is None or chart.kind != "metric":
@@ -30,5 +31,5 @@ def extremes_of(charts: Mapping[str, Chart], runs: Sequence[MonitoredRun], look:
                     "min": [value_text(extremes.low, chart.scale), round(extremes.low_at, _DECIMALS)],
                     "max": [value_text(extremes.high, chart.scale), round(extremes.high_at, _DECIMALS)],
                 }
-        found[name] = {"best": direction_of(name), "runs": of_runs}
+        found[name] = {"best": direction_of(name, goals), "runs": of_runs}
     return found

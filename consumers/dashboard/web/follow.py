@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from bus.errors import OffloopError, RunNotFoundError
+from bus.protocol.order import SEVERITY, Ending
 from bus.recording.recording import Recording
 from bus.runs.directory import Attempt, RunInfo
 from consumers.dashboard.view.follower import RunFollower, Turns
 from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap
+from consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
 from consumers.dashboard.web.places import Place, Places, RunsHere
 from consumers.runner.entries import Subscription
 from consumers.runner.streams import RemoteRunInfo, Stream, attach, is_live
@@ -143,7 +144,9 @@ class FollowedRuns:
         if isinstance(run, RemoteRunInfo):
             if run.attempt not in known:
                 known.add(run.attempt)
-                self._follow(self._opening(run), run.name, run.attempt, name)
+                view = self._follow(self._opening(run), run.name, run.attempt, name)
+                if run.status in SEVERITY:
+                    view.expect_end(Ending(run.status))
             return
         for attempt in run.attempts:
             if attempt.number in known:
@@ -153,7 +156,7 @@ class FollowedRuns:
                 return  # Its broker is about to serve it.
             known.add(attempt.number)
             opening = self._opening(run) if is_last else _reading(attempt)
-            self._follow(opening, run.name, attempt.number, name, attempt.recording)
+            expect_end(self._follow(opening, run.name, attempt.number, name, attempt.recording), run)
 
     def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunTap], Stream]":
         return lambda feed: attach(run, Subscription.of([feed]))
@@ -165,13 +168,14 @@ class FollowedRuns:
         attempt: int,
         name: str = "",
         recording: Path | None = None,
-    ) -> None:
+    ) -> RunView:
         run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))
-        run.problem = None
+        run.problem, run.view.attempt = None, attempt
         follower = RunFollower(run, open_stream, self._every, self._turns, recording)
         self._followers.append(follower)
         if self._started:
             follower.start()
+        return run.view
 
     def _show(self, view: RunView) -> MonitoredRun:
         run = MonitoredRun(view)
@@ -222,12 +226,14 @@ class ChosenRuns:
             if group is None:
                 group = self._groups[key] = _Group(FollowedRuns(self._places, self._every))
                 for name in keys:
-                    if self._places.is_elsewhere(name):
-                        # A broker may be slow or away: nobody waits for it here.
+                    try:
+                        # A broker may be slow or away: this page does not wait for it.
+                        is_shown = not self._places.is_elsewhere(name) and group.followed.add(name, wait=True)
+                    except OffloopError:
+                        is_shown = False
+                    if not is_shown:
+                        # The next look says why.
                         group.followed.expect(name)
-                    else:
-                        with contextlib.suppress(OffloopError):
-                            group.followed.add(name, wait=False)
                 group.followed.start()
             group.viewers += 1
             if self._thread is None:

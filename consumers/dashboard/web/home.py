@@ -218,11 +218,13 @@ class HomePage:
             self._found = look.find
         whole["waiting"] = runs.waiting
         whole["problems"] = list(map(one_line, runs.problems))
+        metrics = sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES]
         whole["names"] = {
             "usual": list(table.usual_columns),
             "every": [name for name in OF_EVERY_RUN if table.has_folders or name != "folder"],
             "hyperparameters": sorted(filter(_is_sendable, table.names.hyperparameters))[:_MOST_NAMES],
-            "metrics": sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES],
+            "metrics": metrics,
+            "rated": [name for name in metrics if table.names.direction(name) is not None],
         }
         frame = {name: value for name, value in whole.items() if name not in self._shown or self._shown[name] != value}
         forget_others(self._shown, whole)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 FRAME_SECONDS = 0.5
 """How often a page is brought up to date at most, however many events come."""
 
-_DRAWING_SHARE = 0.03
-"""A page takes no more than this of its browser's time for drawing what is new: it may be on the machine that trains,
-or draw without a GPU."""
+_DRAWING_SHARE = 0.15
+"""A page takes no more than this of its browser's time for drawing charts: it may be on the machine that trains, or
+draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
@@ -80,9 +80,9 @@ def rest_after(drawing_seconds: object) -> float:
 
 
 class Page:
-    """What one browser sees. It is sent a frame when it has drawn the one before, and has then had time for other
-    things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the page is
-    answered at once."""
+    """What one browser sees. It is sent a frame when it has drawn the one before, with charts when it has then had time
+    for other things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the
+    page is answered at once."""
 
     def __init__(
         self,
@@ -137,11 +137,7 @@ class Page:
         self._board.on("compare", self._on_compare)
         # Who compares runs asks first what was different about them.
         self._panels = Panels(self._role, compares=bool(self._home) and len(self._runs) > 1)
-        ui.timer(FRAME_SECONDS, self._refresh_in_time)
-
-    async def _refresh_in_time(self) -> None:
-        if time.monotonic() >= self._rests_until:
-            await self.refresh()
+        ui.timer(FRAME_SECONDS, self.refresh)
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""
@@ -149,7 +145,10 @@ class Page:
 
     async def _send_frame(self) -> None:
         runs = list(self._runs)
+        # What is written does not wait for what is drawn.
+        rests = time.monotonic() < self._rests_until
         seen = (
+            rests,
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
             *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
@@ -171,10 +170,11 @@ class Page:
                 "hidden": {str(number): True for number in self._cards.hidden},
             }
         )
-        lines = self._lines.news(charts, runs, self._look, compared)
-        marks = self._marks.news(runs) if self._look.marks and not self._look.hidden else []
-        latest = self._changed("latest", self._latest(charts, runs, compared))
-        extremes = self._changed("extremes", extremes_of(charts, runs, self._look))
+        lines = [] if rests else self._lines.news(charts, runs, self._look, compared)
+        marks = self._marks.news(runs) if self._look.marks and not self._look.hidden and not rests else []
+        # In pairs: what a script has by name cannot have the name __proto__, as a metric can.
+        latest = list(self._changed("latest", self._latest(charts, runs, compared)).items())
+        extremes = list(self._changed("extremes", extremes_of(charts, runs, self._look)).items())
         self._cards.update(runs, labels, compared.looks(), self._panels.folders)
         self._panels.update(runs, labels, compared.baseline)
         if not (frame or lines or latest or extremes or marks):
@@ -183,8 +183,9 @@ class Page:
         frame |= {"lines": lines, "latest": latest, "extremes": extremes, "marks": marks}
         began = time.monotonic()
         is_drawn, seconds = await self._frames.draw(self._board, frame)
-        # A little less, because the timer's ticks are not exact.
-        self._rests_until = began + rest_after(seconds) - FRAME_SECONDS / 2
+        if lines or marks:
+            # A little less, because the timer's ticks are not exact.
+            self._rests_until = began + rest_after(seconds) - FRAME_SECONDS / 2
         if is_drawn:
             self._seen = seen
         else:
@@ -249,5 +250,5 @@ class Page:
         await self.refresh()
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
-        self._look = Look.from_browser(event.args)
+        self._look, self._rests_until = Look.from_browser(event.args), 0.0
         await self.refresh()

@@ -3,13 +3,13 @@
 import { echarts } from "nicegui-echart";
 import { toRaw } from "vue";
 import { Compare } from "page_compare";
-import { CrowdPointer, crowdSeries, endsOf, isCrowd } from "page_crowd";
+import { CrowdPointer, crowdSeries, endsOf, isCrowd, oddMarks } from "page_crowd";
 import { colorOf, dashOf, swatchOf } from "page_colors";
 import { exporting } from "page_export";
 import { EXTREMES, EXTREMES_TABLE, withExtremes } from "page_extremes";
 import { marked, MARKS_SWITCH, MARKS_TIP } from "page_marks";
 import { MENU, pinnable, withPinned } from "page_pins";
-import { horizontalAxis, smoothed, usualRange, verticalAxis } from "page_scales";
+import { horizontalAxis, isSmoothed, smoothed, usualRange, verticalAxis } from "page_scales";
 import { AXES, hashOf, MOST_SMOOTHING, settingsOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
 import { isDark, THEME_BUTTON, themed } from "page_theme";
@@ -31,6 +31,8 @@ const PHASE_COLORS = {
 };
 const MARK = "#e5484d";
 const CUT = "cut off";
+const NOT_FINITE = " not finite";
+const SMOOTHED = " smoothed";
 const USUAL_SHARE = 0.9;
 const FAR_BEYOND = 4;
 const SMOOTHING_STEP = 0.1;
@@ -78,9 +80,9 @@ export default {
             <figcaption :draggable="group.isPinned ? 'true' : null">
               <span class="title" :title="chart.id">{{ chart.title }}</span>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
-              <button v-if="cut[chart.id] || all[chart.id]" type="button" class="cut" @click="showAll(chart.id)"
-                      :title="all[chart.id] ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
-                      >{{ all[chart.id] ? "all values" : cut[chart.id] }}</button>
+              <button v-if="cut.get(chart.id) || all.get(chart.id)" type="button" class="cut" @click="showAll(chart.id)"
+                      :title="all.get(chart.id) ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
+                      >{{ all.get(chart.id) ? "all values" : cut.get(chart.id) }}</button>
               <span class="latest">
                 <span v-if="runsIn(chart) > mostValues">{{ runsIn(chart) }} runs</span>
                 <span v-for="one in latestOf(chart)" :key="one.run" class="value">
@@ -123,11 +125,12 @@ export default {
     runs: [],
     compare: null, // what runs can be compared by, and what is chosen of it
     hidden: {},
-    latest: {},
-    odd: {},
-    spoken: {}, // the newest phases of a chart, in words
-    cut: {}, // what of a chart is beyond its edges, in words
-    all: {}, // the charts that show everything: nothing is beyond their edges
+    // By chart. Not objects: a metric may be called toString.
+    latest: new Map(),
+    odd: new Map(),
+    spoken: new Map(), // the newest phases, in words
+    cut: new Map(), // what is beyond the edges, in words
+    all: new Map(), // whether everything is shown: nothing is beyond the edges
     settings: settingsOf(location.hash),
     axes: AXES.map((axis) => ({ label: axis, value: axis })),
     mostSmoothing: MOST_SMOOTHING,
@@ -205,8 +208,8 @@ export default {
         this.takeLine(line);
         touched.add(line.c);
       }
-      Object.assign(this.latest, update.latest || {});
-      Object.assign(this.extremes, update.extremes || {});
+      for (const [id, values] of update.latest || []) this.latest.set(id, values);
+      for (const [id, ends] of update.extremes || []) this.extremes.set(id, ends);
       this.takeMarks(update.marks);
       if (isZooming(this)) {
         // It is drawn when the wheel rests.
@@ -217,8 +220,8 @@ export default {
         this.visible.forEach((_, id) => this.hasOldAxis(id) && this.draw(id));
         if (update.marks?.length) this.layAllMarks();
       }
-      await painted();
-      return [update.number, (performance.now() - began) / 1000];
+      const seconds = (performance.now() - began) / 1000;
+      return [update.number, seconds + (await painted())];
     },
     hasOldAxis(id) {
       const plot = this.plots.get(id);
@@ -240,8 +243,8 @@ export default {
       }
       const { low, high, count } = line;
       runs.set(line.r, { x: line.x, y: line.y, n: line.n || [], p: line.p, ...(low ? { low, high, count } : {}) });
-      if (line.p) this.spoken[line.c] = latestPhases(line.p);
-      this.odd[line.c] = [...runs.values()].reduce((sum, one) => sum + one.n.length, 0);
+      if (line.p) this.spoken.set(line.c, latestPhases(line.p));
+      this.odd.set(line.c, [...runs.values()].reduce((sum, one) => sum + one.n.length, 0));
     },
     // The runs that a chart shows, with their lines over the axis that is chosen.
     linesOf(id) {
@@ -424,8 +427,8 @@ export default {
     },
     // Everything in a chart, however far beyond the rest it is; or as usual again.
     showAll(id) {
-      if (!this.cut[id] && !this.all[id]) return;
-      this.all[id] = !this.all[id];
+      if (!this.cut.get(id) && !this.all.get(id)) return;
+      this.all.set(id, !this.all.get(id));
       this.redraw();
     },
     // The ends of the axis: of everything that was seen of the charts that share it.
@@ -543,17 +546,17 @@ export default {
     // The least and the greatest value that an axis is made for; without outliers, but on a log scale, which has room.
     valueEnds(id, lines) {
       const isLog = this.settings.log;
-      const ends = lines.map(({ line }) => endsOf(line, this.range, isLog, Boolean(this.all[id])));
+      const ends = lines.map(({ line }) => endsOf(line, this.range, isLog, Boolean(this.all.get(id))));
       const [low, high] = [Math.min(...ends.map(([one]) => one)), Math.max(...ends.map(([, one]) => one))];
       return low <= high ? [low, high] : isLog ? [1, 10] : [0, 1];
     },
     crowdOption(id, plot, option, lines, axis, label, line) {
       const look = {
-        range: this.range, isLog: this.settings.log, smoothing: this.settings.smoothing,
+        range: this.range, isLog: this.settings.log, smoothing: (count) => (isSmoothed(id, this.settings.smoothing, count) ? this.settings.smoothing : 0),
         focused: () => this.focused ?? null, ends: () => this.range || this.extent(plot),
       };
       const { series, outliers } = crowdSeries(lines, axis, look);
-      this.cut[id] = outlierText(outliers, axis, plot.scale);
+      this.cut.set(id, outlierText(outliers, axis, plot.scale));
       this.setVertical(option, axis, this.settings.log, label, line);
       option.tooltip.showContent = false;
       option.series = series;
@@ -567,11 +570,11 @@ export default {
       plot.isCrowd = isCrowd(lines);
       if (plot.isCrowd) return this.crowdOption(id, plot, option, lines, axis, label, line);
       const mark = { type: "scatter", yAxisIndex: 1, symbol: "triangle", z: 4, clip: false };
-      const isFaint = this.settings.smoothing > 0;
       const series = [];
       const outliers = [];
       for (const { run, line: data, odd, color } of lines) {
         const points = data.x.map((x, place) => [x, shownValue(data.y[place], this.settings.log)]);
+        const isFaint = isSmoothed(id, this.settings.smoothing, points.length);
         const common = { type: "line", color, showSymbol: points.length < 40, symbolSize: 5, connectNulls: false };
         series.push({
           ...common, id: run.id, name: run.label, data: alone(points), showAllSymbol: true, z: 2,
@@ -580,18 +583,18 @@ export default {
         });
         if (isFaint) {
           series.push({
-            ...common, id: run.id + " smoothed", name: run.label, z: 3, showSymbol: false,
+            ...common, id: run.id + SMOOTHED, name: run.label, z: 3, showSymbol: false,
             data: smoothed(points, this.settings.smoothing, axis.min, axis.max), lineStyle: { width: 2 }, emphasis: { disabled: true },
           });
         }
-        if (odd.length) {
+        const [first, last] = this.range || [-Infinity, Infinity];
+        const oddShown = odd.filter(([x]) => x >= first && x <= last);
+        if (oddShown.length) {
           series.push({
-            ...mark, id: run.id + " not finite", name: run.label, symbolSize: 11,
-            itemStyle: { color: MARK, borderColor: card, borderWidth: 1 },
-            data: odd.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], text, symbolRotate: text === "inf" ? 0 : 180 })),
+            ...mark, id: run.id + NOT_FINITE, name: run.label, data: oddMarks(oddShown),
+            itemStyle: { color: this.runs.length > 1 ? color : MARK },
           });
         }
-        const [first, last] = this.range || [-Infinity, Infinity];
         const beyond = points.filter(([x, y]) => y !== null && (y > axis.max || y < axis.min) && x >= first && x <= last);
         outliers.push(...beyond.map(([, y]) => y));
         if (beyond.length) {
@@ -602,7 +605,7 @@ export default {
           });
         }
       }
-      this.cut[id] = outlierText(outliers, axis, plot.scale);
+      this.cut.set(id, outlierText(outliers, axis, plot.scale));
       this.setVertical(option, axis, this.settings.log, label, line);
       const digits = axis.ticks.length > 1 ? Math.log10(Math.max(Math.abs(axis.max), Math.abs(axis.min)) / (axis.ticks[1] - axis.ticks[0])) : 0;
       option.tooltip.formatter = (shown) => this.tooltip(shown, plot.scale, Math.max(EXACT_DIGITS, Math.ceil(digits) + 2));
@@ -614,12 +617,12 @@ export default {
     },
     tooltip(shown, scale, digits) {
       const place = (value) => this.placeText(value);
-      const drawn = shown.filter((one) => one.data && !one.seriesId?.endsWith(CUT));
+      const drawn = nearestOfEach(shown.filter((one) => one.data && !one.seriesId?.endsWith(CUT)));
       const at = place(drawn[0]?.value[0] ?? shown[0]?.axisValue ?? 0);
       const rows = drawn.map((one) => {
-        const isSmooth = one.seriesId?.endsWith(" smoothed");
+        const isSmooth = one.seriesId?.endsWith(SMOOTHED);
         const value = one.data.text || valueText(one.value[1], scale, digits);
-        const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? " smoothed" : "");
+        const name = (this.runs.length > 1 ? one.seriesName : "") + (isSmooth ? SMOOTHED : "");
         // Runs do not have points at the same places.
         const own = place(one.value[0]);
         const apart = own === at ? "" : `at ${own}`;
@@ -642,10 +645,10 @@ export default {
       // A step reaches back to the one before.
       const shownSteps = steps.filter(([x], place) => x >= first && (place === 0 || steps[place - 1][0] < last));
       const wholes = shownSteps.map(([, whole]) => whole);
-      const end = this.all[id] ? Math.max(...wholes, 0) : upperEdge(wholes);
+      const end = this.all.get(id) ? Math.max(...wholes, 0) : upperEdge(wholes);
       const axis = verticalAxis(0, end || 1, false, SECONDS);
       const beyond = shownSteps.filter(([, whole]) => whole > axis.max);
-      this.cut[id] = cutText(beyond);
+      this.cut.set(id, cutText(beyond));
       this.setVertical(option, axis, false, label, line);
       option.series = phases.map(([name, values]) => ({
         type: "line", id: name, name, stack: "step", showSymbol: false, step: "end", lineStyle: { width: 0 },
@@ -673,26 +676,26 @@ export default {
       return option;
     },
     latestOf(chart) {
-      const values = this.latest[chart.id] || {};
+      const values = this.latest.get(chart.id) || {};
       const shown = this.runs.filter((run) => run.id in values && !this.hidden[run.id] && !run.faint);
       // Of many, the pointer names those next to it.
       return (shown.length > MOST_VALUES ? [] : shown)
         .map((run) => ({ run: run.id, text: values[run.id][0], apart: values[run.id][1], sense: values[run.id][2], color: swatchOf(run) }));
     },
     runsIn(chart) {
-      const values = this.latest[chart.id] || {};
+      const values = this.latest.get(chart.id) || {};
       return this.runs.filter((run) => run.id in values && !this.hidden[run.id] && !run.faint).length;
     },
     oddText(chart) {
-      const odd = this.odd[chart.id];
+      const odd = this.odd.get(chart.id);
       return odd ? `${odd} not finite` : "";
     },
     summary(chart) {
       if (chart.kind === "phases") {
         const [run, rank] = chart.id.split("/").slice(-2).map(Number);
         const label = this.runs.find((known) => known.id === run)?.label;
-        const cut = this.cut[chart.id] ? ` ${this.cut[chart.id]}.` : "";
-        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken[chart.id] || "nothing yet"}.${cut}`;
+        const cut = this.cut.get(chart.id) ? ` ${this.cut.get(chart.id)}.` : "";
+        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken.get(chart.id) || "nothing yet"}.${cut}`;
       }
       const values = this.latestOf(chart).map((one) => {
         const run = this.runs.find((known) => known.id === one.run);
@@ -701,7 +704,7 @@ export default {
       });
       if (this.runsIn(chart) > MOST_VALUES) values.push(`${this.runsIn(chart)} runs`);
       const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
-      const cut = this.cut[chart.id] && !this.all[chart.id] ? `, ${this.cut[chart.id]}` : "";
+      const cut = this.cut.get(chart.id) && !this.all.get(chart.id) ? `, ${this.cut.get(chart.id)}` : "";
       return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join(this.runs.length > 1 ? "; " : ", ") || "nothing yet"}.`;
     },
     // What a test or a reader of the page can ask: the points that a chart holds.
@@ -719,11 +722,12 @@ export default {
   },
 };
 
-// After the next picture is on the screen; a page that cannot be seen has none.
+// After the next picture is on the screen: the seconds that it took, without the wait for the screen to be ready for
+// one. A page that cannot be seen has none.
 function painted() {
   return new Promise((resolve) => {
-    setTimeout(resolve, PAINTED_MS);
-    requestAnimationFrame(() => setTimeout(resolve));
+    setTimeout(resolve, PAINTED_MS, 0);
+    requestAnimationFrame((began) => setTimeout(() => resolve((performance.now() - began) / 1000)));
   });
 }
 
@@ -748,6 +752,20 @@ function alone(points) {
 // How wide a label is drawn, near enough.
 function widthOf(text) {
   return LETTER_PIXELS * text.length;
+}
+
+// What a tooltip says of each run: its nearest point, which may be a mark of what is not finite, and beside its line the
+// smoothed one.
+function nearestOfEach(shown) {
+  const nearest = new Map();
+  for (const one of shown) {
+    const id = one.seriesId?.replace(NOT_FINITE, "");
+    const known = nearest.get(id);
+    const apart = Math.abs(one.value[0] - one.axisValue);
+    const isMark = id !== one.seriesId;
+    if (!known || apart < known.apart || (apart === known.apart && isMark)) nearest.set(id, { one, apart });
+  }
+  return [...nearest.values()].map(({ one }) => one).filter((one) => one.value[1] !== null || !one.seriesId.endsWith(SMOOTHED));
 }
 
 function outlierText(values, axis, scale) {

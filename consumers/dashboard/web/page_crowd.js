@@ -9,9 +9,10 @@ const NEAR_PIXELS = 24;
 const TIP_ROWS = 8;
 const DASHES = [null, [7, 4], [2, 3]];
 const DIMMED = 0.22;
-const MARK = "#e5484d";
 const BASELINE_DASH = [8, 4];
 const POINTER_GAP = 16;
+const ODD_SIZE = [9, 6];
+const ODD_OFFSET = 4;
 
 // Whether the lines of a chart are drawn in this way.
 export function isCrowd(lines) {
@@ -85,7 +86,7 @@ export function endsOf(line, range, isLog, isAll) {
 
 // The series of a chart, and the values that are beyond its edges. `lines` are {run, line, color}.
 export function crowdSeries(lines, axis, look) {
-  const drawn = lines.map((one) => ({ ...one, ys: look.smoothing ? smoothedYs(one.line, look, axis) : one.line.y }));
+  const drawn = lines.map((one) => ({ ...one, ys: smoothedYs(one.line, look, axis) }));
   const rank = ({ run }) => (run.baseline ? 3 : run.isGroup ? 2 : run.faint ? 0 : 1);
   drawn.sort((one, other) => rank(one) - rank(other));
   const items = [
@@ -94,8 +95,11 @@ export function crowdSeries(lines, axis, look) {
   ];
   const card = getComputedStyle(document.body).getPropertyValue("--card").trim();
   const mark = { type: "scatter", yAxisIndex: 1, symbol: "triangle", z: 4, zlevel: 1, clip: false, silent: true };
-  const odd = lines.flatMap(({ line }) => line.n.map(([x, text]) => ({ value: [x, text === "inf" ? 0.97 : 0.03], symbolRotate: text === "inf" ? 0 : 180 })));
   const [first, last] = look.range || [-Infinity, Infinity];
+  const odd = lines.flatMap(({ line, color }) => {
+    const shown = line.n.filter(([x]) => x >= first && x <= last);
+    return oddMarks(shown).map((one) => ({ ...one, itemStyle: { color } }));
+  });
   const outliers = [];
   const cut = [];
   for (const { line, color } of lines) {
@@ -114,15 +118,29 @@ export function crowdSeries(lines, axis, look) {
         data: items.map((_, place) => [place]), encode: { x: [], y: [], tooltip: [] }, tooltip: { show: false },
         renderItem: (params, api) => rendered(items[params.dataIndex], params, api, axis, look),
       },
-      { ...mark, id: "crowd not finite", symbolSize: 11, itemStyle: { color: MARK, borderColor: card, borderWidth: 1 }, data: odd },
+      { ...mark, id: "crowd not finite", data: odd },
       { ...mark, id: "crowd cut off", symbolSize: 9, itemStyle: { borderColor: card, borderWidth: 1 }, data: cut },
     ],
   };
 }
 
+// Marks of what is not finite, for a vertical axis from 0 to 1: beyond its ends, where they cover no line. Infinity is
+// above, all else below.
+export function oddMarks(odd) {
+  return odd.map(([x, text]) => {
+    const isAbove = text === "inf";
+    return {
+      value: [x, isAbove ? 1 : 0], text, symbolRotate: isAbove ? 0 : 180,
+      symbolSize: ODD_SIZE, symbolOffset: [0, isAbove ? -ODD_OFFSET : ODD_OFFSET],
+    };
+  });
+}
+
 function smoothedYs(line, look, axis) {
+  const amount = look.smoothing(line.x.length);
+  if (!amount) return line.y;
   const points = line.x.map((x, place) => [x, line.y[place] !== null && look.isLog && line.y[place] <= 0 ? null : line.y[place]]);
-  return smoothed(points, look.smoothing, axis.min, axis.max).map(([, y]) => y);
+  return smoothed(points, amount, axis.min, axis.max).map(([, y]) => y);
 }
 
 function rendered(item, params, api, axis, look) {

@@ -15,12 +15,11 @@ export function takeExplored(before, update) {
   const keys = Object.keys(update).filter((name) => name.startsWith("explored"));
   if (!keys.length) return before;
   const about = update.explored || before.about;
-  const columns = {};
-  for (const name of about.columns) columns[name] = update["explored:" + name] || before.columns[name];
+  const columns = new Map(about.columns.map((name) => [name, update["explored:" + name] || before.columns.get(name)]));
   const runs = update.exploredRuns || before.runs;
   keys.forEach((name) => delete update[name]);
   // Frozen: Vue need not follow each number.
-  return Object.freeze({ about: Object.freeze(about), columns: Object.freeze(columns), runs: Object.freeze(runs) });
+  return Object.freeze({ about: Object.freeze(about), columns, runs: Object.freeze(runs) });
 }
 
 export const Explore = {
@@ -51,7 +50,7 @@ export const Explore = {
             <div class="explore-canvas" :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}">
               <div v-if="!isScatter && isReady" class="explore-heads" role="group" aria-label="Axes">
                 <button v-for="(column, place) in axisColumns" :key="column.name" type="button" class="explore-head" :style="headStyle(place)" :title="column.hint"
-                        aria-haspopup="dialog" :class="{brushed: column.name in settings.brush}" @keydown="onHeadKey($event, column.name)"
+                        aria-haspopup="dialog" :class="{brushed: settings.brush.has(column.name)}" @keydown="onHeadKey($event, column.name)"
                         >{{ column.title }}<span v-if="rangeText(column)" class="explore-range">{{ rangeText(column) }}</span>
                   <q-menu class="home-menu">
                     <div class="explore-axis" role="dialog" :aria-label="'Axis ' + column.hint">
@@ -61,11 +60,11 @@ export const Explore = {
                           <select v-for="end in ['from', 'to']" :key="end" :name="end" :aria-label="end" :value="typedEnd(column, end)" @change="setTyped(column, $event.target.form)"><option v-for="text in column.texts" :key="text">{{ text }}</option></select>
                         </template>
                         <template v-else>
-                          <input name="from" inputmode="decimal" placeholder="from" aria-label="from" :value="settings.brush[column.name]?.[0]">
-                          <input name="to" inputmode="decimal" placeholder="to" aria-label="to" :value="settings.brush[column.name]?.[1]">
+                          <input name="from" inputmode="decimal" placeholder="from" aria-label="from" :value="settings.brush.get(column.name)?.[0]">
+                          <input name="to" inputmode="decimal" placeholder="to" aria-label="to" :value="settings.brush.get(column.name)?.[1]">
                           <q-btn type="submit" flat dense no-caps class="link" label="Select"></q-btn>
                         </template>
-                        <q-btn v-if="column.name in settings.brush" flat dense no-caps class="link" label="Clear" @click="setRange(column.name, null)"></q-btn>
+                        <q-btn v-if="settings.brush.has(column.name)" flat dense no-caps class="link" label="Clear" @click="setRange(column.name, null)"></q-btn>
                       </form>
                       <q-toggle v-if="canBeLog(column)" :model-value="isLog(column.name)" dense label="log axis" @update:model-value="toggleLog(column.name)"></q-toggle>
                       <div v-if="place < axisColumns.length - 1" class="explore-moves">
@@ -150,12 +149,12 @@ export const Explore = {
       return bestOf(this.column(this.about?.y), this.drawn);
     },
     brushed() {
-      return Object.keys(this.settings.brush);
+      return [...this.settings.brush.keys()];
     },
     // The runs that are within all ranges.
     within() {
       if (this.isScatter || !this.isReady) return [];
-      const ranges = this.axisColumns.filter((column) => column.name in this.settings.brush).map((column) => [column, this.placesOf(column)]);
+      const ranges = this.axisColumns.filter((column) => this.settings.brush.has(column.name)).map((column) => [column, this.placesOf(column)]);
       if (!ranges.length) return [];
       return this.drawn.filter((run) => ranges.every(([column, [low, high]]) => {
         const value = column.values[run];
@@ -244,7 +243,7 @@ export const Explore = {
   methods: {
     canBeLog,
     column(name) {
-      return this.explored.columns[name];
+      return this.explored.columns.get(name);
     },
     tellLook() {
       this.$emit("look");
@@ -263,8 +262,8 @@ export const Explore = {
     findOptions(text, update) {
       update(() => {
         const wanted = text.toLowerCase();
-        const { hyperparameters, metrics, every } = this.names;
-        const all = [...hyperparameters, ...metrics.flatMap((name) => OF_METRIC.map((end) => name + end)), ...every, "run"];
+        const { hyperparameters, metrics, rated, every } = this.names;
+        const all = [...hyperparameters, ...metrics.flatMap((name) => OF_METRIC.filter((end) => end !== ".best" || rated.includes(name)).map((end) => name + end)), ...every, "run"];
         this.options = all.filter((name) => name.toLowerCase().includes(wanted)).slice(0, MOST_OPTIONS);
       });
     },
@@ -286,7 +285,7 @@ export const Explore = {
     remove(name) {
       if (this.about.axes.length < 2 || !this.about.axes.includes(name)) return;
       this.settings.axes = this.about.axes.filter((one) => one !== name);
-      if (name in this.settings.brush) this.setRange(name, null);
+      if (this.settings.brush.has(name)) this.setRange(name, null);
     },
     onHeadKey(event, name) {
       const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -316,19 +315,19 @@ export const Explore = {
     },
     // Ranges: in the address as the values or texts at their ends, and here as places on an axis.
     placesOf(column) {
-      const [from, to] = this.settings.brush[column.name];
+      const [from, to] = this.settings.brush.get(column.name);
       if (!isNumber(column) && column.kind !== "time") return [column.texts.indexOf(from), column.texts.indexOf(to)].map((place, end) => (place < 0 ? (end ? -1 : Infinity) : place));
       return [from === "" ? -Infinity : Number(from), to === "" ? Infinity : Number(to)];
     },
     rangeText(column) {
-      if (!(column.name in this.settings.brush)) return "";
-      const [from, to] = this.settings.brush[column.name];
+      if (!this.settings.brush.has(column.name)) return "";
+      const [from, to] = this.settings.brush.get(column.name);
       if (column.kind === "text") return from === to ? from : `${from} – ${to}`;
       const text = (end) => (end === "" ? "…" : textOf(column, Number(end)));
       return `${text(from)} – ${text(to)}`;
     },
     typedEnd(column, end) {
-      return this.settings.brush[column.name]?.[end === "from" ? 0 : 1] ?? column.texts[end === "from" ? 0 : column.texts.length - 1];
+      return this.settings.brush.get(column.name)?.[end === "from" ? 0 : 1] ?? column.texts[end === "from" ? 0 : column.texts.length - 1];
     },
     setTyped(column, form) {
       let ends = [form.elements.from.value.trim(), form.elements.to.value.trim()];
@@ -337,14 +336,14 @@ export const Explore = {
       this.setRange(column.name, ends.every((end) => end === "") ? null : ends);
     },
     setRange(name, ends) {
-      const brush = { ...this.settings.brush };
-      delete brush[name];
-      if (ends) brush[name] = ends;
+      const brush = new Map(this.settings.brush);
+      brush.delete(name);
+      if (ends) brush.set(name, ends);
       this.settings.brush = brush;
       this.selectWithin();
     },
     clearRanges() {
-      this.settings.brush = {};
+      this.settings.brush = new Map();
       this.selectWithin();
     },
     selectWithin() {
@@ -353,14 +352,14 @@ export const Explore = {
     // Somebody has drawn over an axis, or taken such a range away.
     onBrush() {
       if (this.setting) return;
-      const brush = { ...this.settings.brush };
+      const brush = new Map(this.settings.brush);
       this.axisColumns.forEach((column, place) => {
         const model = this.chart.getModel().getComponent("parallelAxis", place);
         const known = this.intervalOf(column);
         const drawn = (model?.activeIntervals || []).filter((one) => !known || !near(one, known)).pop();
-        if (drawn) brush[column.name] = this.endsAt(column, drawn);
-        else if (!model?.activeIntervals?.length) delete brush[column.name];
-        if (brush[column.name] === null) delete brush[column.name];
+        if (drawn) brush.set(column.name, this.endsAt(column, drawn));
+        else if (!model?.activeIntervals?.length) brush.delete(column.name);
+        if (brush.get(column.name) === null) brush.delete(column.name);
       });
       this.settings.brush = brush;
       this.selectWithin();
@@ -374,10 +373,10 @@ export const Explore = {
     },
     // Where on its axis a range is drawn.
     intervalOf(column) {
-      if (!(column.name in this.settings.brush)) return null;
+      if (!this.settings.brush.has(column.name)) return null;
       let [low, high] = this.placesOf(column);
       if (column.kind === "text") [low, high] = [low - 0.4, high + 0.4];
-      const axis = this.ends?.[column.name];
+      const axis = this.ends?.get(column.name);
       if (column.kind === "time") [low, high] = [1000 * low, 1000 * high];
       if (axis) [low, high] = [Math.max(low, axis.min), Math.min(high, axis.max)];
       return low <= high ? [low, high] : null;
@@ -407,7 +406,7 @@ export const Explore = {
       this.setting = true;
       this.chart.setOption(found.option, { notMerge: true });
       if (!this.isScatter) {
-        this.ends = Object.fromEntries(found.option.parallelAxis.map((axis) => [axis.id, axis]));
+        this.ends = new Map(found.option.parallelAxis.map((axis) => [axis.id, axis]));
         const intervals = this.axisColumns.map((column) => [column.name, this.intervalOf(column)]).filter(([, interval]) => interval);
         for (const [name, interval] of intervals) this.chart.dispatchAction({ type: "axisAreaSelect", parallelAxisId: name, intervals: [interval] });
         // An axis does not draw what it is told so, as if somebody had drawn it, before it is drawn anew.

@@ -47,7 +47,7 @@ export function isUsuallyLog(column) {
   if (!canBeLog(column)) return false;
   const [low, high] = endsOf(column.values);
   if (high <= LARGEST_COUNT && column.values.every((value) => value === null || Number.isInteger(value))) return false;
-  if (high / low < (column.better ? DECADES.metric : DECADES.hyperparameter) * (1 - 1e-9)) return false;
+  if (high / low < (column.metric ? DECADES.metric : DECADES.hyperparameter) * (1 - 1e-9)) return false;
   const distinct = distinctOf(column);
   return (distinct[Math.floor((distinct.length - 1) / 2)] - low) / (high - low) < EARLY;
 }
@@ -74,7 +74,7 @@ export function axisOf(column, isLog) {
     const room = Math.max((ends[1] - ends[0]) / 30, 1);
     return { type: "time", min: 1000 * (ends[0] - room), max: 1000 * (ends[1] + room), at: (run) => column.values[run] && 1000 * column.values[run] };
   }
-  const distinct = column.better ? [] : distinctOf(column);
+  const distinct = column.metric ? [] : distinctOf(column);
   const scale = distinct.length > 1 && distinct.length <= MOST_PLACES ? placesAxis(distinct, isLog, column) : verticalAxis(...ends, isLog, column.scale);
   return { type: isLog ? "log" : "value", ...scale, at: (run) => column.values[run] };
 }
@@ -98,7 +98,7 @@ export function textOf(column, value) {
   return valueText(value, column.scale, DIGITS);
 }
 
-// The run with the best value of a metric among some; null where the column is no metric.
+// The run with the best value of a metric among some; null where none of its values are better.
 export function bestOf(column, runs) {
   if (!column?.better || !runs.length) return null;
   const sign = column.better === "max" ? 1 : -1;

@@ -2,12 +2,12 @@
 
 export const VIEWS = ["table", "scatter", "parallel"];
 
-// A column without a name is the usual one. Ranges of parallel coordinates are {name: [from, to]}.
+// A column without a name is the usual one. Ranges of parallel coordinates are a map of names to [from, to].
 export function exploreSettingsOf(given) {
   const [from, to] = [given.getAll("from"), given.getAll("to")];
-  const brush = {};
+  const brush = new Map();
   given.getAll("brush").forEach((name, place) => {
-    if (from[place] !== undefined && to[place] !== undefined) brush[name] = [from[place], to[place]];
+    if (from[place] !== undefined && to[place] !== undefined) brush.set(name, [from[place], to[place]]);
   });
   return {
     view: VIEWS.includes(given.get("view")) ? given.get("view") : VIEWS[0],
@@ -25,7 +25,7 @@ export function tellExploreSettings(told, settings) {
   if (settings.view !== VIEWS[0]) told.set("view", settings.view);
   for (const name of ["x", "y", "color"]) if (settings[name]) told.set(name, settings[name]);
   for (const name of ["axes", "log", "linear"]) settings[name]?.forEach((one) => told.append(name === "axes" ? "axis" : name, one));
-  for (const [name, [from, to]] of Object.entries(settings.brush)) {
+  for (const [name, [from, to]] of settings.brush) {
     told.append("brush", name);
     told.append("from", from);
     told.append("to", to);

@@ -27,19 +27,19 @@ export const EXTREMES_TABLE = `
   </template>`;
 
 export const withExtremes = {
-  data: () => ({ extremes: {} }),
+  data: () => ({ extremes: new Map() }), // by chart
   methods: {
     hasTable(chart) {
       return this.settings.tables.includes(chart.id);
     },
     // Names of what is said: of a metric with a direction the best value comes first.
     endsOf(chart) {
-      const best = this.extremes[chart.id]?.best;
+      const best = this.extremes.get(chart.id)?.best;
       return best ? ["best", best === "min" ? "max" : "min"] : ["min", "max"];
     },
     // The same of a run, with its values and their places.
     endsOfRun(chart, run) {
-      const { best, runs = {} } = this.extremes[chart.id] || {};
+      const { best, runs = {} } = this.extremes.get(chart.id) || {};
       const values = runs[run.id];
       if (!values) return [];
       return this.endsOf(chart).map((name) => {
@@ -54,21 +54,21 @@ export const withExtremes = {
     extremesText(chart) {
       if (!this.runs.length || chart.kind === "phases") return "";
       const ends = this.endsOfRun(chart, this.runs[0]);
-      const shown = this.extremes[chart.id]?.best ? ends.slice(0, 1) : ends;
+      const shown = this.extremes.get(chart.id)?.best ? ends.slice(0, 1) : ends;
       return shown.map((end) => `${end.name} ${end.text} ${end.at}`).join("  ");
     },
     tableRows(chart) {
       return this.runs
-        .filter((run) => !this.hidden[run.id] && this.extremes[chart.id]?.runs[run.id])
+        .filter((run) => !this.hidden[run.id] && this.extremes.get(chart.id)?.runs[run.id])
         .map((run) => ({
           run: run.id, label: run.label, color: swatchOf(run),
-          last: this.latest[chart.id]?.[run.id]?.[0] ?? "", ends: this.endsOfRun(chart, run),
+          last: this.latest.get(chart.id)?.[run.id]?.[0] ?? "", ends: this.endsOfRun(chart, run),
         }));
     },
     // For the text that screen readers are given of a chart.
     spokenExtremes(chart, run) {
       const ends = this.endsOfRun(chart, run);
-      const shown = this.extremes[chart.id]?.best ? ends.slice(0, 1) : ends;
+      const shown = this.extremes.get(chart.id)?.best ? ends.slice(0, 1) : ends;
       return shown.map((end) => `, ${end.spoken}`).join("");
     },
   },

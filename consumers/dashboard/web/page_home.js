@@ -53,7 +53,7 @@ export default {
                     <template v-else>
                       <span class="column-name">{{ clean(name) }}</span>
                       <span role="group" :aria-label="clean(name)">
-                        <button v-for="which in ofMetric" :key="which" type="button" class="which"
+                        <button v-for="which in whichOf(name)" :key="which" type="button" class="which"
                                 :aria-pressed="String(isColumn(columnOf(name, which)))" @click="toggleColumn(columnOf(name, which))">{{ which }}</button>
                       </span>
                     </template>
@@ -195,14 +195,13 @@ export default {
     saved: null,
     explored: {},
     views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
-    names: { usual: [], every: [], hyperparameters: [], metrics: [] },
+    names: { usual: [], every: [], hyperparameters: [], metrics: [], rated: [] },
     findColumn: "",
     newTag: "",
     edited: { run: null, what: "", text: "", before: "" },
     menu: { isOpen: false, target: false, row: null },
     now: Date.now() / 1000,
     isNarrow: false,
-    ofMetric: OF_METRIC,
     rowPixels: ROW_PIXELS,
   }),
   computed: {
@@ -405,6 +404,9 @@ export default {
     },
     isColumn(name) {
       return this.shownColumns.includes(name);
+    },
+    whichOf(metric) {
+      return OF_METRIC.filter((which) => which !== "best" || this.names.rated.includes(metric));
     },
     columnOf(metric, which) {
       return which === "last" ? metric : `${metric}.${which}`;

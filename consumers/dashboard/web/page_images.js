@@ -13,7 +13,7 @@ export default {
           <input v-if="stepsOf(gallery).length > 1" type="range" min="0" :max="stepsOf(gallery).length - 1" :value="placeOf(gallery)"
                  :aria-label="'Step of ' + gallery.title" :aria-valuetext="'batch ' + stepText(gallery)" @input="choose(gallery, Number($event.target.value))">
           <span class="gallery-step">batch {{ stepText(gallery) }}</span>
-          <button v-if="chosen[gallery.name] !== undefined" type="button" class="gallery-newest" :aria-label="'Newest of ' + gallery.title"
+          <button v-if="chosen.has(gallery.name)" type="button" class="gallery-newest" :aria-label="'Newest of ' + gallery.title"
                   @click="choose(gallery, stepsOf(gallery).length - 1)">newest</button>
         </div>
         <div class="gallery-runs">
@@ -30,9 +30,9 @@ export default {
     </div>`,
   props: { galleries: Array },
   data: () => ({
-    // Without a prototype: a name may be that of what every object has.
-    chosen: Object.create(null), // the step that somebody has chosen, of a name; without one the newest
-    drawn: Object.create(null), // the same, once the slider rests
+    // Not objects: a name may be that of what every object has.
+    chosen: new Map(), // the step that somebody has chosen, of a name; without one the newest
+    drawn: new Map(), // the same, once the slider rests
   }),
   created() {
     this.read();
@@ -46,23 +46,23 @@ export default {
     // In the address: NAME@STEP.
     read() {
       if (location.hash === "#charts") return;
-      const found = Object.create(null);
+      const found = new Map();
       for (const text of keptOf("image")) {
         const at = text.lastIndexOf("@");
         const step = Number(text.slice(at + 1));
-        if (at > 0 && Number.isFinite(step)) found[text.slice(0, at)] = step;
+        if (at > 0 && Number.isFinite(step)) found.set(text.slice(0, at), step);
       }
       this.chosen = found;
-      this.drawn = copy(found);
+      this.drawn = new Map(found);
     },
     choose(gallery, place) {
       const steps = this.stepsOf(gallery);
-      if (place >= steps.length - 1) delete this.chosen[gallery.name];
-      else this.chosen[gallery.name] = steps[place];
+      if (place >= steps.length - 1) this.chosen.delete(gallery.name);
+      else this.chosen.set(gallery.name, steps[place]);
       clearTimeout(this.settling);
       this.settling = setTimeout(() => {
-        this.drawn = copy(this.chosen);
-        keep("image", Object.entries(this.chosen).map(([name, step]) => `${name}@${step}`));
+        this.drawn = new Map(this.chosen);
+        keep("image", [...this.chosen].map(([name, step]) => `${name}@${step}`));
       }, SETTLE_MS);
     },
     // The steps of all runs together.
@@ -73,7 +73,7 @@ export default {
     // Of a step that is gone, because there were too many, the one before it.
     placeOf(gallery, chosen = this.chosen) {
       const steps = this.stepsOf(gallery);
-      const step = chosen[gallery.name];
+      const step = chosen.get(gallery.name);
       if (step === undefined) return steps.length - 1;
       return Math.max(steps.findLastIndex((one) => one <= step), 0);
     },
@@ -96,7 +96,3 @@ export default {
     },
   },
 };
-
-function copy(chosen) {
-  return Object.assign(Object.create(null), chosen);
-}

@@ -12,6 +12,7 @@ const [KIND, BATCH, SAMPLE, EPOCH, SECONDS, TIME, TEXT] = [0, 1, 2, 3, 4, 5, 6];
 const COLUMNS = { batch: BATCH, sample: SAMPLE, epoch: EPOCH, time: SECONDS };
 // In a box of 10 by 10; where there is no room for all, that which comes first here keeps its place.
 const SYMBOLS = {
+  __proto__: null,
   attempt: "M5 1.5a3.5 3.5 0 1 0 3.5 3.5h-1.4a2.1 2.1 0 1 1-2.1-2.1v1.6l2.6-2.3-2.6-2.2z",
   stop: "M2.2 2.2h5.6v5.6h-5.6z",
   pause: "M2.5 2h1.8v6h-1.8zM5.7 2h1.8v6h-1.8z",

@@ -42,8 +42,8 @@ export const pinnable = {
         items.push({ label: "Move right", do: () => this.move(chart, place + 1, true) });
       }
       items.push({ label: this.isWide(chart) ? "Make smaller" : "Make larger", do: () => this.toggle(this.settings.wide, chart.id) });
-      if (this.cut[chart.id] || this.all[chart.id]) {
-        items.push({ label: this.all[chart.id] ? "Cut off outliers" : "Show all values", do: () => this.showAll(chart.id) });
+      if (this.cut.get(chart.id) || this.all.get(chart.id)) {
+        items.push({ label: this.all.get(chart.id) ? "Cut off outliers" : "Show all values", do: () => this.showAll(chart.id) });
       }
       return [...items, ...this.exportItems(chart)];
     },

@@ -9,6 +9,8 @@ const LABEL_PIXELS = 60;
 const LOG_DIGITS = 3;
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const WIDEST_SMOOTHING = 0.25;
+const FEWEST_SMOOTHED = 10;
+const RATE = /^lr-|(^|\/)(lr|learning_rate)$/;
 
 // The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
 // more than twice as far beyond the others as those are apart. What is an outlier is found by a running median, for
@@ -60,6 +62,11 @@ export function smoothed(points, amount, low, high) {
     mean += (y - mean) / weights;
     return [x, mean];
   });
+}
+
+// Whether a line is drawn smoothed, too: not one of few points, nor a learning rate, which is what somebody chose.
+export function isSmoothed(id, amount, count) {
+  return amount > 0 && count >= FEWEST_SMOOTHED && !RATE.test(id);
 }
 
 // The vertical axis: its ends and ticks at round places, and the text of a tick.

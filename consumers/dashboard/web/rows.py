@@ -8,7 +8,6 @@ from typing import Any
 from bus.errors import ConfigurationError
 from bus.index.entry import RunEntry
 from bus.printing import one_line
-from bus.types.metrics import direction_of
 from consumers.dashboard.view.grouping import NUMBERS, Group, group
 from consumers.dashboard.view.progress import duration
 from consumers.dashboard.view.run_table import (
@@ -217,9 +216,8 @@ def _difference(entry: RunEntry, column: Column, base: RunEntry | None, scale: S
         return {"difference": "same"}
     sign = "+" if value > other else "\N{MINUS SIGN}"
     told = {"difference": sign + value_text(abs(value - other), scale)}
-    direction = direction_of(column.metric)
-    if direction is not None:
-        told["judged"] = "better" if (value > other) == (direction == "max") else "worse"
+    if column.direction is not None:
+        told["judged"] = "better" if (value > other) == (column.direction == "max") else "worse"
     return told
 
 

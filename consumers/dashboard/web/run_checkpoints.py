@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bus.cli.describe import when
 from bus.index.checkpoints import Checkpoint
-from bus.index.entry import is_of_evaluation
 from bus.printing import one_line
+from bus.types.metrics import is_of_evaluation, shown_step
 from consumers.dashboard.view.tap import MonitoredRun
 from consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from consumers.dashboard.web.run_folder import RunFolder
@@ -23,7 +23,7 @@ SHOWN = 200
 
 _SHOWN_METRICS = 4
 _WITH_VALUE = ("--load-path", "--seed")
-_FLAGS = ("--autoresume", "--load-weights-only")
+_FLAGS = ("--autoresume", "--from-scratch", "--load-weights-only")
 _NAME = """
 <q-td :props="props">
   <span class="checkpoint-name" :title="props.row.path">{{ props.row.name }}</span>
@@ -110,7 +110,7 @@ def metrics_at(attempts: Sequence[MonitoredRun], checkpoint: Checkpoint) -> dict
         return values
     for run in attempts:
         for name in filter(is_of_evaluation, run.view.names()):
-            value = run.view.series(name).at(checkpoint.batch)
+            value = run.view.series(name).at(shown_step(name, checkpoint.batch))
             if value is not None:
                 values.setdefault(name, value)
     return values

@@ -6,6 +6,7 @@ from helpers import wait_for
 
 from bus.broker import bridging
 from bus.broker.bridging import Bridges
+from bus.runs.bridged import BridgeStatus
 
 
 @pytest.fixture
@@ -51,3 +52,25 @@ def test_a_bridge_that_was_killed_is_started_again(bridges, tmp_path):
     bridges.look({tmp_path / "r": 1})
     (again,) = children()
     assert again.pid != killed.pid
+
+
+def test_a_bridge_that_does_not_copy_is_reported_once(bridges, tmp_path, monkeypatch):
+    monkeypatch.setattr(bridging, "_REPORT_SECONDS", 0.0)
+    live = {tmp_path / name: 1 for name in ("copied", "waiting", "starting")}
+    for path in live:
+        path.mkdir()
+    status = BridgeStatus.of_this_process("nats://127.0.0.1:1", "host")
+    status.state, status.why = "copying", ""
+    status.write(tmp_path / "copied")
+    status.state, status.why = "waiting", "no server answers"
+    status.write(tmp_path / "waiting")
+    # A moment without servers is not worth a line.
+    assert bridges.report(live) == {}
+    status.state = "copying"
+    status.write(tmp_path / "starting")
+    assert bridges.report(live) == {
+        tmp_path
+        / "waiting": "it is not copied to NATS at nats://127.0.0.1:1 at the moment (no server answers); if its "
+        f"bridge ends before all is there, 'bus bridge {tmp_path}/waiting --stream nats://127.0.0.1:1' sends the rest"
+    }
+    assert bridges.report(live) == {}

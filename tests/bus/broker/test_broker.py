@@ -81,7 +81,7 @@ def test_one_broker_serves_several_runs_and_keeps_them_apart(standalone, runs_di
         assert [int(next(iter(follower)).timestamp.batch) for _ in range(100)] == list(range(1000, 1100))
         follower.close()
         with pytest.raises(BrokerError, match="rank 0 of run 'one' is there already"):
-            Publisher("one", broker=standalone)
+            Publisher("one", broker=standalone, resume=True)
     for name, first in (("one", 0), ("two", 1000)):
         recording = Recording(runs_dir / name)
         assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(first, first + 100))
@@ -405,7 +405,7 @@ def test_an_old_publisher_goes_on_by_itself_when_a_new_attempt_has_begun(runs_di
     first.kill()
     first.communicate()
     second = start_broker(address)
-    new = Publisher("r", broker=address)
+    new = Publisher("r", broker=address, resume=True)
     publish_until_recorded(new, 1)
     old.publish(Event.EPOCH_END)
     wait_for(lambda: old.poll() or old.recorded_all, "a broker of its own", 60)
@@ -552,7 +552,7 @@ def test_a_broker_that_finds_no_room_is_started_until_there_is_some(runs_dir):
 def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
     (runs_dir / "r").mkdir()
     (runs_dir / "r" / "recording-1.mcap").write_bytes(b"of a broker that was killed in its first moment")
-    with Publisher("r") as publisher:
+    with Publisher("r", resume=True) as publisher:
         publisher.publish(Event.EPOCH_END)
     assert (publisher.attempt, find_run("r").status) == (2, "finished")
 

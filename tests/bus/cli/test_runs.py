@@ -165,7 +165,7 @@ def test_what_cannot_be_asked_for_is_named(three: Path, arguments: list[str], me
     result = run_command(*arguments)
     assert result.exit_code != 0
     assert message in f"{result.output}{result.exception}"
-    assert sorted(path.name for path in three.iterdir() if path.is_dir()) == ["a", "b", "c"]
+    assert sorted(path.name for path in three.glob("[!.]*") if path.is_dir()) == ["a", "b", "c"]
 
 
 def test_runs_that_cannot_be_read_hide_no_other(three: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,12 +175,12 @@ def test_runs_that_cannot_be_read_hide_no_other(three: Path, caplog: pytest.LogC
     (three / "b" / "run.json").write_text(json.dumps(record))
     odd = os.fsdecode(bytes(three) + b"/c\xff")
     (three / "c").rename(odd)
-    assert names() == ["a"]
+    assert names() == ["a", "b"]
     assert "not UTF-8" in caplog.text
-    assert f"{three / 'b' / 'run.json'} is damaged" in caplog.text
+    assert re.search(rf"^b +unreadable .*{three}/b/run.json is damaged", invoke("runs"), re.MULTILINE)
     assert re.search(r"^trouble +.*a/recording-1.mcap", invoke("show", "a"), re.MULTILINE)
     invoke("rename", odd, "c")
-    assert names() == ["c", "a"]
+    assert names() == ["c", "a", "b"]
 
 
 def test_show_has_the_results_of_a_run(three: Path) -> None:
@@ -194,7 +194,7 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert facts["size"].endswith(f" in {three / 'b'}")
     rows = [line.split() for line in lines]
     assert ["loss/train/total", "0.25", "2", "min", "0.25", "2"] in rows
-    assert ["metrics/eval/Accuracy", "0.75", "3", "max", "0.75", "3"] in rows
+    assert ["metrics/eval/Accuracy", "0.75", "2", "max", "0.75", "2"] in rows
     assert ["optimizer/lr", "0.01"] in rows
     # No rate is better than another one.
     assert [row for row in rows if row and row[0] == "lr-SGD/group0"] == [["lr-SGD/group0", "0.5", "3"]]
@@ -208,7 +208,7 @@ def test_compare_shows_what_was_different(three: Path) -> None:
     assert rows[:3] == [["a", "b"], ["hyperparameters"], ["optimizer/lr", "0.1", "0.01"]]
     assert ["loss/train/total", "last", "0.75", "0.25"] in rows
     assert ["min", "0.5", "at", "1", "0.25", "at", "2", "*"] in rows
-    assert ["max", "0.5", "at", "3", "0.75", "at", "3", "*"] in rows
+    assert ["max", "0.5", "at", "2", "0.75", "at", "2", "*"] in rows
     first = next(line for line in invoke("compare", "a", "b").splitlines() if line.startswith("first"))
     assert first == "first difference: batch_end at 0ep 2ba of rank 0 (event 3 in A, 3 in B); A is a, B is b"
     assert ["loss:", "0.5", "in", "A,", "0.625", "in", "B"] in rows
@@ -268,7 +268,7 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
         assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
     assert isinstance(refusal("show", "a"), RunNotFoundError)
     # It is resumed under its new name, and what was recorded under the one before counts too.
-    with Publisher("best") as publisher:
+    with Publisher("best", resume=True) as publisher:
         publisher.publish(Event.BATCH_END, batch=4, loss=0.875)
     wait_for(lambda: not is_locked(three / "best"), "the end of its broker")
     assert [recording.run_name for recording in map(Recording, sorted((three / "best").glob("*.mcap")))] == [
@@ -313,7 +313,7 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
     assert names("--archived") == ["c", "a"]
     invoke("rm", "--where", "lr < 0.05", "--archived", "--yes")
     invoke("rm", three / "a", "a", "--yes")
-    assert not [path for path in three.iterdir() if path.is_dir()]
+    assert not [path for path in three.glob("[!.]*") if path.is_dir()]
 
 
 def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:

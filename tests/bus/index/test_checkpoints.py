@@ -1,18 +1,21 @@
 """The checkpoints of a run as the index knows them: in its directory and elsewhere, with what they are compared by."""
 
 import json
+import math
 import os
-import sqlite3
-from contextlib import closing
+import shutil
 
 import pytest
 from run_folders import STARTED, WrittenRun, write_run
 
+from bus.checkpoints.announced import ANNOUNCED_FILE, Score, announce_checkpoint
 from bus.checkpoints.folders import FOLDERS_FILE, note_folder, read_folders
-from bus.checkpoints.ratings import RATINGS_FILE
+from bus.checkpoints.ratings import RATINGS_FILE, Ratings
+from bus.errors import CheckpointError
 from bus.index import query
-from bus.index.index import INDEX_FILE, RunIndex
+from bus.index.index import RunIndex
 from bus.index.manage import rename_run
+from bus.index.store import INDEX_FOLDER
 
 ACCURACY = "metrics/eval/Accuracy"
 
@@ -64,6 +67,48 @@ def test_checkpoints_elsewhere_are_found_with_the_metric_that_they_are_compared_
     ]
     assert {one.metric for one in found} == {ACCURACY}
     assert found[0].path == str(folder / "ba1.safetensors")
+
+
+def test_what_a_framework_has_written_is_found_until_it_is_gone_or_another_one_has_its_place(tmp_path):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
+    paths = [folder / f"step-{batch}" for batch in (1, 2, 3, 4)]
+    scores = [Score("metrics/val/loss", value, "min") for value in (0.5, 0.3, math.nan)]
+    for path in paths:
+        path.mkdir(parents=True)
+        (path / "model.bin").write_bytes(b"weights")
+    for batch, (path, score) in enumerate(zip(paths, [*scores, None], strict=True), 1):
+        announce_checkpoint(run, path, 0, batch, score)
+    assert known(checkpoints(tmp_path / "runs")) == [
+        ("step-1", 1, 0.5, False, False, True),
+        ("step-2", 2, 0.3, True, False, True),
+        ("step-3", 3, None, False, False, True),
+        ("step-4", 4, None, False, True, True),
+    ]
+    shutil.rmtree(paths[1])
+    os.utime(paths[3], ns=(0, 0))
+    announce_checkpoint(run, paths[2], 0, 30, None)
+    # Those that are gone are left out when the next one comes.
+    assert known(checkpoints(tmp_path / "runs")) == [
+        ("step-1", 1, 0.5, True, False, True),
+        ("step-3", 30, None, False, True, True),
+    ]
+    shutil.rmtree(paths[0])
+    os.utime(run / ANNOUNCED_FILE)
+    assert known(checkpoints(tmp_path / "runs"))[0] == ("step-1", 1, 0.5, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("file", "note"),
+    [
+        (FOLDERS_FILE, note_folder),
+        (ANNOUNCED_FILE, lambda run, path: announce_checkpoint(run, path, 0, 1, None)),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_not_written_over(tmp_path, file, note):
+    run = write_run(tmp_path / "runs", "r")
+    (run / file).write_text("[damaged")
+    note(run, tmp_path / "saved")
+    assert (run / file).read_text() == "[damaged"
 
 
 def test_what_is_saved_after_the_run_has_ended_is_noticed(tmp_path):
@@ -150,8 +195,24 @@ def test_an_index_of_an_older_version_is_made_again(tmp_path):
     run = write_run(tmp_path, "r")
     save(run / "ba1.safetensors", "r", 1)
     checkpoints(tmp_path)
-    with closing(sqlite3.connect(tmp_path / INDEX_FILE)) as database:
-        database.execute("PRAGMA user_version = 1")
-        database.execute("UPDATE runs SET entry = X'90'")
-        database.commit()
+    [stored] = (tmp_path / INDEX_FOLDER).iterdir()
+    stored.write_bytes(
+        stored.read_bytes().replace(b"OFLIDX3", b"OFLIDX2", 1).replace(b"ba1.safetensors", b"ba9.safetensors")
+    )
     assert [one.batch for one in checkpoints(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"tags": []}', b"[" * 100_000, b'["' + b"x" * (1 << 20) + b'"]'])
+def test_lists_that_cannot_be_read_stay_as_they_are(tmp_path, content, caplog):
+    run = write_run(tmp_path / "runs", "r")
+    (run / FOLDERS_FILE).write_bytes(content)
+    with caplog.at_level("INFO"):
+        note_folder(run, tmp_path / "out")
+    assert f"{run / FOLDERS_FILE} cannot be changed: " in caplog.text
+    assert (run / FOLDERS_FILE).read_bytes() == content
+    assert read_folders(run) == []
+    if content != b"{":
+        return
+    (tmp_path / RATINGS_FILE).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json cannot be read: .*; move it to another place"):
+        Ratings(tmp_path, "r", None)

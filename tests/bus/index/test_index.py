@@ -1,12 +1,15 @@
 """The index of a folder of runs: what it knows, how it keeps up, and what it survives."""
 
+import errno
+import json
 import math
 import os
 import shutil
 import signal
-import sqlite3
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers import wait_for
@@ -14,9 +17,9 @@ from run_folders import WrittenRun, write_run
 
 from bus import Event, Publisher
 from bus.errors import ConfigurationError, RunDirectoryError
-from bus.index.annotations import annotate, read_annotations
-from bus.index.database import Database
-from bus.index.index import INDEX_FILE, RunIndex
+from bus.index.annotations import MAX_TAGS, annotate, read_annotations
+from bus.index.index import RunIndex
+from bus.index.store import INDEX_FOLDER
 from bus.runs.directory import RunDirectory, find_run
 
 
@@ -89,6 +92,7 @@ def test_live_runs_move_and_are_read_where_the_last_look_ended(tmp_path, monkeyp
         run.train([0.5, 0.25])
         index.refresh()
         assert index.entries["r"].metrics["loss/train/total"].last == 0.25
+        assert (index.entries["r"].batch, index.entries["r"].planned) == (3, "9ep")
         assert index.series("r", "loss/train/total") == [(0, 1.0), (1, 0.5), (2, 0.25)]
         run.end()
         index.refresh()
@@ -149,90 +153,167 @@ def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
         assert len(index.entries) == 20
 
 
-@pytest.mark.parametrize("damage", ["text", "cut", "page", "entry", "another version", "deleted", "directory"])
-def test_a_database_that_is_lost_is_made_again(tmp_path, damage):
+def stored(runs_dir):
+    return sorted((runs_dir / INDEX_FOLDER).iterdir())
+
+
+def plant(path, what, elsewhere):
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "link":
+        path.symlink_to(elsewhere)
+    elif what == "directory":
+        path.mkdir()
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.write_bytes(os.urandom(100_000))
+
+
+@pytest.mark.parametrize("damage", ["text", "cut", "bytes", "entry", "of another run", "version", "deleted", "huge"])
+def test_what_is_stored_and_cannot_be_read_is_made_again(tmp_path, damage):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
-    path = tmp_path / INDEX_FILE
+    [path] = stored(tmp_path)
+    content = path.read_bytes()
     if damage == "text":
-        path.write_text("not a database " * 1000)
+        path.write_text("not an index " * 1000)
     elif damage == "cut":
-        os.truncate(path, path.stat().st_size // 2)
-    elif damage == "page":
-        content = bytearray(path.read_bytes())
-        # Behind the first page, which is all that is read when it is opened.
-        content[4096:] = b"x" * len(content[4096:])
-        path.write_bytes(content)
+        os.truncate(path, len(content) // 2)
+    elif damage == "bytes":
+        path.write_bytes(content[:20] + b"x" * (len(content) - 20))
     elif damage == "entry":
-        with sqlite3.connect(path) as database:
-            database.execute("UPDATE runs SET entry = x'91'")
-        database.close()
-    elif damage == "another version":
-        with sqlite3.connect(path) as database:
-            database.execute("PRAGMA user_version = 99")
-        database.close()
+        path.write_bytes(content.replace(b"finished", b"finish\xff\xff"))
+    elif damage == "of another run":
+        other = tmp_path / "other"
+        write_run(other, "s", [5.0])
+        refreshed(other)
+        shutil.copy(stored(other)[0], path)
+        shutil.rmtree(other)
+    elif damage == "version":
+        path.write_bytes(b"OFLIDX9\n" + content[8:])
+    elif damage == "huge":
+        path.write_bytes(content[:8] + b"\xff" * 4 + content[12:])
+        os.truncate(path, 1 << 34)
     else:
-        path.unlink()
-        if damage == "directory":
-            path.mkdir()
+        shutil.rmtree(tmp_path / INDEX_FOLDER)
+    assert refreshed(tmp_path) == (expected, None)
+    assert path.read_bytes() == content
+    assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "directory", "socket", "bytes"])
+def test_what_is_planted_in_the_place_of_what_is_stored_is_neither_waited_for_nor_followed(tmp_path, what):
+    write_run(tmp_path, "r", [1.0])
+    expected, _ = refreshed(tmp_path)
+    [path] = stored(tmp_path)
+    path.unlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("of somebody")
+    plant(path, what, elsewhere)
     entries, problem = refreshed(tmp_path)
     assert entries == expected
-    assert (problem is None) == (damage != "directory")
+    # What is no folder is replaced.
+    assert ("cannot be used: Is a directory" in str(problem)) == (what == "directory")
+    assert path.is_file() != (what == "directory")
+    assert not path.is_symlink()
+    assert elsewhere.read_text() == "of somebody"
     assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
-    assert refreshed(tmp_path)[0] == expected
 
 
-def test_a_database_that_is_deleted_or_damaged_while_it_is_used_is_made_again(tmp_path):
+@pytest.mark.parametrize("what", ["fifo", "link", "file", "of another user", "linked folder"])
+def test_a_folder_of_the_index_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path, monkeypatch, what):
     write_run(tmp_path, "r", [1.0])
-    path = tmp_path / INDEX_FILE
+    folder, elsewhere = tmp_path / INDEX_FOLDER, tmp_path / "elsewhere"
+    if what == "of another user":
+        folder.mkdir()
+        real, inode = os.fstat, folder.stat().st_ino
+
+        def fstat(descriptor):
+            found = real(descriptor)
+            return os.stat_result((*found[:4], found.st_uid + (found.st_ino == inode), *found[5:]))
+
+        monkeypatch.setattr(os, "fstat", fstat)
+    elif what == "linked folder":
+        elsewhere.mkdir()
+        folder.symlink_to(elsewhere)
+    else:
+        plant(folder, what, elsewhere)
+    entries, problem = refreshed(tmp_path)
+    assert entries["r"].metrics["loss/train/total"].last == 1.0
+    assert problem.startswith(f"the index {folder} cannot be used: ")
+    assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
+    assert not elsewhere.exists() or not list(elsewhere.iterdir())
+    assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_an_index_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
+    write_run(tmp_path, "r", [1.0])
     with RunIndex(tmp_path) as index:
         index.refresh()
-        for name in (INDEX_FILE, f"{INDEX_FILE}-wal", f"{INDEX_FILE}-shm"):
-            (tmp_path / name).unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / INDEX_FOLDER)
+        assert index.series("r", "loss/train/total") == [(0, 1.0)]
         write_run(tmp_path, "later", [2.0])
         index.refresh()
-        assert path.exists()
+        assert len(stored(tmp_path)) == 2
         assert index.series("later", "loss/train/total") == [(0, 2.0)]
         assert index.series("r", "loss/train/total") == [(0, 1.0)]
-        path.write_bytes(b"x" * path.stat().st_size)
-        write_run(tmp_path, "last", [3.0])
-        index.refresh()
-        assert set(index.entries) == {"r", "later", "last"}
-        index.refresh()
-        assert index.series("last", "loss/train/total") == [(0, 3.0)]
 
 
-def test_a_lock_that_is_not_given_back_leaves_the_index_in_memory(tmp_path, monkeypatch):
-    write_run(tmp_path, "r", [1.0])
+def test_what_is_stored_of_runs_that_are_gone_is_removed(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path, name)
     refreshed(tmp_path)
-    monkeypatch.setattr("bus.index.database.Database.__init__.__defaults__", (0.0, None))
-    holder = sqlite3.connect(tmp_path / INDEX_FILE, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    try:
-        entries, problem = refreshed(tmp_path)
-    finally:
-        holder.close()
-    assert set(entries) == {"r"}
-    assert "locked" in problem
+    shutil.rmtree(tmp_path / "a")
+    # Left by a process that was killed; and one of a process that is writing.
+    for name, age in ((".left.new", 3600), (".writing.new", 0)):
+        (tmp_path / INDEX_FOLDER / name).write_text("")
+        os.utime(tmp_path / INDEX_FOLDER / name, (time.time() - age,) * 2)
+    for path in stored(tmp_path):
+        if path.suffix != ".new":
+            os.utime(path, (0, 0))
+    refreshed(tmp_path)
+    assert [path.name for path in stored(tmp_path) if path.suffix] == [".writing.new"]
+    assert len(stored(tmp_path)) == 2
 
 
-def test_on_a_full_disk_the_index_is_kept_in_memory(tmp_path, monkeypatch):
+def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
     write_run(tmp_path, "r", [1.0])
-    store = Database.store
+    replace = os.replace
 
-    def store_or_fail(self, *values):
-        if self.problem is None:
-            raise sqlite3.OperationalError("database or disk is full")
-        store(self, *values)
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Database, "store", store_or_fail)
+    monkeypatch.setattr("bus.index.store.os.replace", refuse)
     with RunIndex(tmp_path) as index:
         assert index.refresh() == 0
-        assert "disk is full" in index.problem
+        assert "No space left" in index.problem
         assert index.series("r", "loss/train/total") == [(0, 1.0)]
+        assert stored(tmp_path) == []
+        monkeypatch.setattr("bus.index.store.os.replace", replace)
         write_run(tmp_path, "later", [2.0])
         index.refresh()
-        assert set(index.entries) == {"r", "later"}
+        assert (set(index.entries), index.problem) == ({"r", "later"}, None)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_recording_that_is_restored_is_read_again(tmp_path, attempt):
+    run = write_run(tmp_path, "r", [3.0, 2.0])
+    write_run(tmp_path, "r", [1.0])
+    recording = run / f"recording-{attempt}.mcap"
+    content, about = recording.read_bytes(), recording.stat()
+    recording.write_bytes(b"x" * len(content))
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        assert "is not a recording" in index.entries["r"].problem
+        # As a backup gives it back, with the time that it had.
+        (tmp_path / "copy").write_bytes(content)
+        os.utime(tmp_path / "copy", ns=(about.st_atime_ns, about.st_mtime_ns))
+        os.replace(tmp_path / "copy", recording)
+        for entry in (refreshed(tmp_path)[0]["r"], index.refresh() or index.entries["r"]):
+            assert entry.problem is None
+            assert (entry.metrics["loss/train/total"].low, entry.metrics["loss/train/total"].high) == (1.0, 3.0)
 
 
 WRITER = """
@@ -240,8 +321,10 @@ import sys
 from bus.index.index import RunIndex
 for _ in range(20):
     with RunIndex(sys.argv[1]) as index:
-        index._opened()
+        index.refresh()
         index._stamps.clear()
+        for path in list(index.root.glob(".index/[!.]*"))[::3]:
+            path.unlink(missing_ok=True)
         index.refresh()
         assert index.problem is None, index.problem
         assert len(index.entries) == 30
@@ -254,7 +337,7 @@ def test_several_processes_may_use_one_index_and_be_killed(tmp_path):
         write_run(tmp_path, f"r{number}", [number])
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    wait_for(lambda: (tmp_path / INDEX_FILE).exists(), "the database")
+    wait_for(lambda: (tmp_path / INDEX_FOLDER).exists(), "the index")
     os.kill(writers[0].pid, signal.SIGKILL)
     said = [writer.communicate(timeout=120)[0] for writer in writers]
     assert said[1:] == ["done\n", "done\n"]
@@ -273,7 +356,9 @@ def test_damaged_runs_hide_no_others(tmp_path):
     (tmp_path / "a file").write_text("")
     (tmp_path / "a folder").mkdir()
     entries, _ = refreshed(tmp_path)
-    assert set(entries) == {"good", "no-recording", "said"}
+    assert set(entries) == {"good", "no-recording", "said", "bad-json"}
+    assert (entries["bad-json"].status, entries["bad-json"].started) == ("unreadable", None)
+    assert f"{tmp_path / 'bad-json' / 'run.json'} is damaged" in entries["bad-json"].problem
     assert entries["no-recording"].metrics == {}
     assert "there is no recording" in entries["no-recording"].problem
     assert entries["said"].tags == ()
@@ -293,18 +378,7 @@ def test_a_broker_adds_its_run_when_that_ends(runs_dir, monkeypatch):
         publisher.publish(Event.FIT_START, hyperparameters={"lr": 0.5})
         publisher.publish(Event.BATCH_END, loss=0.25)
     assert find_run("r").status == "finished"
-    path = runs_dir / INDEX_FILE
-
-    def is_there():
-        if not path.exists():
-            return False
-        with sqlite3.connect(path) as database:
-            try:
-                return database.execute("SELECT count(*) FROM runs").fetchone() == (1,)
-            except sqlite3.OperationalError:
-                return False
-
-    wait_for(is_there, "the run in the index")
+    wait_for(lambda: len(list(runs_dir.glob(f"{INDEX_FOLDER}/[!.]*"))) == 1, "the run in the index")
     forbid_reading(monkeypatch)
     entry = refreshed(runs_dir)[0]["r"]
     assert (entry.status, entry.hyperparameters) == ("finished", {"lr": 0.5})
@@ -325,3 +399,60 @@ def test_annotations_keep_what_is_not_changed_and_refuse_what_cannot_be_shown(tm
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         annotate(tmp_path / "nothing", note="x")
     assert read_annotations(run) == found
+
+
+def test_as_many_tags_are_written_as_can_be_read(tmp_path):
+    run = write_run(tmp_path, "r")
+    tags = [f"{number:04}{chr(0x1F600) * 60}" for number in range(MAX_TAGS)]
+    annotate(run, add=tags, note="\x01" * 10_000)
+    with pytest.raises(ConfigurationError, match="would have 1,001 tags, and 1,000 are allowed: remove some first"):
+        annotate(run, add=["one more"])
+    assert (read_annotations(run).tags, len(read_annotations(run).note)) == (tuple(tags), 10_000)
+    assert annotate(run, add=["one more"], remove=tags[1:]).tags == (tags[0], "one more")
+
+
+def test_tags_of_another_program_are_kept_up_to_what_can_be_read(tmp_path):
+    run = write_run(tmp_path, "r")
+    tags = [f"{number:010}" for number in range(80_000)]
+    (run / "annotations.json").write_text(json.dumps({"tags": tags}, separators=(",", ":")))
+    with pytest.raises(ConfigurationError, match=r"annotations.json would have 1,05\d,\d{3} bytes, and 1,048,576"):
+        annotate(run, note="x" * 10_000)
+    assert annotate(run, pinned=True).pinned
+    assert read_annotations(run).tags == tuple(tags)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"tags": 5}', b"{", b"\xff", b"", b"[" * 100_000, b'{"note": "' + b"x" * (1 << 20)]
+)
+def test_annotations_that_cannot_be_read_stay_as_they_are(tmp_path, content):
+    run = write_run(tmp_path, "r")
+    (run / "annotations.json").write_bytes(content)
+    for change in ({"add": ["a"]}, {"note": "n"}, {"pinned": True}, {"remove": ["a"]}):
+        with pytest.raises(RunDirectoryError, match=r"annotations\.json (is damaged|cannot be read): ") as raised:
+            annotate(run, **change)
+        assert str(raised.value).isprintable()
+    assert (run / "annotations.json").read_bytes() == content
+    assert refreshed(tmp_path)[0]["r"].tags == ()
+
+
+def test_a_note_that_is_not_unicode_is_refused(tmp_path):
+    run = write_run(tmp_path, "r")
+    with pytest.raises(ConfigurationError, match="is not UTF-8"):
+        annotate(run, note="\udcff")
+
+
+def test_twenty_thousand_attempts_are_listed_before_all_recordings_are_read(tmp_path):
+    run = write_run(tmp_path, "r", [1.0])
+    record = json.loads((run / "run.json").read_text())
+    record["attempts"] = [{**record["attempts"][0], "attempt": number} for number in range(1, 20_001)]
+    (run / "run.json").write_text(json.dumps(record))
+    with RunIndex(tmp_path) as index:
+        assert (index.refresh(0.1), index.unknown) == (1, 0)
+        entry = index.entries["r"]
+        assert (entry.status, entry.attempts, entry.batch) == ("finished", 20_000, 1)
+    for attempt in record["attempts"]:
+        attempt["recording"] = f"recording-{attempt['attempt']}.mcap"
+    (run / "run.json").write_text(json.dumps(record))
+    entry = refreshed(tmp_path)[0]["r"]
+    assert entry.problem.count("there is no recording") == 3
+    assert entry.problem.endswith("; and 19,996 more")

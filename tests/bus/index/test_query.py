@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import ConfigurationError
-from bus.index.entry import MetricValues, RunEntry, mode_of
+from bus.index.entry import MetricValues, RunEntry
 from bus.index.query import Columns, best, differences, sort, where
 
 BLANK = RunEntry(
@@ -162,23 +162,16 @@ def test_the_best_run_is_that_of_the_least_loss_or_the_greatest_accuracy():
         best(RUNS, "Accuracy", mode="least")
 
 
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("loss/train/total", "min"),
-        ("metrics/eval/CrossEntropy", "min"),
-        ("metrics/eval/LanguagePerplexity", "min"),
-        ("eval/wer", "min"),
-        ("val_loss", "min"),
-        ("time/total", "min"),
-        ("metrics/eval/MulticlassAccuracy", "max"),
-        ("metrics/eval/F1Score", "max"),
-        ("throughput/batches_per_sec", "max"),
-        ("answer", "max"),
-    ],
-)
-def test_the_name_of_a_metric_says_what_is_better(name, mode):
-    assert mode_of(name) == mode
+def test_what_has_no_direction_has_no_best_value_until_the_runs_or_the_user_say_it():
+    runs = [entry(name, metrics={"kl": (value, 1, value, 1, value, 1)}) for name, value in (("a", 1.0), ("b", 2.0))]
+    with pytest.raises(ConfigurationError, match=r"'kl' has no best value: .* give mode='min' or mode='max'"):
+        best(runs, "kl")
+    with pytest.raises(ConfigurationError, match=r"use kl\.min or kl\.max, or start runs with config="):
+        sort(runs, "kl.best")
+    assert best(runs, "kl", mode="max").run == "b"
+    runs[0].hyperparameters["config/metric.goals/kl"] = "min"
+    assert best(runs, "kl").run == "a"
+    assert where(runs, "kl.best < 1.5") == runs[:1]
 
 
 def test_differences_are_those_that_not_all_runs_share():

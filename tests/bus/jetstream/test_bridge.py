@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,8 +17,8 @@ from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
 from bus import BrokerError, Event, Publisher, Recording, Subscriber
-from bus.errors import OffloopError, RecordingError
-from bus.jetstream import known
+from bus.errors import OffloopError, RecordingError, RunDirectoryError
+from bus.jetstream import bridge, known
 from bus.jetstream.bridge import Bridge
 from bus.jetstream.copied import CopiedRecording
 from bus.jetstream.file_copy import BridgeReplacedError
@@ -25,6 +26,7 @@ from bus.jetstream.gateway import Gateway
 from bus.net.download import download
 from bus.protocol.frames import MAX_FRAME, MAX_RANGE
 from bus.recording.writer import RecordingWriter
+from bus.runs.bridged import read_bridge
 from bus.runs.directory import read_run
 from bus.subscriber.source import RemoteRun
 from bus.types.timeouts import Timeouts
@@ -162,6 +164,77 @@ def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path,
     path = run.end()
     live.wait()
     assert in_stream(nats_server, "killed") == (path / "recording-1.mcap").read_bytes()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Bridges give up at once."""
+    monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(bridge, "_TELL_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("trouble", ["never there", "killed", "stopped", "full"])
+def test_a_bridge_of_a_run_that_has_ended_gives_up_when_the_servers_take_nothing(
+    tmp_path, nats_server, copying, impatient, trouble
+):
+    run = WrittenRun(tmp_path, "r").train([1.0] * 20)
+    if trouble == "never there":
+        nats_server.kill()
+        live = copying(run.path)
+        wait_for(lambda: live.status.why == "no server answers", "the bridge")
+    else:
+        live = copying(run.path, max_bytes=50_000)
+        wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
+        if trouble == "full":
+            run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(300_000)})
+            run.writer.flush()
+            wait_for(lambda: live.status.state == "paused", "the full stream")
+        else:
+            nats_server.kill() if trouble == "killed" else nats_server.signal(signal.SIGSTOP)
+            run.train([0.5] * 20)
+            wait_for(lambda: live.status.state == "waiting", "the bridge")
+    path = run.end()
+    with pytest.raises(BrokerError, match=r"took no more of run r for .* minutes after it had ended \(.+\): start"):
+        live.wait()
+    said = read_bridge(path)
+    assert (said.state, said.has_all(1)) == ("failed", False)
+    nats_server.signal(signal.SIGCONT) if trouble == "stopped" else None
+
+
+def test_a_bridge_of_a_live_run_never_gives_up(tmp_path, nats_server, copying, impatient, monkeypatch):
+    nats_server.kill()
+    run = WrittenRun(tmp_path, "late").train([1.0] * 20)
+    looks = []
+    monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", -1.0)
+    monkeypatch.setattr(Bridge, "_check_use", lambda self, check=Bridge._check_use: (check(self), looks.append(1)))
+    live = copying(run.path)
+    wait_for(lambda: len(looks) > 3 and live.status.why == "no server answers", "the bridge")
+    nats_server.start()
+    wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
+    monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 60.0)
+    path = run.end()
+    live.wait()
+    assert read_bridge(path).has_all(1)
+    assert in_stream(nats_server, "late") == (path / "recording-1.mcap").read_bytes()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(("comes", "message"), [(False, "was removed"), (True, "holds another run by now")])
+def test_a_bridge_ends_at_once_when_its_run_is_removed(
+    tmp_path, nats_server, copying, impatient, is_there, comes, message
+):
+    if not is_there:
+        nats_server.kill()
+    run = WrittenRun(tmp_path, "r").train([1.0] * 20)
+    live = copying(run.path)
+    wait_for(lambda: live.status.copied if is_there else live.status.why, "the bridge")
+    run.path.rename(tmp_path / "away")
+    if comes:
+        write_run(tmp_path, "r")
+    with pytest.raises(RunDirectoryError, match=message):
+        live.wait()
+    if comes:
+        assert read_bridge(run.path) is None
 
 
 def test_what_servers_have_forgotten_is_sent_again(tmp_path, nats_server, copying):

@@ -10,6 +10,7 @@ from helpers import wait_for
 from bus import Publisher, Recording
 from bus.protocol.flight_ring import FlightRing
 from bus.protocol.frames import Topic, event_encoder, pack_map
+from bus.runs.bridged import read_bridge
 from bus.runs.directory import read_run
 from bus.runs.flight import list_dumps
 from bus.subscriber.commands import send_command
@@ -27,7 +28,7 @@ def host(name, runs, nats_server):
         command = [sys.executable, "-m", "bus", "bridge", str(runs / "r"), "--stream", str(nats_server.servers)]
         with subprocess.Popen(command, env={**os.environ, "OFFLOOP_HOST": name}) as bridge:
             try:
-                wait_for(lambda: (runs / "r" / "bridge.json").exists(), "the bridge")
+                wait_for(lambda: (said := read_bridge(runs / "r")) and said.attempt, "the bridge")
                 yield runs / "r"
                 publisher.close()
                 assert bridge.wait(30) == 0

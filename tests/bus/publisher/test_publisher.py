@@ -15,6 +15,7 @@ import uuid
 
 import numpy as np
 import pytest
+import torch
 import zmq
 from helpers import wait_for
 from training import Act, gold_trainer
@@ -33,9 +34,11 @@ from bus import (
     Subscriber,
     find_run,
 )
+from bus.protocol.frames import Control
 from bus.publisher.connection import BrokerConnection
 from bus.publisher.launch import BrokerProcess
 from bus.recording.source import RecordSource
+from bus.types.commands import Command
 from bus.types.demand import Demand
 from bus.types.timeouts import Timeouts
 from bus.types.timestamp import Timestamp
@@ -222,6 +225,35 @@ def test_an_exception_ends_the_run_as_failed_with_its_text(runs_dir):
     assert find_run("r").last.error == "ZeroDivisionError: division by zero"
 
 
+def test_an_error_whose_text_cannot_be_sent_ends_the_run_as_failed(runs_dir):
+    publisher = Publisher("r")
+    with pytest.raises(ValueError, match="file"), publisher:
+        raise ValueError("file \udcff " + "x" * (17 << 20))
+    assert find_run("r").status == "failed"
+    assert find_run("r").last.error.startswith("ValueError: file \\udcff xxx")
+
+
+def test_a_command_of_the_users_that_fails_while_the_run_is_closed_does_not_lose_its_end(runs_dir):
+    def fail(command):
+        raise RuntimeError("in the user's function")
+
+    now = 0
+    publisher = Publisher("r", on_command=fail, max_delay=1, clock=lambda: now)
+    publisher.publish(Event.BATCH_END, batch=1)
+    now = 100_000_000
+    publisher.publish(Event.BATCH_END, batch=2)
+    receive = publisher._session.receive
+
+    def receive_once():
+        publisher._session.receive = receive
+        return Control("command", Command("stop").to_wire())
+
+    publisher._session.receive = receive_once
+    with pytest.raises(RuntimeError, match="in the user's function"):
+        publisher.close()
+    assert str(read_back(publisher)[1]) == "finished"
+
+
 def test_closing_twice_is_fine_and_publishing_afterwards_is_refused(runs_dir):
     publisher = Publisher("r")
     publisher.close()
@@ -237,7 +269,8 @@ def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
     publisher.publish(Event.FIT_START)
     del publisher
     gc.collect()
-    wait_for(lambda: find_run("r").status == "finished", "the run to be over")
+    # It may have been dropped by an error that the program handled.
+    wait_for(lambda: find_run("r").status == "stopped", "the run to be over")
     assert len(list(Recording(recording))) == 1
 
 
@@ -248,7 +281,7 @@ import gc
 from bus import Event, Publisher
 gc.disable()
 publisher = Publisher("r")
-publisher.publish(Event.FIT_START)
+publisher.publish(Event.FIT_END)
 publisher.itself = publisher
 del publisher
 {last_line}
@@ -257,7 +290,7 @@ print(find_run("r").status)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
     assert (done.stdout, done.stderr) == ("finished\n", "")
-    assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_START]
+    assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_END]
 
 
 def test_a_publisher_in_a_cycle_stays_the_parents_when_a_forked_child_collects_it(runs_dir):
@@ -286,7 +319,15 @@ publisher.publish(Event.FIT_START)
 
 @pytest.mark.parametrize(
     ("last_line", "status", "code"),
-    [("pass", "finished", 0), ("raise ValueError('boom')", "failed", 1), ("import os; os._exit(3)", "lost", 3)],
+    [
+        ("pass", "finished", 0),
+        ("import sys; sys.exit(3)", "stopped", 3),
+        ("raise SystemExit('no data')", "stopped", 1),
+        ("publisher.publish(Event.FIT_END); import sys; sys.exit(3)", "finished", 3),
+        ("publisher.stop_requested = True", "stopped", 0),
+        ("raise ValueError('boom')", "failed", 1),
+        ("import os; os._exit(3)", "lost", 3),
+    ],
 )
 def test_a_program_that_ends_without_close_leaves_a_whole_record(runs_dir, last_line, status, code):
     script = f"""
@@ -304,7 +345,7 @@ while publisher.statistics().acknowledged < 500:
     assert done.returncode == code, done.stderr
     run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
     recording = Recording(run.path)
-    assert len(list(recording)) == 500
+    assert len([one for one in recording if one.event is Event.BATCH_END]) == 500
     assert recording.ending.status == status == run.status
 
 
@@ -358,6 +399,12 @@ def test_a_device_that_failed_does_not_keep_the_run_from_ending_with_its_error(r
         {"thing": decimal.Decimal(1)},
         {"thing": uuid.UUID(int=1)},
         {"thing": 2**64},
+        {"thing": "\ud800"},
+        {"\ud800": 1},
+        {"dataloader_label": "\ud800"},
+        {"loss": torch.ones(3)},
+        {"lists": [[]] * 70_000},
+        {"elements": [0] * 1_100_000},
         {"lr": "fast"},
         {"deep": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]},
         {"large": b"x" * (17 << 20)},
@@ -397,7 +444,7 @@ def test_a_module_in_the_current_folder_does_not_take_the_place_of_a_package(run
 def test_a_moved_run_goes_on_under_its_new_name(runs_dir):
     Publisher("a").close()
     (runs_dir / "a").rename(runs_dir / "b")
-    with Publisher("b") as publisher:
+    with Publisher("b", resume=True) as publisher:
         publisher.publish(Event.FIT_START)
     assert publisher.attempt == 2
     assert find_run("b").name == "b"
@@ -427,19 +474,19 @@ def test_a_loss_on_a_gpu_is_not_read_behind_the_users_back(runs_dir):
         publisher.publish(Event.BATCH_END, loss=Loss())
 
 
-def test_a_second_start_is_a_new_attempt_and_both_are_kept(runs_dir):
+def test_a_resumption_is_a_new_attempt_and_both_are_kept(runs_dir):
     for loss in (1.0, 2.0):
-        with Publisher("r") as publisher:
+        with Publisher("r", resume=True) as publisher:
             publisher.publish(Event.BATCH_END, loss=loss)
     assert publisher.attempt == 2
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [2.0]
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r", attempt=1)] == [1.0]
 
 
-def test_a_live_run_cannot_be_started_again(runs_dir):
+def test_a_live_run_cannot_be_resumed(runs_dir):
     with Publisher("r") as publisher:
         with pytest.raises(RunIsLiveError, match=r"'r' .* is live already: choose another") as raised:
-            Publisher("r")
+            Publisher("r", resume=True)
         assert raised.value.run == "r"
         publisher.publish(Event.FIT_START)
     assert len(read_back(publisher)[0]) == 1
@@ -586,16 +633,22 @@ def test_a_ring_that_holds_nothing_is_refused(runs_dir, size):
 
 
 @pytest.mark.parametrize(
-    ("logged", "reason"),
-    [("x" * (17 << 20), "an event of 17,.* 16,777,216 are allowed"), (2**70, "can't serialize ints")],
-    ids=["large", "int"],
+    ("wrong", "reason"),
+    [
+        ({"bad": "x" * (17 << 20)}, "an event of 17,.* 16,777,216 are allowed"),
+        ({"bad": 2**70}, "can't serialize ints"),
+        ({"bad": "\ud800"}, "surrogates not allowed"),
+        ({"bad": torch.tensor(1j)}, "complex"),
+        ({"bad": object()}, "a object cannot be logged"),
+        ({f"bad {number}": "x" * (1 << 20) for number in range(20)}, "1,048,[0-9]* bytes of an event of more than"),
+    ],
+    ids=["large", "int", "text", "complex", "object", "many"],
 )
-def test_an_event_of_a_training_that_cannot_be_sent_goes_without_its_fields_and_ends_nothing(
-    logged, reason, runs_dir, caplog
+def test_what_cannot_be_sent_of_an_event_of_a_training_is_left_out_named_and_ends_nothing(
+    wrong, reason, runs_dir, caplog
 ):
     def log(event, state, logger):
-        if state.timestamp.values[2] == 2:
-            logger.log_metrics({"logged": logged})
+        logger.log_metrics({"good": 0.5, **(wrong if state.timestamp.values[2] == 2 else {})})
 
     with gold_trainer(publish=True, run_name="large", algorithms=Act(log, Event.BATCH_START)) as trainer:
         trainer.fit()
@@ -603,9 +656,11 @@ def test_an_event_of_a_training_that_cannot_be_sent_goes_without_its_fields_and_
     batches = [snapshot for snapshot in recording if snapshot.event is Event.BATCH_END]
     assert [snapshot.timestamp.batch.value for snapshot in batches] == list(range(1, 9))
     assert (recording.gaps, recording.ending.status) == ((), "finished")
-    assert [snapshot.timestamp.batch.value for snapshot in batches if "not_sent" in snapshot.fields] == [3]
-    assert re.search(reason, batches[2].not_sent)
-    assert re.search(f"batch_end is published without its fields: {reason}", caplog.text)
+    assert all(snapshot.loss is not None for snapshot in batches)
+    logged = [values for snapshot in batches for _, values in snapshot.logged]
+    assert [values["good"] for values in logged] == [0.5] * 8
+    assert [len(values) for values in logged if len(values) > 1] == ([16] if len(wrong) > 1 else [])
+    assert re.search(f"run large: bad.* is left out, all else is published: .*{reason}", caplog.text)
 
 
 def test_a_program_whose_folder_and_arguments_are_not_utf_8_publishes(tmp_path, runs_dir, monkeypatch):
@@ -620,6 +675,36 @@ def test_a_program_whose_folder_and_arguments_are_not_utf_8_publishes(tmp_path, 
     assert attempt.info["cwd"] == f"{tmp_path}/folder\\xff"
     with pytest.raises(ConfigurationError, match=r"folder\\xff/runs/r/broker.sock is not UTF-8: choose another runs"):
         Publisher("r", runs_dir="runs")
+
+
+def test_a_current_folder_that_was_removed_is_named_and_does_not_matter_to_runs_elsewhere(
+    tmp_path, runs_dir, monkeypatch
+):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(
+        RunDirectoryError, match=r"the current folder was removed, .*name an absolute one with runs_dir"
+    ):
+        Publisher("r", runs_dir="runs")
+    with Publisher("r", runs_dir=runs_dir) as publisher:
+        publisher.publish(Event.EPOCH_END)
+    (attempt,) = find_run("r", runs_dir).attempts
+    assert attempt.info["cwd"] == f"{folder} (deleted)"
+
+
+def test_closing_waits_no_longer_than_its_time_limit_for_a_broker_that_stands_still(runs_dir, caplog):
+    publisher = Publisher("r", timeouts=Timeouts(flush=0.2, broker_exit=1000.0))
+    publisher.publish(Event.EPOCH_END)
+    pid = broker_pid(publisher)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        publisher.close()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "does not answer" in caplog.text
+    wait_for(lambda: find_run("r").status == "finished", "the broker to finish the record by itself")
 
 
 WITH_MANY_FILES = """

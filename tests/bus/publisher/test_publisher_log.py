@@ -141,6 +141,10 @@ class OnGpu:
         ({"a": 10**400}, 0, "'a' cannot be logged, a value of type int"),
         ({"a": OnGpu()}, 0, "'a' is on a GPU: .*read_later"),
         ({5: 1.0}, 0, "5 cannot be the name of a logged value"),
+        ({"\ud800": 1.0}, 0, r"'\\ud800' is not text that UTF-8 can represent"),
+        ({"a": 1j}, 0, "'a' cannot be logged, a value of type complex"),
+        ({"x" * 1001: 1.0}, 0, "a name of 1,001 characters cannot be logged, 'x{20}'...: use at most 1,000"),
+        ({f"{number:0200}": 0 for number in range(20_000)}, 0, "20,001 values at once .* 4,3.* bytes with their"),
         ({"a": 1}, -1, "step is -1: use a whole number from 0 on"),
         ({"a": 1}, 1.5, r"step is 1\.5"),
         ({"a": 1}, True, "step is True"),
@@ -160,16 +164,27 @@ def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(
     assert logged == {"before": 1, **(values if message is None else {})}
 
 
+def test_more_than_an_event_can_hold_travels_with_several(runs_dir: Path) -> None:
+    names = [f"{number:01000}" for number in range(20_000)]
+    with Publisher("r") as publisher:
+        for first in range(0, 20_000, 2000):
+            publisher.log(dict.fromkeys(names[first : first + 2000], 1.0), step=1)
+    logged = [name for _, _, entries in logged_by(publisher) for _, values in entries or () for name in values]
+    assert logged == names
+
+
 class Later:
     """A value that is on its way."""
 
-    is_there = False
+    def __init__(self, value: Any = 0.75) -> None:
+        self.is_there = False
+        self.arrives = value
 
     def ready(self) -> bool:
         return self.is_there
 
-    def value(self) -> float:
-        return 0.75
+    def value(self) -> Any:
+        return self.arrives
 
 
 def test_a_value_on_its_way_holds_the_event_that_carries_it(runs_dir: Path) -> None:
@@ -183,6 +198,20 @@ def test_a_value_on_its_way_holds_the_event_that_carries_it(runs_dir: Path) -> N
         publisher.poll()
         assert publisher.statistics().held == 0
     assert logged_by(publisher)[0] == ("batch_end", 1, [[0, {"later": 0.75, "now": 1}]])
+
+
+@pytest.mark.parametrize("value", [None, "text", 1j, [1.0], 10**400])
+def test_a_late_value_that_is_no_number_is_left_out_named_and_counted(
+    runs_dir: Path, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Publisher("r") as publisher:
+        for step in range(3):
+            publisher.log({"late": Later(value), "now": 1}, step=step)
+    assert [entries for _, _, entries in logged_by(publisher)] == [[[step, {"now": 1}]] for step in range(3)]
+    assert publisher.statistics().values_left_out == 3
+    assert len(caplog.records) == 2
+    assert "late is left out, all else is published: 'late' cannot be logged" in caplog.text
+    assert "3 values were left out, among them of late" in caplog.text
 
 
 def test_an_event_that_cannot_be_sent_takes_nothing_along(runs_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """What consumers alert about, as it is kept in a run's directory."""
 
 import json
+import math
 import os
 
 import pytest
@@ -28,7 +29,13 @@ def test_what_was_not_resolved_fires(tmp_path):
 def test_lines_that_are_something_else_are_left_out(tmp_path):
     note_alert(tmp_path, alert(1))
     with open(tmp_path / ALERTS_FILE, "ab") as file:
-        for odd in ([1], {"id": 1}, {**alert(2)._asdict(), "time": "now"}, {**alert(2)._asdict(), "status": "odd"}):
+        for odd in (
+            [1],
+            {"id": 1},
+            {**alert(2)._asdict(), "time": "now"},
+            {**alert(2)._asdict(), "status": "odd"},
+            {**alert(2)._asdict(), "time": math.inf},
+        ):
             file.write(json.dumps(odd).encode() + b"\n")
         file.write(b'\xff\n{"id": "cut')
     assert read_alerts(tmp_path) == [alert(1)]

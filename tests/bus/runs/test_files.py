@@ -28,8 +28,8 @@ def make_link_to_a_device(path: Path) -> None:
 NO_FILES = pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, make_socket, make_link_to_a_device])
 
 
-def record(name: str = "good") -> Path:
-    with Publisher(name) as publisher:
+def record(name: str = "good", *, resume: bool = False) -> Path:
+    with Publisher(name, resume=resume) as publisher:
         publisher.publish(Event.BATCH_END)
     return publisher.run_dir
 
@@ -50,7 +50,9 @@ def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
     listed = command("bus", "runs")
     assert listed.returncode == 0
     assert "good" in listed.stdout
-    assert f"{runs_dir / 'bad' / 'run.json'} cannot be read: it is" in listed.stderr
+    [row] = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
+    assert row.split()[1] == "unreadable"
+    assert f"{runs_dir / 'bad' / 'run.json'} cannot be read: it is" in row
     with StandingBroker(runs_dir) as broker:
         assert [run["run"] for run in list_remote_runs(broker.address)] == ["good"]
         with Publisher("next", broker=broker.address) as publisher:
@@ -61,15 +63,17 @@ def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
 
 
 @NO_FILES
-@pytest.mark.parametrize("name", ["broker.lock", "broker.json", "run.json", "broker.log", ".run.json.new"])
+@pytest.mark.parametrize(
+    "name", ["broker.lock", "broker.json", "run.json", "broker.log", ".run.json.new", ".run.json.reserve"]
+)
 def test_nothing_in_a_run_directory_is_waited_for(runs_dir: Path, make: Callable[[Path], None], name: str) -> None:
     (runs_dir / "r").mkdir()
     make(runs_dir / "r" / name)
     try:
-        record("r")
+        record("r", resume=True)
     except RunDirectoryError as error:
         assert str(runs_dir / "r") in str(error)  # noqa: PT017  where it is no error, the run is there
-        assert name in ("broker.lock", "broker.json", "run.json", ".run.json.new")
+        assert name in ("broker.lock", "broker.json", "run.json", ".run.json.new", ".run.json.reserve")
     else:
         assert find_run("r").status == "finished"
 
@@ -113,7 +117,7 @@ def test_what_is_written_follows_no_links(runs_dir: Path, tmp_path: Path) -> Non
     (runs_dir / "r").mkdir()
     for name in (".run.json.new", ".broker.json.new", "broker.json", "broker.log", "recording-1.mcap", "broker.sock"):
         (runs_dir / "r" / name).symlink_to(precious)
-    run_dir = record("r")
+    run_dir = record("r", resume=True)
     assert precious.read_text() == "precious"
     assert len(list(Recording(run_dir))) == 1
     assert find_run("r").recording.name == "recording-2.mcap"

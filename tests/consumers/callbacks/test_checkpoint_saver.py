@@ -25,8 +25,9 @@ from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.tensors.segments import SegmentPool
 from bus.types.event import Event
+from bus.types.timestamp import Timestamp
 from consumers.api.callback import view_for
-from consumers.api.logger import Logger, Upload
+from consumers.api.logger import Logger, RunContext, Upload
 from consumers.callbacks.checkpoint_saver import CheckpointSaver
 from trainer import Evaluator, State
 from trainer.checkpoints.file import read_checkpoint
@@ -98,7 +99,8 @@ def test_files_and_uploads_are_those_of_the_reference(
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **arguments: Any) -> TensorStream:
     """Saves in process and out of it; returns the stream."""
     weights_only = arguments.pop("weights_only", False)
-    stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), save_interval=interval, weights_only=weights_only))
+    options = {"save_interval": interval, "weights_only": weights_only, "num_checkpoints_to_keep": -1}
+    stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), **options))
     own = {"save_folder": tmp_path / "in", "save_interval": interval, "save_weights_only": weights_only}
     train(stream, monkeypatch, **(own | arguments))
     return stream
@@ -202,31 +204,56 @@ def test_a_training_goes_on_from_it_as_if_it_had_not_been_interrupted(
 def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saver = CheckpointSaver(str(tmp_path), save_interval="3ba", latest_filename=None)
+    saver = CheckpointSaver(str(tmp_path), save_interval="3ba", latest_filename=None, num_checkpoints_to_keep=-1)
     stream = TensorStream(saver)
     reserve = SegmentPool.reserve
 
     def refuse(pool: SegmentPool, nbytes: int, field: str) -> Any:
-        batch = stream.snapshots[-1].timestamp.batch
-        return None if batch in (6, 7) else reserve(pool, nbytes, field)
+        last = stream.snapshots[-1]
+        is_in_use = last.timestamp.batch in (6, 7) or (last.timestamp.batch == 12 and last.event is Event.BATCH_END)
+        return None if is_in_use else reserve(pool, nbytes, field)
 
     monkeypatch.setattr(SegmentPool, "reserve", refuse)
     with caplog.at_level(logging.WARNING):
-        train(stream, monkeypatch, model=Wide(), max_duration="11ba")
+        train(stream, monkeypatch, model=Wide(), max_duration="12ba")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ep0-ba3-rank0.safetensors",
         "ep1-ba8-rank0.safetensors",
-        "ep2-ba11-rank0.safetensors",
         "ep2-ba9-rank0.safetensors",
+        # Of the last batch, after the epoch that it ended: a Trainer's own is ep2-ba12.
+        "ep3-ba12-rank0.safetensors",
     ]
     refused = [snapshot for snapshot in stream.snapshots if "not_sent" in snapshot.fields]
     assert [(one.event, one.timestamp.batch) for one in refused] == [
         (Event.BATCH_CHECKPOINT, 6),
         (Event.BATCH_CHECKPOINT, 7),
+        (Event.BATCH_CHECKPOINT, 12),
     ]
     assert "it comes with the next event" in refused[0].fields["not_sent"]
     assert [record.message.count("is left out, checkpoint") for record in caplog.records] == [1]
     assert read_checkpoint(tmp_path / "ep1-ba8-rank0.safetensors")["timestamp"][2] == 8
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_run_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], evaluated: bool
+) -> None:
+    saver, run = CheckpointSaver(), tmp_path / "{a} run"
+    for destination in saver.destinations():
+        destination.open(RunContext("run", 1, run))
+    if evaluated:
+        train_with_scores([0.5, 0.9, 0.7, 0.6, 0.8], saver, monkeypatch, metric="Accuracy")
+        kept = [2, 3, 4, 5]
+        assert read_checkpoint(run / "checkpoints" / BEST)["timestamp"][1] == 2
+    else:
+        train(TensorStream(saver), monkeypatch, max_duration="5ep")
+        kept = [3, 4, 5]
+        assert not [path for path in (run / "checkpoints").iterdir() if path.name in (BEST, "checkpoints.json")]
+    assert epochs(run / "checkpoints") == kept
+    line = (
+        f"checkpoints are saved in {run}/checkpoints; the newest 3 and the best one by what evaluations measure stay\n"
+    )
+    assert capfd.readouterr().err.count(line) == 1
 
 
 def test_several_ranks_are_told_what_to_do_instead() -> None:
@@ -251,6 +278,7 @@ def train_with_scores(
     saver: CheckpointSaver,
     monkeypatch: pytest.MonkeyPatch,
     look: Callable[[Snapshot], object] = lambda snapshot: None,
+    metric: str = "Score",
     **arguments: Any,
 ) -> None:
     """Trains an epoch of 4 batches for each score, which its evaluation gives."""
@@ -258,7 +286,7 @@ def train_with_scores(
     stream.after_event = look
 
     def score(event: Event, state: State, logger: object) -> None:
-        state.eval_metric_values = {state.dataloader_label: {"Score": next(rest), "Other": 1.0}}
+        state.eval_metric_values = {state.dataloader_label: {metric: next(rest), "Other": 1.0}}
 
     settings = {"max_duration": f"{len(scores)}ep", "eval_dataloader": gold_loader("eval_a", 12, 5)}
     train(stream, monkeypatch, algorithms=[Act(score, Event.EVAL_END)], **(settings | arguments))
@@ -289,7 +317,7 @@ def test_the_best_stay_and_a_link_leads_to_the_very_best(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    saver = CheckpointSaver(str(tmp_path), monitor="Score", **options)
+    saver = CheckpointSaver(str(tmp_path), monitor="Score", **{"mode": "max", **options})
     seen: list[int | None] = []
 
     def look(snapshot: Snapshot) -> None:
@@ -319,11 +347,13 @@ def test_the_best_stay_and_a_link_leads_to_the_very_best(
 
 def test_the_next_attempt_knows_those_from_before_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for scores, resumed in ([0.5, 0.9, 0.7], {}), ([0.8, 0.6], {"load_path": tmp_path, "max_duration": "5ep"}):
-        train_with_scores(scores, CheckpointSaver(str(tmp_path), monitor="Score", keep=2), monkeypatch, **resumed)
+        train_with_scores(
+            scores, CheckpointSaver(str(tmp_path), monitor="Score", mode="max", keep=2), monkeypatch, **resumed
+        )
     assert epochs(tmp_path) == [2, 4, 5]
     assert read_checkpoint(tmp_path / BEST)["timestamp"][1] == 2
     # Another training under the same name begins anew.
-    train_with_scores([0.1], CheckpointSaver(str(tmp_path), monitor="Score", overwrite=True), monkeypatch)
+    train_with_scores([0.1], CheckpointSaver(str(tmp_path), monitor="Score", mode="max", overwrite=True), monkeypatch)
     assert read_checkpoint(tmp_path / BEST)["timestamp"][1] == 1
     assert epochs(tmp_path) == [1, 2, 4, 5]
 
@@ -331,7 +361,7 @@ def test_the_next_attempt_knows_those_from_before_it_resumes(tmp_path: Path, mon
 def test_an_evaluation_after_the_training_rates_the_last_checkpoint_and_one_without_a_value_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saver = CheckpointSaver(str(tmp_path), monitor="Score", weights_only=True)
+    saver = CheckpointSaver(str(tmp_path), monitor="Score", mode="max", weights_only=True)
     with caplog.at_level(logging.WARNING):
         train_with_scores([0.5], saver, monkeypatch, max_duration="3ep", eval_interval="5ep")
     assert os.readlink(tmp_path / BEST) == "ep3-ba12-rank0.safetensors"
@@ -343,7 +373,7 @@ def test_an_evaluation_after_the_training_rates_the_last_checkpoint_and_one_with
 def test_a_metric_of_the_training_is_found_too_and_a_loss_is_best_when_it_is_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = TensorStream(CheckpointSaver(str(tmp_path), save_interval="1ba", monitor="total", keep=1))
+    stream = TensorStream(CheckpointSaver(str(tmp_path), save_interval="1ba", monitor="total", mode="min", keep=1))
     train(stream, monkeypatch)
     losses = {one.timestamp.batch.value: one.loss for one in stream.snapshots if one.event is Event.BATCH_END}
     best = min(losses, key=losses.__getitem__)
@@ -386,12 +416,13 @@ def test_of_two_metrics_that_end_alike_that_of_the_evaluation_is_meant_and_of_tw
         ({"keep": 3}, "keep is of the best checkpoints by a metric: name that as monitor"),
         ({"monitor": "total", "keep": 0}, "keep=0 is not allowed"),
         ({"monitor": "total", "mode": "least"}, "mode 'least' is not known: use min or max"),
+        ({"monitor": "grad_norm"}, "'grad_norm' does not say which values are better: give mode, min or max"),
         (
-            {"monitor": "total", "best_filename": "ep1-ba1-rank0.safetensors"},
+            {"monitor": "loss", "best_filename": "ep1-ba1-rank0.safetensors"},
             "best_filename 'ep1-ba1-rank0.safetensors' could",
         ),
         (
-            {"monitor": "total", "best_filename": "latest-rank{rank}.safetensors"},
+            {"monitor": "loss", "best_filename": "latest-rank{rank}.safetensors"},
             "best_filename and latest_filename are both",
         ),
     ],
@@ -442,7 +473,7 @@ def start(runs_dir: Path) -> Iterator[Any]:
 
 
 def consume(start: Any, folder: Path, *settings: str) -> "subprocess.Popen[str]":
-    settings = (f"folder={folder}", "save_interval=3ba", *settings)
+    settings = (f"folder={folder}", "save_interval=3ba", *(settings or ("num_checkpoints_to_keep=-1",)))
     options = [part for setting in settings for part in ("-o", f"checkpoint.{setting}")]
     arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
     process: subprocess.Popen[str] = start("-m", "consumers", *arguments)
@@ -472,22 +503,31 @@ def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_repla
     both = set(outside) & set(inside) - {LATEST}
     assert both
     assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in both)
-    # Where no shared memory was free, the checkpoint came later, in the place of the one that was due: after a later
-    # batch, or after the epoch that this batch ended.
-    late = set(outside) - set(inside)
-    assert size == "wide" or not late
-    for name in late:
-        batch = int(name.partition("-ba")[2].partition("-")[0])
-        assert {one for one in outside if f"-ba{batch - batch % 3}-" in one} <= {name}
-    assert os.readlink(tmp_path / "in" / LATEST) == os.readlink(tmp_path / "out" / LATEST)
+    # Where no shared memory was free, the checkpoint came later, in the place of those that were due: after a later
+    # batch, or after the epoch that this batch ended, also that of the training's last batch.
+    late = {
+        _name_at(one.timestamp): {
+            _name_at(Timestamp.from_values(due)) for _, due, _ in one.fields["late"]["checkpoint"]
+        }
+        for one in Recording(find_run("r").recording)
+        if "checkpoint" in one.fields.get("late", ())
+    }
+    assert set(outside) - set(inside) <= late.keys()
+    assert not any(set(outside) & due - {name} for name, due in late.items())
+    assert _batch_of(tmp_path / "in" / LATEST) == _batch_of(tmp_path / "out" / LATEST)
     if size == "small":
-        saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba")
+        assert not late
+        saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba", num_checkpoints_to_keep=-1)
         for snapshot in Recording(find_run("r").recording):
             seen = view_for(saver.demand(), snapshot)
             if seen is not None:
                 saver.run_event(seen.event, seen, Logger())
         saver.post_close()
         assert contents(tmp_path / "again") == outside
+
+
+def _name_at(time: Timestamp) -> str:
+    return f"ep{time.epoch.value}-ba{time.batch.value}-rank0.safetensors"
 
 
 def _tensors(image: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """A history that is read in blocks: it shows what it shows when it is read event by event."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
     max_leaves=5,
 )
+NAMES = st.sampled_from(("mine", "a/b", "a", "b", "", "loss/train/total", "lr-SGD/group0"))
+LOGGED = st.lists(
+    st.tuples(
+        st.integers(0, 20) | NUMBERS,
+        st.dictionaries(NAMES, st.floats(0, 9) | st.integers(-40, 200) | st.booleans() | VALUES, max_size=3) | VALUES,
+    ).map(list)
+    | VALUES,
+    max_size=3,
+)
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
@@ -51,7 +61,7 @@ FIELDS = st.fixed_dictionaries(
         "train_metrics": VALUES,
         "flops_per_batch": NUMBERS,
         "dataloader_len": st.integers(-2, 2**33) | VALUES,
-        "logged": st.just([[3, {"mine": 0.5}]]) | VALUES,
+        "logged": LOGGED | VALUES,
         "phases": st.just({"began": START, "spans": [["forward", 0, SECOND]], "device": False}) | VALUES,
         "on_demand": st.just(["phases"]),
         "note": VALUES,
@@ -71,6 +81,27 @@ STRETCHES = st.tuples(
 )
 
 
+def logged_at(batch: int, entry: Any) -> Any:
+    """An entry of what is logged whose step and numbers are others in each batch."""
+    if (
+        not isinstance(entry, list)
+        or len(entry) != 2
+        or entry[0].__class__ is not int
+        or not isinstance(entry[1], dict)
+    ):
+        return entry
+    step, values = entry
+    by_type = {
+        float: lambda value: value / (batch + 1),
+        int: lambda value: (value * batch) % 2**64 - 60,
+        bool: lambda _: batch % 3 == 1,
+    }
+    return [
+        (step + batch) % 2**64,
+        {name: by_type.get(type(value), lambda value: value)(value) for name, value in values.items()},
+    ]
+
+
 def records_of(stretches: list[tuple[Any, ...]], broken: set[int], same_loss: bool = False) -> list[tuple[str, bytes]]:
     """A stream: events may be missing, or come again; those whose place is in ``broken`` are damaged."""
     records: list[tuple[str, bytes]] = []
@@ -85,11 +116,11 @@ def records_of(stretches: list[tuple[Any, ...]], broken: set[int], same_loss: bo
             seq, batch = seqs[rank], batches[rank]
             now = (0, batch // 10, batch, 8 * batch, 0, 0, 0, batch % 10, 0, 0, batch * 10**6, 0, 0, 10**6)
             before = None if batch < 1 else (0, 0, batch - 1, *now[3:])
-            own = (
-                {**fields, "loss": 1 / batch}
-                if fields.get("loss").__class__ is float and batch and not same_loss
-                else fields
-            )
+            own = dict(fields)
+            if fields.get("loss").__class__ is float and batch and not same_loss:
+                own["loss"] = 1 / batch
+            if isinstance(fields.get("logged"), list):
+                own["logged"] = [logged_at(batch, entry) for entry in fields["logged"]]
             frame = encode(seq, seq, START + seq * SECOND, now, before, own, pack_map(context))
             records.append((topic.encode()[:-1].decode(), frame[len(topic.encode()) :]))
     for place in broken:
@@ -100,7 +131,7 @@ def records_of(stretches: list[tuple[Any, ...]], broken: set[int], same_loss: bo
 
 
 def load(records: list[tuple[str, bytes]], in_blocks: bool, cut: int) -> tuple[RunView, StreamOrder, int]:
-    """The view of a stream that comes in pieces of so many records, and how many events came in blocks."""
+    """The view of a stream that comes in pieces of so many records, and how many events came in blocks as numbers."""
     order, view, blocks = StreamOrder("run", 1, BASE_EVENTS), RunView("run"), 0
     if in_blocks:
         order.read_in_blocks(BULK)
@@ -109,7 +140,7 @@ def load(records: list[tuple[str, bytes]], in_blocks: bool, cut: int) -> tuple[R
         for item in piece:
             if isinstance(item, EventBlock):
                 view.see_block(item)
-                blocks += len(item)
+                blocks += len(item) - len(item.decoded)
             elif isinstance(item, Snapshot):
                 view.see(item)
     return view, order, blocks
@@ -163,13 +194,25 @@ def test_blocks_show_what_single_events_show(stretches, broken, cut):
 
 
 def test_a_usual_training_comes_in_blocks_nearly_whole():
-    usual = {"loss": 0.5, "lr": {"SGD": [0.1]}, "batch_size": 32}
+    logged = [[0, {"accuracy": 0.5, "correct": 7, "change": -3}], [1, {"norm": {"all": 0.1}}]]
+    usual = {"loss": 0.5, "lr": {"SGD": [0.1]}, "batch_size": 32, "logged": logged}
     phases = {**usual, "phases": {"began": START, "spans": [["forward", 0, SECOND]], "device": False}}
     stretch = [("batch_end", 0, 9, usual, 0, {"dataloader_len": 100}), ("batch_end", 0, 1, phases, 0, {})]
     view, _, blocks = load(records_of([(Event.FIT_START, 0, 1, {}, 0, {}), *20 * stretch], set()), True, 50)
-    assert blocks > 180
-    assert len(view.series("loss/train/total")) == 200
+    assert blocks > 140
+    assert [len(view.series(name)) for name in ("loss/train/total", "accuracy", "norm/all")] == [200, 200, 200]
     assert len(view.phases().batches) == 20
+
+
+def test_events_that_are_all_unlike_take_little_longer_in_blocks_than_one_by_one(monkeypatch):
+    monkeypatch.setattr(stream_order, "WINDOW", 8192)
+    records = records_of([("batch_end", 0, 1, {"note": f"{batch:06}"}, 0, {}) for batch in range(6000)], set())
+    seconds = []
+    for in_blocks in (True, False):
+        began = time.process_time()
+        load(records, in_blocks, 6000)
+        seconds.append(time.process_time() - began)
+    assert seconds[0] < 5 * seconds[1]
 
 
 def test_text_keys_that_differ_are_other_forms():

@@ -76,13 +76,14 @@ def test_a_group_without_one_of_its_runs_is_drawn_anew():
 
 
 def test_the_difference_to_a_baseline_says_what_is_better_by_more_than_its_colour():
-    assert difference("loss/train/total", 0.5, 0.75, ()) == ("-0.25", "better")
-    assert difference("loss/train/total", 1.0, 0.75, ()) == ("+0.25", "worse")
-    assert difference("metrics/eval/Accuracy", 0.912, 0.9, ()) == ("+0.012", "better")
-    assert difference("metrics/eval/Accuracy", 0.9, 0.9, ()) == ("±0", "")
-    assert difference("loss", math.nan, 1.0, ()) == ("", "")
-    assert difference("loss", 1.0, math.inf, ()) == ("", "")
-    assert difference("loss", 1.0, None, ()) == ("", "")
+    assert difference("min", 0.5, 0.75, ()) == ("-0.25", "better")
+    assert difference("min", 1.0, 0.75, ()) == ("+0.25", "worse")
+    assert difference("max", 0.912, 0.9, ()) == ("+0.012", "better")
+    assert difference("max", 0.9, 0.9, ()) == ("±0", "")
+    assert difference(None, 0.912, 0.9, ()) == ("+0.012", "")
+    assert difference("min", math.nan, 1.0, ()) == ("", "")
+    assert difference("min", 1.0, math.inf, ()) == ("", "")
+    assert difference("min", 1.0, None, ()) == ("", "")
 
 
 def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():

@@ -5,8 +5,16 @@ import threading
 import pytest
 from helpers import wait_for
 
+from bus import Event, Publisher, Recording
+from bus.runs.directory import find_run
+from consumers import Runner
+from consumers.callbacks import SpeedMonitor
 from consumers.dashboard.view.follower import Turns
 from consumers.dashboard.view.run_view import RunView
+from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from consumers.dashboard.web.cards import facts
+from consumers.dashboard.web.follow import NamedRuns
+from consumers.dashboard.web.places import RunsHere
 
 
 def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
@@ -46,6 +54,38 @@ def test_a_run_of_which_nothing_comes_and_one_that_is_live_let_others_read():
             with turns.take(RunView("silent"), lambda: False) as silent, turns.take(RunView("next"), bool) as other:
                 assert silent is not None
                 assert other is not None
+
+
+@pytest.mark.parametrize(("ending", "max_duration"), [("finished", "5ba"), ("stopped", "2ep"), ("failed", "9ba")])
+def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duration):
+    with Publisher("r") as publisher:
+        for batch in range(1, 6):
+            publisher.publish(Event.BATCH_END, batch=batch, sample=batch, loss=1.0, max_duration=max_duration)
+        publisher.close(ending, error="it broke" if ending == "failed" else None)
+    wait_for(lambda: find_run("r").last.reached, "the end in run.json")
+    followed = NamedRuns(["r"], RunsHere(runs_dir))
+    (run,) = followed.runs
+    progress = run.view.progress()
+    assert (run.view.status, progress.batch, progress.max_duration) == (ending, 5, max_duration)
+    assert facts(progress, run.view.publishing(), run.view.status).startswith("epoch 0")
+
+    said = []
+
+    class Look(RunTap):
+        def run_event(self, event, state, logger):
+            super().run_event(event, state, logger)
+            said.append((watched.view.status, watched.view.progress().batch))
+
+        def take_block(self, block):
+            super().take_block(block)
+            said.append((watched.view.status, watched.view.progress().batch))
+
+    for callbacks in ([], [SpeedMonitor()]):
+        watched = MonitoredRun(RunView("run"))
+        Runner(Recording(find_run("r").recording), [Look(watched), *callbacks], [ViewDestination(watched)]).run()
+    assert set(said) == {(ending, 5)}
+    assert len(said) == 6, "one block, and one after the other"
+    assert watched.view.error == ("it broke" if ending == "failed" else None)
 
 
 def test_who_is_told_to_leave_does_not_wait_for_a_turn():

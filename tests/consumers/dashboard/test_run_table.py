@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bus.index.entry import MetricValues, RunEntry
+from bus.index.annotations import Annotations
+from bus.index.entry import MetricValues, RunEntry, unreadable_entry
 from consumers.dashboard.view.run_table import RunTable, progress_of, reached_text
 from consumers.dashboard.web.home import TableLook, window
 from consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
@@ -116,6 +117,24 @@ def test_the_best_of_a_column_is_that_of_the_runs_that_are_found():
     assert runs.choose("a").best(column) is None, "there is nothing to compare it with"
 
 
+def test_a_metric_of_which_no_values_are_better_has_no_best_one_until_a_run_says_it():
+    norm = "metrics/train/grad_norm"
+    known = {
+        name: entry(name, metrics={norm: MetricValues(value, 9, value, 9, value, 9)})
+        for name, value in (("a", 1.0), ("b", 2.0))
+    }
+    before = RunTable(known)
+    assert norm in before.usual_columns
+    assert before.columns([f"{norm}.best"]) == []
+    assert before.choose("").best(before.column(norm)) is None
+    known["c"] = entry("c", hyperparameters={"config/metric.goals/grad_norm": "min"})
+    after = RunTable(known, before)
+    assert after.choose("").best(after.column(f"{norm}.best")) == "a"
+    known["c"] = entry("c", hyperparameters={"config/metric.goals/grad_norm": "max"})
+    again = RunTable(known, after)
+    assert again.choose("").best(again.column(norm)) == "b"
+
+
 def test_a_later_table_knows_columns_that_come_with_later_runs():
     before = table(entry("a"))
     same = RunTable(before.entries, before)
@@ -155,6 +174,16 @@ def test_text_of_runs_cannot_turn_or_hide_what_stands_around_it():
     (row,) = shown["rows"]
     assert (row["label"], row["cells"]) == ("a\\u202eb\\x1b", ["\\u202e", "one two"])
     assert row["why"] == "one two"
+
+
+def test_a_run_that_cannot_be_read_is_the_last_row_and_says_why():
+    bad = unreadable_entry("bad", "run.json is\ndamaged", Annotations(tags=("a",)))
+    runs = table(bad, entry("good"))
+    for order in ("-started", "started", "-duration", ACCURACY, "size"):
+        assert sorted(row["run"] for row in window(runs, TableLook(sort=order))["rows"]) == ["bad", "good"]
+    *_, row = window(runs, TableLook())["rows"]
+    assert (row["run"], row["status"], row["why"], row["tags"]) == ("bad", "unreadable", "run.json is damaged", ["a"])
+    assert names(runs, "status == unreadable") == ["bad"]
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")

@@ -365,7 +365,11 @@ def test_smoothing_is_an_average_over_the_axis_that_leaves_what_is_constant() ->
     assert smoothed(jumping, 0.0) is jumping
     odd = smoothed(points(1.0, math.nan, 1.0), 0.5).ys.tolist()
     assert (odd[0], math.isnan(odd[1]), odd[2]) == (1.0, True, 1.0)
-    assert any("smoothed 0.5 over batch" in text for text in drawn(trained(), Shown(smoothing=0.5)))
+    view = trained()
+    view.take_rows([Row(step, 0.0, {"few": float(step)}) for step in range(4)])
+    for name, is_smoothed in (("loss/train/total", True), ("lr-SGD/group0", False), ("few", False)):
+        lines = drawn(view, Shown(metric=name, smoothing=0.5))
+        assert any("smoothed 0.5 over batch" in text for text in lines) == is_smoothed
 
 
 def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bus.index.entry import MetricValues, RunEntry
+from bus.index.annotations import Annotations
+from bus.index.entry import MetricValues, RunEntry, unreadable_entry
 from consumers.dashboard.terminal.table import TableShown, table_frame
 from consumers.dashboard.view.run_table import RunTable
 
@@ -60,6 +61,13 @@ def test_in_a_usual_terminal_state_and_measures_come_first_and_wider_ones_show_m
     assert "lr" in narrow
     assert "duration" not in narrow
     assert "duration" in text(runs, width=160)
+
+
+def test_a_run_that_cannot_be_read_is_a_row_that_says_why():
+    runs = table(entry("good"), unreadable_entry("bad", "run.json is damaged: because", Annotations()))
+    shown = text(runs, TableShown(run="bad", place=1), width=100)
+    assert "! unreadable" in next(line for line in shown.splitlines() if "▸ bad" in line)
+    assert "run.json is damaged: because" in shown
 
 
 def test_the_column_that_is_sorted_by_is_always_shown():

@@ -12,6 +12,7 @@ from bus.errors import ConfigurationError
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from consumers import Callback, ConsoleLogger, Logger, Runner
+from consumers.api.logger import Row
 from consumers.loggers import console
 
 
@@ -146,3 +147,10 @@ def test_a_consumer_that_goes_on_prints_what_was_to_come(capsys: pytest.CaptureF
     again.load_state_dict(caught[-1])
     again.close()
     assert capsys.readouterr().out.splitlines() == ["step      2  epoch   0  loss       0.5", "step      2  note: kept"]
+
+
+def test_an_evaluation_has_the_step_of_the_last_batch_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    console, batch = ConsoleLogger(every=0), snapshots_of_training(1)[0]
+    for step, name in ((3, "loss/train/total"), (4, "metrics/eval/accuracy"), (4, "loss/train/total")):
+        console.log_rows([Row(step, 0.0, {name: 1.0, name + "2": 2.0})], batch)
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "3", "4"]

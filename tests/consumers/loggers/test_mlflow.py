@@ -97,7 +97,7 @@ def send_all(stream: Any, database: str, file: Path) -> None:
 
 def test_runs_of_one_name_from_two_folders_are_two_runs_and_attempts_are_one(database: str, tmp_path: Path) -> None:
     for folder, loss in (("here", 1.0), ("there", 2.0), ("there", 3.0)):
-        with Publisher("twice", runs_dir=tmp_path / folder) as publisher:
+        with Publisher("twice", runs_dir=tmp_path / folder, resume=True) as publisher:
             publisher.publish("batch_end", batch=int(loss), loss=loss)
         logger = MLFlowLogger(tracking_uri=database)
         assert Runner(Recording(publisher.recording), [TrainerMetrics()], [wrap_in_spool(logger)]).run().problems == []
@@ -217,7 +217,9 @@ def test_hyperparameters_that_changed_become_tags(database: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_s_hyperparameters_are_there_without_being_asked_for(database: str, runs_dir: Path) -> None:
+def test_a_training_s_hyperparameters_are_there_without_being_asked_for(
+    database: str, runs_dir: Path, tmp_path: Path
+) -> None:
     for lr in (0.1, 0.2):
         model = GoldMLP()
         with gold_trainer(
@@ -226,6 +228,8 @@ def test_a_training_s_hyperparameters_are_there_without_being_asked_for(database
             config={"api_key": "s3cret", "long": "x" * 900},
             publish=True,
             run_name="trained",
+            save_folder=str(tmp_path / f"{lr}"),
+            autoresume=True,
             max_duration="1ba",
             loggers=[MLFlowLogger(tracking_uri=database)],
         ) as trainer:

@@ -178,7 +178,7 @@ def test_after_kill_9_no_step_is_there_twice(tmp_path: Path) -> None:
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     folders = {}
     for folder in ("here", "there", "here"):
-        with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
+        with Publisher("demo", runs_dir=tmp_path / folder, resume=True) as publisher:
             publisher.publish("batch_end", batch=1, loss=0.5)
         logger = TensorboardLogger(str(tmp_path / "logs"))
         assert Runner(Recording(publisher.recording), [TrainerMetrics()], [logger]).run().problems == []

@@ -158,6 +158,61 @@ def test_a_callback_that_raises_is_shown_once_counted_and_leaves_its_neighbours_
     assert "consumers/runner/runner.py" not in shown
 
 
+class Cancelling(Callback):
+    """Logs, and raises what comes of something of its own that was cancelled."""
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_metrics({"x": 1.0})
+        raise asyncio.CancelledError
+
+    def close(self, state: Snapshot, logger: Logger) -> None:
+        raise asyncio.CancelledError
+
+
+class AsyncCancelling(Callback):
+    async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        mine = asyncio.get_running_loop().create_future()
+        mine.cancel()
+        await mine
+
+
+class CancellingDestination(LoggerDestination):
+    def log_rows(self, rows: Any, state: Snapshot) -> None:
+        raise asyncio.CancelledError
+
+
+def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    callbacks = [Cancelling(), AsyncCancelling(), Witness("b", calls)]
+    collector = Collector()
+    statistics = Runner([batch_end(1), batch_end(2)], callbacks, [CancellingDestination(), collector]).run()
+    assert calls == ["batch_end b", "batch_end b", "close b", "post_close b"]
+    assert [row.step for row in collector.rows] == [1, 2]
+    assert statistics.problems == [
+        "callback Cancelling raised 3 times",
+        "callback AsyncCancelling raised 2 times",
+        "destination CancellingDestination failed and lacks what came after",
+    ]
+    assert "destination CancellingDestination failed and is given nothing more" in capsys.readouterr().err
+
+
+async def test_a_consumer_that_is_cancelled_while_a_callback_waits_ends() -> None:
+    class Waiting(Callback):
+        async def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            waits.set()
+            await asyncio.Event().wait()
+
+    waits, calls = asyncio.Event(), []
+    running = asyncio.create_task(Runner([batch_end(1)], [Waiting(), Witness("b", calls)]).run_async())
+    await waits.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert calls == ["close b", "post_close b"]
+
+
 def test_a_disabled_callback_is_given_no_more_events_but_is_closed() -> None:
     calls: list[str] = []
     callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]

@@ -93,7 +93,7 @@ def time_of(batch: int, attempt: int = 1) -> tuple[int, ...]:
 
 def publish(run: str, batches: range, saved: Collection[int] = (), loaded: dict[str, Any] | None = None) -> None:
     """An attempt of a run that trains on these batches and saves a checkpoint after some of them."""
-    with Publisher(run, max_delay=0) as publisher:
+    with Publisher(run, max_delay=0, resume=True) as publisher:
         publisher.publish(Event.BEFORE_LOAD)
         if loaded is not None:
             publisher.mark_checkpoint("load", **loaded)

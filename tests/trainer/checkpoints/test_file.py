@@ -364,7 +364,7 @@ def write_raw(path: Path, text: str) -> None:
 
 def test_a_newer_format_is_named(path: Path) -> None:
     write_raw(path, '{"version": 2, "all": "different"}')
-    with pytest.raises(CheckpointError, match=r"of format 2, .* reads up to 1: use a newer offloop"):
+    with pytest.raises(CheckpointError, match=r"of format 2, .* reads format 1: use a newer offloop"):
         read_checkpoint(path)
 
 

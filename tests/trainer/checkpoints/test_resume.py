@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from fake_gpu import reads
 from gold import GoldMLP, gold_data
 from paths import SUPPORT
 from resumed import Augmented, Momentum, make, same, train, weights
+from safetensors.torch import save
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
@@ -265,6 +268,73 @@ def test_older_checkpoints_in_the_folder_are_not_written_over(tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="is of a later time than this training"):
         train(tmp_path)
     train(tmp_path, save_overwrite=True)
+
+
+def of_version_2() -> bytes:
+    text = '{"version": 2}'
+    return save({}, {"offloop": text, "offloop_crc32": f"{zlib.crc32(text.encode()):08x}"})
+
+
+def flip(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place:][1:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: flip(content, 200), "is damaged"),
+        (lambda content: flip(content, len(content) - 1), "is damaged: the checksum of '"),
+        (lambda content: content[: len(content) // 2], "is damaged"),
+        (lambda content: b"", "is damaged"),
+        (lambda content: b"\x20\x10\0\0\0\0\0\0" + b'{"w":"' + b"a" * 4120 + b'"}', 'invalid type: string "aaa'),
+        (lambda content: of_version_2(), "is of format 2, this version of offloop reads format 1: use a newer offloop"),
+    ],
+    ids=["header", "tensor", "cut", "empty", "text", "version"],
+)
+def test_with_checkpoints_of_which_none_can_be_read_it_does_not_start(
+    tmp_path: Path, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "save_num_checkpoints_to_keep": 2}
+    train(tmp_path, max_duration="8ba", **arguments)
+    damaged = {path.name: damage(path.read_bytes()) for path in tmp_path.glob("ep*")}
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+    assert len(damaged) == 2
+
+    with pytest.raises(CheckpointError) as refused:
+        make(tmp_path, **arguments)
+    message = str(refused.value)
+    assert f"none of the 2 checkpoints in {tmp_path} can be read: use another folder, or" in message
+    assert "--from-scratch" in message
+    assert "the newest: " in message
+    assert f"{tmp_path / 'ep1-ba8-rank0.safetensors'} {'is' if reason.startswith('is') else ''}" in message
+    assert reason in message
+    assert (message.count("\n"), len(message) < 700) == (0, True)
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        make(None, load_path=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("ep*")} == damaged
+
+    anew = train(tmp_path, max_duration="9ba", from_scratch=True, **arguments)
+    assert same(anew, train(None, max_duration="9ba"))
+    assert {name: (tmp_path / f"{name}.unreadable").read_bytes() for name in damaged} == damaged
+    # The same command, after a preemption.
+    with make(tmp_path, from_scratch=True, **arguments) as trainer:
+        assert int(trainer.state.timestamp.batch) == 9
+
+
+def test_of_checkpoints_of_which_some_can_be_read_the_newest_one_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "save_num_checkpoints_to_keep": 3}
+    expected = train(tmp_path, max_duration="9ba", **arguments)
+    paths = sorted(tmp_path.glob("ep*"))
+    paths[0].write_bytes(b"")
+    paths[2].write_bytes(later := of_version_2())
+    assert same(train(tmp_path, max_duration="9ba", **arguments), expected)
+    assert "ep1-ba9-rank0.safetensors is passed over and kept: checkpoint" in caplog.text
+    assert "is of format 2, this version of offloop reads format 1: use a newer offloop" in caplog.text
+    assert paths[0].read_bytes() == b""
+    assert paths[2].with_name(f"{paths[2].name}.unreadable").read_bytes() == later
 
 
 def test_an_evaluator_knows_after_resuming_what_it_has_seen(tmp_path: Path) -> None:

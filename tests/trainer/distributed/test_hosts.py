@@ -95,6 +95,14 @@ def test_a_host_without_the_run_begins_the_attempt_of_the_others(finished: Any) 
     assert first.id == second.id
 
 
+def test_a_run_that_begins_has_a_name_that_is_free_on_all_hosts(finished: Any) -> None:
+    folder, known = finished
+    assert [one["taken"] for one in known] == ["taken-3"] * 4
+    runs = [run_of(folder, host, "taken-3") for host in HOSTS]
+    assert [len(one.attempts) for one in runs] == [1, 1]
+    assert runs[0].id == runs[1].id
+
+
 def test_what_hosts_cannot_agree_on_is_refused_on_all_ranks(finished: Any) -> None:
     folder, known = finished
     for rank, one in enumerate(known):

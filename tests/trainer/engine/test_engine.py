@@ -9,7 +9,6 @@ from gold import GoldMLP, gold_optimizer
 from helpers import REFERENCE
 from training import Act, FakeStream, gold_trainer
 
-from bus.errors import ConfigurationError
 from bus.publisher.publisher import Publisher
 from bus.types.event import Event
 from trainer import Algorithm, Engine, Logger, State
@@ -98,9 +97,11 @@ def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
     assert "logged" not in second
 
 
-def test_what_cannot_be_sent_is_refused_where_it_is_logged() -> None:
-    with pytest.raises(ConfigurationError, match="a set cannot be logged"):
-        Logger(make_state()).log_metrics({"x": {1, 2}})
+def test_what_cannot_be_sent_is_left_out_and_named_where_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logger = Logger(make_state())
+    logger.log_metrics({"x": {1, 2}, "y": 1.5}, step=3)
+    assert logger.take() == [[3, {"y": 1.5}]]
+    assert "x is left out, all else is published: a set cannot be logged" in caplog.text
 
 
 class CountingDevice(CpuDevice):

@@ -18,7 +18,7 @@ from bus.recording.recording import Recording
 from bus.runs.directory import find_run, list_runs
 from bus.types.event import Event
 from consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
-from trainer.stream.attached import AttachedConsumers, demand_of
+from trainer.stream.attached import AttachedConsumers, NamedCallbacks, demand_of
 
 READ_ORDER = """
 import json, pathlib, pickle, sys
@@ -190,6 +190,12 @@ def test_the_events_of_callbacks_are_published_from_the_start() -> None:
             return {"batch_start", "AFTER_LOSS"}
 
     assert demand_of([Wants(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+
+
+def test_ctrl_c_reaches_no_process_that_is_asked_about_callbacks() -> None:
+    code = "import json, os; print(json.dumps({'error': f'alone: {os.getsid(0) == os.getpid()}'}))"
+    with pytest.raises(ConfigurationError, match="alone: True"):
+        NamedCallbacks(["speed"], [], [sys.executable, "-c", code])
 
 
 def test_at_a_standing_broker_of_this_machine_loggers_write_into_the_runs_directory(runs_dir: Path) -> None:

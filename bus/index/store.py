@@ -1,0 +1,195 @@
+"""Where the index lies: a folder beside the runs, with a file for each run."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import struct
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bus.files import check_owner, make_private, open_directory, open_file, read_file
+from bus.index.entry import RunEntry
+from bus.recording.summary import Point
+
+INDEX_FOLDER = ".index"
+
+_MAGIC = b"OFLIDX3\n"
+"""Another one whenever what is stored has another form."""
+_LENGTH = struct.Struct(">I")
+_HEAD = len(_MAGIC) + _LENGTH.size
+_FIRST_BYTES = 1 << 14
+"""Most entries are no longer, so that one call reads them."""
+_MAX_BYTES = 64 << 20
+_ABANDONED_SECONDS = 60.0
+"""A file of no run that is older is not one that another process is just writing."""
+
+
+class StoredEntry(NamedTuple):
+    """What is stored of a run, without its series."""
+
+    run: str
+    stamp: str
+    """Of the files that it was read from."""
+    entry: RunEntry
+
+
+_encode = msgspec.msgpack.encode
+_decode_entry = msgspec.msgpack.Decoder(StoredEntry).decode
+_decode_series = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_decode_points = msgspec.msgpack.Decoder(list[Point]).decode
+
+
+class IndexStore:
+    """What is known of runs that have ended, in a folder that only its owner can open.
+
+    A file appears whole, in the place of an older one: several processes may use one folder, without a lock, and may be
+    killed at any time. A file that is damaged or of another version counts as missing. Nothing is stored where the
+    folder cannot be used or written; :attr:`problem` says why."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._path = runs_dir / INDEX_FOLDER
+        self._directory = -1
+        self._identity: tuple[int, int] | None = None
+        self.problem: str | None = None
+        """Why nothing is stored; ``None`` while all is well."""
+
+    def open(self) -> bool:
+        """Opens the folder that has the name at this moment, and makes it if it is missing; returns whether it is the
+        same as before."""
+        with contextlib.ExitStack() as left:
+            # The folder of before is open until the other one is: none that is new has its inode.
+            if self._directory >= 0:
+                left.callback(os.close, self._directory)
+            before, self._identity, self._directory = self._identity, None, -1
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._path, 0o700)
+                self._directory = open_directory(self._path)
+                check_owner(self._directory)
+                make_private(self._directory)
+                about = os.fstat(self._directory)
+                self._identity = about.st_dev, about.st_ino
+                self.problem = None
+            except OSError as error:
+                self.close()
+                self._note(error)
+            return self._identity == before
+
+    def read(self, run: str) -> StoredEntry | None:
+        """What is stored of a run; ``None`` without anything that can be read."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            descriptor = self._open_file(run)
+            try:
+                content = os.read(descriptor, _FIRST_BYTES)
+                end = _end_of_entry(content)
+                if end > len(content):
+                    content += os.read(descriptor, end - len(content))
+            finally:
+                os.close(descriptor)
+            return _entry_in(content, run)
+        return None
+
+    def series(self, run: str, stamp: str, metric: str) -> list[Point] | None:
+        """A series of a run as it was stored with that stamp, empty without such a metric; ``None`` if it is not
+        stored."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = self._content(run)
+            if _entry_in(content, run).stamp == stamp:
+                found = _decode_series(content[_end_of_entry(content) :]).get(metric)
+                return [] if found is None else _decode_points(found)
+        return None
+
+    def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]] | None) -> None:
+        """Stores a run in the place of what was known of it; ``None`` keeps the series that are stored already."""
+        if self._directory < 0:
+            return
+        if series is not None:
+            packed = _encode(dict(series))
+        else:
+            try:
+                content = self._content(run)
+                packed = content[_end_of_entry(content) :]
+            except (OSError, ValueError):
+                return  # The next process reads the run anew.
+        head = _encode(StoredEntry(run, stamp, entry))
+        if len(head) + len(packed) + _HEAD <= _MAX_BYTES:
+            self._replace(_name(run), _MAGIC + _LENGTH.pack(len(head)) + head + packed)
+
+    def remove(self, run: str) -> None:
+        """Removes what is stored of a run."""
+        if self._directory >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(_name(run), dir_fd=self._directory)
+
+    def prune(self, runs: Collection[str]) -> None:
+        """Removes what is stored of other runs, and what killed processes have left."""
+        if self._directory < 0:
+            return
+        kept = {_name(run) for run in runs}
+        until = time.time() - _ABANDONED_SECONDS
+        with contextlib.suppress(OSError):
+            for name in set(os.listdir(self._directory)) - kept:
+                if os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_mtime < until:
+                    os.unlink(name, dir_fd=self._directory)
+
+    def close(self) -> None:
+        """Closes the folder, which can be opened again."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def _open_file(self, run: str) -> int:
+        if self._directory < 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return open_file(_name(run), dir_fd=self._directory)
+
+    def _content(self, run: str) -> bytes:
+        if self._directory < 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        content = read_file(_name(run), _MAX_BYTES, dir_fd=self._directory)
+        _end_of_entry(content)
+        return content
+
+    def _replace(self, name: str, content: bytes) -> None:
+        # A name of its own for each writer: what one has begun must not be put in place by another.
+        temporary = f".{secrets.token_hex(8)}.new"
+        try:
+            with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self._directory), "wb") as file:
+                file.write(content)
+            os.replace(temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._directory)
+            self._note(error)
+        else:
+            self.problem = None
+
+    def _note(self, error: OSError) -> None:
+        self.problem = f"the index {self._path} cannot be used: {error.strerror or error}"
+
+
+def _name(run: str) -> str:
+    """The file of a run: names of runs may be as long as names of files."""
+    return hashlib.blake2b(os.fsencode(run), digest_size=16).hexdigest()
+
+
+def _end_of_entry(content: bytes) -> int:
+    if len(content) < _HEAD or not content.startswith(_MAGIC):
+        raise ValueError("it is not a file of this version")
+    end = _HEAD + int(_LENGTH.unpack_from(content, len(_MAGIC))[0])
+    if end > _MAX_BYTES:
+        raise ValueError("the entry is too long")
+    return end
+
+
+def _entry_in(content: bytes, run: str) -> StoredEntry:
+    stored = _decode_entry(content[_HEAD : _end_of_entry(content)])
+    if stored.run != run:
+        raise ValueError("it is the file of another run")
+    return stored

@@ -1,0 +1,341 @@
+"""Keeps passwords, keys and tokens out of what is written down about a run: its command line, its configuration, what
+describes it, and the errors that end it."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Set
+from numbers import Number
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote
+
+REDACTED = "***"
+"""What stands in the place of a secret."""
+
+
+def redact(value: Any) -> Any:
+    """A value without its secrets, ``***`` in their place. They are recognised
+
+    - by name: what maps have under names such as ``api_key``, ``HF_TOKEN`` or ``password``, with all that is below it.
+      In texts and in lists of words, such as a command line, what follows such a name;
+    - by shape: keys and tokens of widespread services, JSON web tokens, PEM blocks, user information and signatures in
+      addresses, ``Bearer`` credentials;
+    - by environment: the values of this process's environment variables with such names, wherever they are. Those that
+      name a file are left; short ones count as whole words only.
+
+    What ``max_tokens``, ``sort_key`` or ``pad_token`` name is shown. ``None``, booleans and numbers are shown, but
+    for numbers under ``password``, ``secret`` and the like. Maps become dicts, tuples become lists; what is none of
+    these nor text stays as it is.
+    """
+    return _Redaction().redact(value)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_Kind: TypeAlias = Literal["everything", "text", "text but numbers"]
+"""What is secret under a name. In a text, where everything is text, the last one shows numbers."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_WITHIN_A_WORD = ("password", "passwd", "passphrase", "passcode", "credential", "apikey")
+_ANYWHERE = _words("secret secrets creds authorization bearer cookie cookies jwt pwd")
+_HEADERS = _words("authorization cookie")
+"""Their values are of several words."""
+_SIGNATURES = _words("sig signature hmac")
+"""Secret in the query of an address."""
+_PASSES = _words("db user admin root smtp ftp ssh mail http proxy my sql pg")
+_OF_KEYS = _words(
+    "api access account app auth aws azure client deploy encryption gcp hf license master openai private secret "
+    "service shared signing ssh storage wandb"
+)
+"""What ``key`` is written in one word with, where that is a secret."""
+_AFTER = _words("value string str v old prod production staging dev live raw plain header")
+"""Words behind a name that change nothing."""
+_FLAGS = _words("use no with without has is need needs require requires enable disable skip show hide allow")
+"""Words before a name that make an option one without a value."""
+_MODEL_TOKENS = _words(
+    "pad padding eos bos unk unknown mask sep cls special image audio video speech stop start end begin boi eoi "
+    "fim sub pre de re un"
+)
+"""What ``token`` belongs to in a text that a model reads."""
+_COUNTED = _MODEL_TOKENS | _words(
+    "num n max min total seen new input output prompt completion generated train eval test batch context per "
+    "prediction decoder encoder response reasoning thinking budget count target label drop dropped extra added "
+    "suppress"
+)
+_DATA_KEYS = _words(
+    "sort primary foreign public label image input output text target metric group join cache partition column "
+    "dict state feature index data batch sample field row loss audio video prompt completion message messages "
+    "content question answer query value attribute config lookup dispatch registry module param parameter layer "
+    "monitor best tag map rng prng random"
+)
+"""What ``key`` belongs to in data."""
+
+
+def _kind(name: str) -> _Kind | None:
+    """What is secret under a name; ``None`` for one that does not sound so."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if any(word in _ANYWHERE or word.endswith(("secret", "secrets")) for word in words):
+        return "everything"
+    if any(part in word for word in words for part in _WITHIN_A_WORD):
+        return "everything"
+    while len(words) > 1 and words[-1] in _AFTER:
+        del words[-1]
+    if not words:
+        return None
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last in ("auth", "oauth"):
+        return "text"
+    for what, belongs_to in (("tokens", _COUNTED), ("token", _MODEL_TOKENS), ("keys", _DATA_KEYS), ("key", _DATA_KEYS)):
+        if last.endswith(what):
+            joined = last.removesuffix(what)
+            is_name = not joined or (joined in _OF_KEYS if "key" in what else True)
+            is_secret = is_name and (joined or before) not in belongs_to
+            return None if not is_secret else "text but numbers" if what.endswith("s") else "text"
+    if last.endswith(("pass", "pwd")):
+        joined = last.removesuffix("pass").removesuffix("pwd")
+        return "everything" if (joined or before or "db") in _PASSES else None
+    return None
+
+
+def _is_flag(option: str) -> bool:
+    words = _WORD.findall(option)
+    return bool(words) and words[0].lower() in _FLAGS
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"[-+]?\d[\d_.,]*+(?:[eE][-+]?\d+)?[KMBTkmbt]?(?:tok)?")
+_NOTHING = re.compile(r"(?:none|null|true|false|\*+)?", re.IGNORECASE)
+_DEEPEST = 64
+_SCHEMES = _words("bearer basic digest negotiate")
+
+
+def _is_secret(kind: _Kind, value: Any) -> bool:
+    """Whether a value of that name is to be hidden."""
+    if value is None or isinstance(value, bool):
+        return False
+    if isinstance(value, str):
+        if _NOTHING.fullmatch(value):
+            return False
+        return not (kind == "text but numbers" and _NUMBER.fullmatch(value))
+    if isinstance(value, Number):
+        return kind == "everything"
+    if isinstance(value, list | tuple | Set):
+        return any(_is_secret(kind, part) if not isinstance(part, _CONTAINERS) else bool(part) for part in value)
+    if isinstance(value, bytes | bytearray | Mapping):
+        return bool(value)
+    return kind == "everything" or isinstance(value, os.PathLike)
+
+
+_CONTAINERS = (list, tuple, Set, Mapping)
+
+
+class _Redaction:
+    """The environment as it is now, and the containers that are being gone through."""
+
+    def __init__(self) -> None:
+        self._known, self._words = _environment_secrets()
+        self._within: set[int] = set()
+
+    def redact(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, bytes | bytearray):
+            text = bytes(value).decode("utf-8", "surrogateescape")
+            redacted = self._text(text)
+            return value if redacted == text else redacted.encode("utf-8", "surrogateescape")
+        if isinstance(value, os.PathLike):
+            path = os.fsdecode(value)
+            redacted = self._text(path)
+            return value if redacted == path else redacted
+        if not isinstance(value, _CONTAINERS):
+            return value
+        if id(value) in self._within or len(self._within) >= _DEEPEST:
+            return REDACTED
+        self._within.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                return {self.redact(name): self._named(name, part) for name, part in value.items()}
+            if isinstance(value, Set):
+                return {self.redact(part) for part in value}
+            return list(self._words_of(value))
+        finally:
+            self._within.discard(id(value))
+
+    def _named(self, name: Any, value: Any) -> Any:
+        kind = _kind(name) if isinstance(name, str) else None
+        return REDACTED if kind is not None and _is_secret(kind, value) else self.redact(value)
+
+    def _words_of(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+        """The parts of a list, as words of a command line: one may be the value of that before it."""
+        kind: _Kind | None = None
+        is_flag = False
+        for value in values:
+            is_text = isinstance(value, str)
+            is_value = kind is not None and not (is_flag and is_text and value.startswith("-"))
+            yield REDACTED if is_value and kind is not None and _is_secret(kind, value) else self.redact(value)
+            if is_text and value.lower() in _SCHEMES and (kind == "everything" or value == "Bearer"):
+                kind, is_flag = "everything", False
+            elif is_text and (value.startswith("-") or value.endswith((":", "="))) and "=" not in value[:-1]:
+                kind, is_flag = _kind(value), value.startswith("-") and _is_flag(value)
+            else:
+                kind = None
+
+    def _text(self, text: str) -> str:
+        for secret in self._known:
+            # Far faster than a search for any of them, and there are few.
+            text = text.replace(secret, REDACTED)
+        if self._words is not None:
+            text = self._words.sub(REDACTED, text)
+        text = _SHAPES.sub(REDACTED, text)
+        text = _USER_INFORMATION.sub(_without_user, text)
+        return _without_named(text)
+
+
+# -- the environment --------------------------------------------------------------------------------------------------
+
+_LONG = 8
+_SHORT = 4
+
+
+def _environment_secrets() -> tuple[list[str], re.Pattern[str] | None]:
+    """The values of variables whose names sound secret, as they may stand in a text, the longest first; and an
+    expression for those that are too short to be looked for within words."""
+    known: set[str] = set()
+    short: set[str] = set()
+    for name, value in os.environ.items():
+        secret = value.strip()
+        kind = _kind(name)
+        if kind is None or not _is_secret(kind, secret) or name in ("PWD", "OLDPWD"):
+            continue
+        if os.path.isabs(secret) and os.path.exists(secret):
+            continue
+        if len(secret) >= _LONG:
+            known |= {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], *_quoted(secret)}
+        elif len(secret) >= _SHORT and not secret.isalpha() and not secret.isdecimal():
+            short.add(re.escape(secret))
+    words = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(short, key=len, reverse=True))})(?!\w)") if short else None
+    return sorted(known, key=len, reverse=True), words
+
+
+def _quoted(secret: str) -> tuple[str, str]:
+    """As in an address."""
+    encoded = os.fsencode(secret)
+    return quote(encoded), quote(encoded, safe="")
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+# Each begins where a word does, and repeats nothing that could be divided in more than one way: a search takes a time
+# that is proportional to the text.
+_SHAPES = re.compile(
+    r"""
+    -----BEGIN\ [A-Z0-9\ ]{1,60}-----.*?(?:-----END\ [A-Z0-9\ ]{1,60}-----|\Z)
+    | (?<![\w-])eyJ[\w-]{5,}+\.[\w-]{5,}+(?:\.[\w-]*+){0,3}                          # JSON web tokens
+    | (?<![A-Za-z0-9])
+      (?:
+        (?:hf|gh[opusr]|npm|gsk|r8|dop_v1|dckr_pat|api_org)_(?:[A-Za-z0-9]{16,}+|(?=[A-Za-z]*+\d)[A-Za-z0-9]{8,}+)
+        | github_pat_\w{10,}+
+        | [rsp]k_(?:live|test)_[A-Za-z0-9]{8,}+
+        | (?:sk|glpat|nvapi|pypi)-(?:[\w-]{20,}+|(?=[A-Za-z_-]{0,20}+\d)[\w-]{8,}+)
+        | (?:xox[a-z]|xapp)-[\w-]{8,}+
+        | (?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|AIPA|ANPA|ANVA)[A-Z0-9]{16}(?![A-Za-z0-9])
+        | AIza[\w-]{30,}+
+        | ya29\.[\w.-]{8,}+
+        | SG\.[\w-]{8,}+\.[\w-]{8,}+
+        | (?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks)/[\w/-]{8,}+
+      )
+    | (?<=\bBearer\s)[\w.~+/=-]{8,}+
+    | (?<=\bbearer\s)(?=[A-Za-z.~+/=_-]{0,40}+\d)[\w.~+/=-]{8,}+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_USER_INFORMATION = re.compile(r'(?<=://)[^\s/?#"<>]*@')
+_NAME = re.compile(r"(?<![\w.-])[\w.-]++")
+_WHOLE = re.compile(r"[\w.\-/]++\s{0,8}[=:]\s{0,8}(?!//)")
+_SEPARATOR = re.compile(r"""[\\"'`\])]{0,4}\s{0,8}(?:=>|:=|==|[=:](?!//))\s{0,8}""")
+_AFTER_OPTION = re.compile(r"""["']?,?\s{1,8}""")
+_QUOTED = re.compile(r"""(\\*+(?:\"{3}|'{3}|["'`]))(?:(?!\1)(?:\\.|[^\\]))*+(?:\1|\Z)""", re.DOTALL)
+_QUOTES = "\"'`"
+_STOPS = ",;&)]}"
+"""What ends a value without blanks, where values are in quotes."""
+_IN_QUERY = re.compile(r"""[^\s&;#"'<>]*+""")
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """Both parts, because a token takes the place of either. ``ssh://git@host`` names an account and has no secret."""
+    user, before = found[0][:-1], found.string[max(0, found.start() - 6) : found.start()]
+    return found[0] if not user or (before == "ssh://" and ":" not in user) else f"{REDACTED}@"
+
+
+def _without_named(text: str) -> str:
+    """The text without what follows names."""
+    whole = _WHOLE.match(text)
+    if whole and (kind := _kind(whole[0])) and _is_secret(kind, text[whole.end() :].strip()):
+        return f"{whole[0]}{REDACTED}"
+
+    parts, kept_to, at = [], 0, 0
+    while name := _NAME.search(text, at):
+        at = name.end()
+        found = _SEPARATOR.match(text, at) or (name[0].startswith("-") and _AFTER_OPTION.match(text, at))
+        if not found or not (kind := _kind_at(name)):
+            continue
+        begin = found.end()
+        if found.re is _AFTER_OPTION and _is_flag(name[0]) and text.startswith("-", begin):
+            continue
+        end = _end_of_value(name, found, begin)
+        if _is_secret(kind, text[begin:end].strip(f"{_QUOTES},")):
+            parts += [text[kept_to:begin], REDACTED]
+            kept_to = at = end
+    return "".join(parts) + text[kept_to:]
+
+
+def _kind_at(name: re.Match[str]) -> _Kind | None:
+    kind = _kind(name[0])
+    if kind is None and _is_in_query(name) and not _SIGNATURES.isdisjoint(_WORD.findall(name[0].lower())[-1:]):
+        return "text"
+    return kind
+
+
+def _is_in_query(name: re.Match[str]) -> bool:
+    """Whether a name is one in the query of an address."""
+    return name.string[max(0, name.start() - 1) : name.start()] in ("?", "&", ";")
+
+
+def _end_of_value(name: re.Match[str], separator: re.Match[str], begin: int) -> int:
+    """Where the value ends that follows a name."""
+    text, before = name.string, name.string[max(0, name.start() - 1) : name.start()]
+    if _is_in_query(name) and (found := _IN_QUERY.match(text, begin)):
+        return found.end()
+    is_header = not _HEADERS.isdisjoint(word.lower() for word in _WORD.findall(name[0]))
+    is_quoted = separator[0][:1] in ("\\", *_QUOTES)
+    if is_header and not is_quoted and text[begin : begin + 1] not in _QUOTES:
+        end = text.find(before if before and before in _QUOTES else "\n", begin)
+        return len(text) if end < 0 else end
+    return _end_of_word(text, begin, stops=_STOPS if is_quoted else "")
+
+
+def _end_of_word(text: str, begin: int, stops: str) -> int:
+    """Where something ends that begins there: at a blank, at one of ``stops``, or at a bracket that was opened before,
+    but not within quotes or brackets of its own."""
+    at, depth = begin, 0
+    while at < len(text):
+        letter = text[at]
+        if letter in "\\\"'`" and not text[at - 1 : at].isalnum() and (quoted := _QUOTED.match(text, at)):
+            at = quoted.end()
+            stops = stops if depth else _STOPS
+            continue
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}" and depth:
+            depth -= 1
+        elif not depth and (letter.isspace() or letter in stops):
+            break
+        at += 1
+    return at

@@ -1,0 +1,42 @@
+"""Trainings that are started again: processes of this machine whose run has not begun yet."""
+
+import os
+from collections.abc import Iterable
+
+from bus import processes
+from bus.runs.directory import RunInfo, host_name
+
+
+def find_restart(run: RunInfo, known: Iterable[RunInfo]) -> int | None:
+    """The process that executes the script of a run's newest attempt again, in the same folder, and has begun none of
+    the ``known`` runs so far; ``None`` without one, and where the system does not say."""
+    info = run.last.info
+    command, folder = info.get("command"), info.get("cwd")
+    if not (isinstance(command, list) and command and isinstance(folder, str)) or info.get("host") != host_name():
+        return None
+    script = _absolute(folder, str(command[0]))
+    found = {one.pid: one for one in processes.programs() if one.folder == folder and _script(one) == script}
+    published = {publisher.get("pid") for one in known for publisher in one.last.publishers}
+    # Forked workers have the command of their parent.
+    fresh = (pid for pid, one in found.items() if not {pid, one.parent} & published and one.parent not in found)
+    return min(fresh, default=None)
+
+
+def _script(program: processes.Program) -> str | None:
+    """The file that a Python executes, as ``sys.argv[0]`` names it."""
+    arguments = iter(program.command[1:])
+    for one in arguments:
+        if one == "-m":
+            module = next(arguments, "").replace(".", os.sep)
+            return _absolute(program.folder, f"{module}.py")
+        if one in ("-X", "-W"):
+            next(arguments, None)
+        elif not one.startswith("-"):
+            return _absolute(program.folder, one)
+        elif one == "-c":
+            return None
+    return None
+
+
+def _absolute(folder: str, path: str) -> str:
+    return os.path.normpath(os.path.join(folder, path))

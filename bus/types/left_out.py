@@ -1,0 +1,31 @@
+"""Values of the user's that cannot be published: they end nothing, and are named and counted."""
+
+import logging
+
+_log = logging.getLogger("offloop")
+_NAMED = 20
+
+
+class LeftOut:
+    """The values of a run that were left out of what is published: of each name the first one is reported, and
+    :meth:`report` says how many there were."""
+
+    def __init__(self, run_name: str) -> None:
+        self.count = 0
+        """How many values were left out."""
+        self._run_name = run_name
+        self._names: dict[str, None] = {}
+
+    def add(self, name: object, reason: object) -> None:
+        """Notes a value that is left out, by its name, and why."""
+        self.count += 1
+        shown = str(name)[:100]
+        if shown not in self._names and len(self._names) < _NAMED:
+            self._names[shown] = None
+            _log.warning("run %s: %s is left out, all else is published: %s", self._run_name, shown, str(reason)[:500])
+
+    def report(self) -> None:
+        """Says how many values were left out, unless each of them has been named."""
+        if self.count > len(self._names):
+            names = ", ".join(self._names)
+            _log.warning("run %s: %d values were left out, among them of %s", self._run_name, self.count, names)

@@ -1,0 +1,149 @@
+"""How far a loop of one's own is: counted with a run and without one."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from bus.errors import ConfigurationError
+from bus.types.timestamp import Timestamp, wall_clock
+from trainer.data.resume import is_stateful
+from trainer.data.spec import count_samples, count_tokens
+
+EpochState = Literal["open", "trained", "ended"]
+"""How a training resumes in the epoch of a state: ``open``, with what its dataloader gives; ``trained``, after its last
+batch, with what follows in the epoch; ``ended``, with the next epoch."""
+
+
+class LoopPosition:
+    """Counts epochs, batches, samples, tokens and training time of a loop, and knows where in its epoch it is.
+
+    Nothing in here depends on a run: a loop counts the same where offloop could not be attached, or was detached."""
+
+    def __init__(self) -> None:
+        self.reached = Timestamp()
+        """The training time."""
+        self.samples = self.tokens = 0
+        """Those of the batch at work, on this rank."""
+        self.resumed: EpochState = "open"
+        """How the epoch was left from which the training resumes."""
+        self.in_epochs = self.in_body = False
+        """Whether the loop takes its epochs from the run, and whether it is in one."""
+        self._clock = wall_clock()
+        self._began = self._clock()
+        self._fetched = self._trained = 0
+        self._length: int | None = None
+        self._is_over = self._is_left = False
+
+    def start(self) -> None:
+        """The training begins."""
+        self._began = self._clock()
+
+    def pause(self) -> int:
+        """Returns when an evaluation began, for :meth:`unpause`."""
+        return self._clock()
+
+    def unpause(self, began: int) -> None:
+        """Training time has not passed since then."""
+        self._began += self._clock() - began
+
+    def begin_pass(self, dataloader: Any) -> None:
+        """The batches of a dataloader begin. One that knows its own place also knows when it has come to its end."""
+        self._length = None if is_stateful(dataloader) else length_of(dataloader)
+        self._fetched = self._trained = 0
+        self._is_over = self._is_left = False
+
+    def fetch(self, batch: Any) -> tuple[int, int]:
+        """The dataloader has given a batch: its samples and tokens."""
+        self._fetched += 1
+        return self.add(batch)
+
+    def add(self, batch: Any) -> tuple[int, int]:
+        """Counts what is in a batch of the dataloader, one of the microbatches of the batch at work."""
+        samples, tokens = found = count(batch)
+        self.samples += samples
+        self.tokens += tokens
+        return found
+
+    def end_pass(self) -> None:
+        """The dataloader has come to its end."""
+        self._is_over = True
+
+    def stop_pass(self) -> None:
+        """The training is stopped in a pass, which is over if that was after its last batch."""
+        self._is_over = self._fetched > 0 and self._trained == self._length
+
+    def leave_pass(self) -> None:
+        """The loop has left a pass, by ``break`` or because of an exception."""
+        self._is_left = True
+
+    def take_batch(self) -> tuple[int, int]:
+        """The optimizer has stepped: the samples and tokens of the batch, which ends."""
+        self._trained = self._fetched
+        found = self.samples, self.tokens
+        self.samples = self.tokens = 0
+        return found
+
+    def end_batch(self, samples: int, tokens: int, known: Timestamp | None) -> None:
+        """A batch has ended; ``known`` is the training time where the run has counted it, over all ranks."""
+        now = self._clock()
+        if known is None:
+            # The other ranks cannot be asked: their parts are taken to be as large as this one's.
+            ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+            known = self.reached.advance_batch(samples * ranks, tokens * ranks, (now - self._began) // 1000)
+        self.reached, self._began = known, now
+
+    def end_epoch(self, known: Timestamp | None) -> None:
+        """An epoch has ended."""
+        self.reached = known or self.reached.to_next_epoch()
+        self.resumed = "open"
+        self._is_over = self._is_left = False
+        self._fetched = self._trained = 0
+
+    def epoch_state(self, is_stopped: bool) -> EpochState:
+        """How a training resumes here. A loop that has left its pass and is still in the epoch has ended it, unless it
+        was stopped or handles an exception."""
+        if self._is_over or (self._is_left and self.in_body and not is_stopped and sys.exception() is None):
+            return "ended"
+        if self._fetched and self._trained == self._length:
+            return "trained"
+        return "open" if self._fetched else self.resumed
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Resumes from what :meth:`offloop.own_loop.WatchedRun.state_dict` has returned.
+
+        Raises :class:`bus.errors.ConfigurationError` for anything else."""
+        try:
+            values, name, state = saved["timestamp"], saved["run_name"], saved["epoch"]
+            is_known = len(values) >= len(self.reached.values) and state in ("open", "trained", "ended")
+            if (
+                not is_known
+                or not all(type(one) is int and one >= 0 for one in values)
+                or not (name is None or str(name))
+            ):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise ConfigurationError(
+                f"load_state_dict() was given {saved!r:.80}: give it what state_dict() returned, or leave it out to "
+                "start at epoch 0"
+            ) from None
+        self.reached, self.resumed = Timestamp.from_values(values), state
+
+
+def length_of(dataloader: Any) -> int | None:
+    """The number of a dataloader's batches, if it has one."""
+    try:
+        return len(dataloader)
+    # Asked for by us, of an object of the user's which may raise anything.
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def count(batch: Any) -> tuple[int, int]:
+    """Samples and tokens in a batch; 0 where they cannot be counted."""
+    try:
+        return count_samples(batch), count_tokens(batch)
+    # A batch may be any object of the user's.
+    except Exception:  # noqa: BLE001
+        return 0, 0

@@ -1,0 +1,243 @@
+"""A publisher that several threads, signal handlers and finalizers use at once loses nothing of what they give it."""
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import StandingBroker
+
+from bus import ClosedError, ConfigurationError, Event, Publisher, Recording
+
+
+def read(publisher: Publisher) -> tuple[list[tuple[str, int]], list[float]]:
+    """Who published which batch, in order, and what was logged; the recording is whole."""
+    recording = Recording(publisher.recording)
+    snapshots = list(recording)
+    assert (recording.gaps, str(recording.ending)) == ((), "finished")
+    who = [(one.fields["who"], int(one.timestamp.batch)) for one in snapshots if "who" in one.fields]
+    return who, [
+        value for one in snapshots for _, values in one.fields.get("logged") or () for value in values.values()
+    ]
+
+
+def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(runs_dir: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(who: str) -> None:
+        try:
+            for batch in range(1, 2001):
+                publisher.publish(Event.BATCH_END, batch=batch, who=who)
+                publisher.log({who: batch}, step=batch)
+                if batch % 100 == 0:
+                    publisher.poll()
+                    publisher.statistics()
+        except BaseException as error:  # noqa: BLE001  it would be lost with the thread
+            errors.append(error)
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with Publisher("r") as publisher:
+            threads = [threading.Thread(target=work, args=(who,)) for who in "abc"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    published, logged = read(publisher)
+    assert errors == []
+    for who in "abc":
+        assert [batch for one, batch in published if one == who] == list(range(1, 2001))
+    assert sorted(logged) == sorted([*range(1, 2001)] * 3)
+
+
+def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> None:
+    publisher = Publisher("r")
+    closing = threading.Thread(target=lambda: (time.sleep(0.1), publisher.close()))
+    closing.start()
+    given = 0
+
+    def publish_on() -> None:
+        nonlocal given
+        while True:
+            publisher.publish(Event.BATCH_END, batch=given + 1, who="main")
+            given += 1
+
+    with pytest.raises(ClosedError):
+        publish_on()
+    closing.join()
+    published, _ = read(publisher)
+    # One may have been refused in the middle.
+    assert [batch for _, batch in published] in (list(range(1, given + 1)), list(range(1, given)))
+
+
+class Reentrant:
+    """A value on its way that calls something when it is asked for: in the middle of a call of the publisher."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.error: Exception | None = None
+
+    def ready(self) -> bool:
+        call, self.call = self.call, lambda: None
+        try:
+            call()
+        except ConfigurationError as error:
+            self.error = error
+        return True
+
+    def value(self) -> float:
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"thing": object()}, {"thing": "\ud800"}, {"thing": 2**70}, {"thing": b"x" * (17 << 20)}]
+)
+def test_what_cannot_be_sent_is_refused_where_it_is_given_also_in_the_middle_of_a_call(
+    runs_dir: Path, wrong: Any
+) -> None:
+    loss = Reentrant(lambda: publisher.publish(Event.EPOCH_END, batch=1, who="inner", **wrong))
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, who="outer", loss=loss)
+        publisher.poll()
+    assert "cannot be sent" in str(loss.error)
+    assert read(publisher) == ([("outer", 1)], [])
+
+
+def test_what_is_published_in_the_middle_of_a_call_is_as_it_was_given(runs_dir: Path) -> None:
+    mutable = [1]
+
+    def publish() -> None:
+        publisher.publish(Event.EPOCH_END, batch=1, who="inner", values=mutable)
+        publisher.log({"x": 0.25}, step=1)
+        mutable.append(2)
+
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, who="outer", loss=Reentrant(publish))
+        publisher.poll()
+    assert read(publisher) == ([("outer", 1), ("inner", 1)], [0.25])
+    assert [one.fields["values"] for one in Recording(publisher.recording) if one.event is Event.EPOCH_END] == [[1]]
+
+
+def test_a_finalizer_may_publish(runs_dir: Path) -> None:
+    class Closing:
+        def __init__(self, number: int) -> None:
+            self.number, self.itself = number, self
+
+        def __del__(self) -> None:
+            publisher.publish(Event.EPOCH_END, batch=self.number, who="finalizer")
+
+    with Publisher("r") as publisher:
+        for batch in range(1, 1001):
+            Closing(batch)
+            publisher.publish(Event.BATCH_END, batch=batch, who="loop", made=[[] for _ in range(20)])
+        gc.collect()
+    published, _ = read(publisher)
+    for who in ("finalizer", "loop"):
+        assert sorted(batch for one, batch in published if one == who) == list(range(1, 1001))
+
+
+INTERRUPTED = """
+import itertools, json, os, signal, sys
+import bus
+from bus import ClosedError, Event, Publisher
+
+def interrupt_at_line(number):
+    publisher = Publisher(f"r{number}", broker=sys.argv[1])
+    lines, given = 0, 0
+
+    def handle(*_):
+        nonlocal given
+        try:
+            publisher.publish(Event.EPOCH_END, batch=9, who="handler")
+            publisher.log({"handler": 9.0}, step=1)
+            given = 1
+        except ClosedError:
+            given = -1
+
+    signal.signal(signal.SIGUSR1, handle)
+    publisher.publish(Event.EPOCH_END, batch=1, who="main")
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(os.path.dirname(bus.__file__)):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        publisher.log({"main": 1.0}, step=1)
+        publisher.publish(Event.EPOCH_END, batch=2, who="main")
+        publisher.log({"main": 2.0}, step=2)
+        publisher.poll()
+    finally:
+        sys.settrace(None)
+    publisher.close()
+    return lines >= number, given
+
+given = {}
+for number in itertools.count(1):
+    reached, given[f"r{number}"] = interrupt_at_line(number)
+    if not reached:
+        break
+print(json.dumps(given))
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_handler_may_publish_at_any_line_of_a_call(runs_dir: Path) -> None:
+    with StandingBroker(runs_dir) as broker:
+        command = [sys.executable, "-c", INTERRUPTED, broker.address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    given = json.loads(done.stdout)
+    assert len(given) > 60
+    wrong = {}
+    for name, ones in given.items():
+        recording = Recording(runs_dir / name)
+        events = list(recording)
+        logged = sorted(
+            value for one in events for _, values in one.fields.get("logged") or () for value in values.values()
+        )
+        batches = sorted((one.fields["who"], int(one.timestamp.batch)) for one in events if "who" in one.fields)
+        expected = [("handler", 9)] * ones + [("main", 1), ("main", 2)], sorted([1.0, 2.0] + [9.0] * ones)
+        if (batches, logged) != expected or (str(recording.ending), recording.gaps) != ("finished", ()):
+            wrong[name] = batches, logged, str(recording.ending)
+    assert wrong == {}
+
+
+def test_a_timer_that_publishes_loses_nothing(runs_dir: Path) -> None:
+    given = 0
+
+    def handle(*_: Any) -> None:
+        nonlocal given
+        publisher.publish(Event.EPOCH_END, batch=1, who="timer")
+        publisher.log({"timer": given}, step=0)
+        given += 1
+
+    before = signal.signal(signal.SIGALRM, handle)
+    with Publisher("r") as publisher:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        try:
+            batch = 0
+            while given < 300:
+                batch += 1
+                publisher.publish(Event.BATCH_END, batch=batch, who="loop")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    published, logged = read(publisher)
+    assert [one for who, one in published if who == "loop"] == list(range(1, batch + 1))
+    assert (sum(who == "timer" for who, _ in published), len(logged) <= given) == (given, True)

@@ -1,0 +1,230 @@
+"""Secrets are in nothing that is written down about a run: known by names, by shapes, and from the environment."""
+
+import contextlib
+import shlex
+import time
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import Publisher, Recording
+from bus.redaction import redact
+
+SECRET = "s3cr-et,VALUE+0"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----"
+
+SECRET_NAMES = (
+    *("password", "passwords", "db_password", "PGPASSWORD", "MYSQL_PWD", "passphrase", "db_pass"),
+    *("secret", "secrets", "client_secret", "clientSecret", "clientsecret", "AWS_SECRET_ACCESS_KEY", "credentials"),
+    *(
+        "token",
+        "tokens",
+        "HF_TOKEN",
+        "hfToken",
+        "hftoken",
+        "HFToken",
+        "authtoken",
+        "wandb.token",
+        "token2",
+        "TOKEN_OLD",
+    ),
+    *("key", "api_key", "apiKey", "apikey", "API-KEY", "api_keys", "X-Api-Key", "accesskey", "KAGGLE_KEY", "ssh.key"),
+    *("TOKEN_OLD", "auth", "basic_auth", "authorization", "bearer", "Cookie", "jwt"),
+)
+OTHER_NAMES = (
+    *("num_tokens", "max_tokens", "max_new_tokens", "tokens_per_second", "tokenizer", "token_ids", "subtokens"),
+    *("pad_token", "eos_token", "forced_bos_token", "additional_special_tokens", "TOKENIZERS_PARALLELISM"),
+    *("monkey", "keyboard", "hotkey", "key_size", "sort_key", "label_keys", "input_key", "num_key_value_heads"),
+    *("author", "authority", "auth_type", "SSH_AUTH_SOCK", "bypass", "forward_pass", "secondary", "keynote", "lr", "5"),
+)
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_whatever_is_under_the_name_of_a_secret_is_one(name: str) -> None:
+    for value in (SECRET, [SECRET], (1, SECRET), {"a": SECRET}, {SECRET: 1}, {"a": [{"b": SECRET}]}, SECRET.encode()):
+        assert redact({"a": [{name: value}]}) == {"a": [{name: "***"}]}
+    assert redact([f"--{name}", SECRET, f"--{name}={SECRET}", "x"]) == [f"--{name}", "***", f"--{name}=***", "x"]
+    for text in (f"{name}={SECRET}", f"at {name}: '{SECRET} x' y", f"{{'{name}': ['{SECRET}', 'x y'], 'lr': 0.1}}"):
+        assert "***" in redact(text)
+        assert SECRET not in redact(text)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_what_has_another_name_is_shown(name: str) -> None:
+    for value in ({name: "abc"}, [f"--{name}", "abc", f"--{name}=abc"], f"--{name}=abc --{name} abc '{name}': 'abc'"):
+        assert redact(value) == value
+
+
+def test_numbers_booleans_and_nothing_are_no_secrets_but_a_number_may_be_a_password() -> None:
+    shown = {"tokens": 10**9, "token": 5, "use_auth": True, "api_key": None, "keys": [1, np.float32(2)], "auth": ""}
+    assert redact(shown) == shown
+    text = "t.py --tokens=2_000 --tokens 10B {'token': None, 'password': False} --pad-token '<pad>'"
+    assert redact(text) == text
+    assert redact({"password": 1234, "secrets": [1], "has_password": True}) == {
+        "password": "***",
+        "secrets": "***",
+        "has_password": True,
+    }
+
+
+KEPT = (
+    *("http://127.0.0.1:5000", "ssh://git@host/x", "git@github.com:a/b", "C:\\x", "a:b", "", "--api-key '***'"),
+    *("KeyError: 'lr'", "the bearer certificates", "see sk-learn and hf_transformer", "--use-auth-token --lr 5"),
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--wandb.token=abc def", "--wandb.token=***"),
+        ('{"lr": 0.1, "password": "a,b", "n": 1}', '{"lr": 0.1, "password": ***, "n": 1}'),
+        (r'{"x": "{\"token\": \"a b\", \"lr\": 1}"}', r'{"x": "{\"token\": ***, \"lr\": 1}"}'),
+        ("Config(password='a b', lr=1)", "Config(password=***, lr=1)"),
+        ("-o x=https://me:pw@host:5000/?token=abc&x=1", "-o x=https://***@host:5000/?token=***&x=1"),
+        ("https://TOKEN@host/x and git+https://u:p@ss@h", "https://***@host/x and git+https://***@h"),
+        ("https://h/?a=1&sig=abc%3D&b=2&X-Amz-Signature=abc", "https://h/?a=1&sig=***&b=2&X-Amz-Signature=***"),
+        ("curl -H 'Authorization: Bearer a b' https://h", "curl -H 'Authorization: ***' https://h"),
+        ("Authorization: token abc\nAccept: x", "Authorization: ***"),
+        ("curl --password --X --lr 1", "curl --password *** --lr 1"),
+        ("Command '['x', '--password', 'a b', '-v']' failed", "Command '['x', '--password', ***, '-v']' failed"),
+        (f"a {JWT}, {PEM} b", "a ***, *** b"),
+        ("hf_abcdefghIJKLMNOPqrst x ghp_0123456789abcdef", "*** x ***"),
+        ("sk-proj-abc_DEF-0123456789 github_pat_11ABC_def012", "*** ***"),
+        ("xoxb-1234-5678-abc (AKIAIOSFODNN7EXAMPLE)", "*** (***)"),
+        ("post to https://hooks.slack.com/services/T0/B0/abcdefgh", "post to https://***"),
+        ("sent Bearer abcdefgh12", "sent Bearer ***"),
+        *((kept, kept) for kept in KEPT),
+    ],
+)
+def test_secrets_in_texts_are_known_by_names_and_shapes(given: str, expected: str) -> None:
+    assert redact(given) == expected
+    assert redact(expected) == expected
+
+
+def test_words_of_a_command_line_may_be_values_of_the_words_before() -> None:
+    words = [*("t.py", "--token", "abc", "--secret", "--verbose", "--max-tokens", "5", "-key", "a"), 1]
+    headers = ["-H", "Authorization: Bearer X", "-H", "Authorization:", "Bearer", "X", "--no-auth", "--x", "y"]
+    assert redact([*words, *headers]) == [
+        *("t.py", "--token", "***", "--secret", "***", "--max-tokens", "5", "-key", "***", 1),
+        *("-H", "Authorization: ***", "-H", "Authorization:", "***", "***", "--no-auth", "--x", "y"),
+    ]
+
+
+def test_values_of_the_environment_are_known_wherever_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    secret = 'quoted "one"/é'
+    named = {"MY_TOKEN": secret, "DB_PASSWORD": "s3cret", "SOME_SECRET": "\udcffsecret", "X_SECRET": "1"}
+    not_secret = {"A_SECRET": "test", "SSH_KEY": str(tmp_path), "NAME": "not-secret", "MAX_TOKENS": "a-long-value"}
+    for name, value in {**named, **not_secret}.items():
+        monkeypatch.setenv(name, value)
+    given = {"note": secret, "l": ["see s3cret.", "s3crets"], secret.encode(): Path(f"{secret}/x")}
+    assert redact(given) == {"note": "***", "l": ["see ***.", "s3crets"], b"***": "***/x"}
+    assert redact(str(KeyError('quoted "one"/é'))) == "'***'"
+    assert redact("?x=quoted%20%22one%22%2F%C3%A9&y=1") == "?x=***&y=1"
+    assert redact("\udcffsecret") == "***"
+    kept = [str(tmp_path), "test 1 not-secret a-long-value"]
+    assert redact(kept) == kept
+
+
+HIDDEN_BY = {
+    "a name": lambda name, around: {name: around},
+    "a text": lambda name, _: {"n": f"x --{name} {shlex.quote(SECRET)} y"},
+    "an assignment": lambda name, _: [f"{name}={SECRET}"],
+    "a command line": lambda name, _: ["x", f"--{name}", SECRET],
+    "a representation": lambda name, around: f"{ {name: around} } y",
+}
+NAMES = st.sampled_from(SECRET_NAMES)
+AROUND = st.recursive(
+    st.just(SECRET),
+    lambda inner: st.one_of(
+        *(st.lists(inner, min_size=1, max_size=2), st.tuples(st.text(max_size=3), inner)),
+        st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=2),
+        inner.map(lambda one: {SECRET: one}),
+    ),
+    max_leaves=4,
+)
+PLAIN = st.text(max_size=8) | st.integers(-5, 5) | st.none() | st.booleans() | st.floats()
+
+
+@st.composite
+def with_secrets(draw: Any) -> Any:
+    value = HIDDEN_BY[draw(st.sampled_from(sorted(HIDDEN_BY)))](draw(NAMES), draw(AROUND))
+    for _ in range(draw(st.integers(0, 5))):
+        others = draw(st.lists(PLAIN, max_size=2))
+        shape = draw(st.sampled_from(("list", "tuple", "map", "mapping")))
+        if shape in ("list", "tuple"):
+            value = [*others, value, *others]
+            value = tuple(value) if shape == "tuple" else value
+        else:
+            value = {**{str(one): one for one in others}, draw(st.text(max_size=5)): value}
+            value = UserDict(value) if shape == "mapping" else value
+    return value
+
+
+@settings(max_examples=500)
+@given(with_secrets())
+def test_no_secret_is_in_what_is_packed(value: Any) -> None:
+    redacted = redact(value)
+    assert SECRET.encode() not in msgpack.packb(redacted, unicode_errors="surrogatepass")
+    assert redact(redacted) == redacted or "nan" in repr(redacted)
+
+
+@settings(max_examples=200)
+@given(st.text(), st.text())
+def test_no_secret_of_the_environment_is_in_any_text(before: str, after: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_API_KEY", SECRET)
+        for text in (f"{before}{SECRET}{after}", repr(before + SECRET + after)):
+            assert SECRET not in redact({text: [text]}).popitem()[1][0]
+
+
+def test_what_contains_itself_or_is_very_deep_ends() -> None:
+    around: list[Any] = ["x"]
+    around.append(around)
+    assert redact(around) == ["x", "***"]
+    deep: Any = SECRET
+    for _ in range(5000):
+        deep = {"a": deep}
+    assert SECRET not in repr(redact(deep))
+
+
+PATTERNS = (
+    *("a", "token=", "eyJ", "-eyJ", "sk-", "://", "://a", "a@", "--password ", "'token': ", '"', "\\", "((", "a.-"),
+    *("-----BEGIN A-----", "hf_", "bearer a ", "token: '''", 'key=\\"', "token: \\", "token: '", "tokens=1 "),
+)
+
+
+def test_a_text_takes_a_time_that_is_proportional_to_it() -> None:
+    def seconds(text: str) -> float:
+        began = time.thread_time()
+        redact(text)
+        return time.thread_time() - began
+
+    for pattern in PATTERNS:
+        small, large = (min(seconds(pattern * (size // len(pattern))) for _ in range(3)) for size in (20_000, 160_000))
+        # Eight times, where a quadratic search takes 64.
+        assert large < 24 * small + 0.02, pattern
+
+
+def test_nothing_that_a_run_writes_down_has_a_secret(monkeypatch: pytest.MonkeyPatch, runs_dir: Path) -> None:
+    known = "env-s3cret-value"
+    monkeypatch.setenv("SOME_API_KEY", known)
+    monkeypatch.setattr("sys.argv", ["train.py", "--password", f"--{SECRET}", f"--note={known}"])
+    info = {"config": {"api_keys": {"a": [SECRET]}, "note": [{known: f"at {known}"}]}, "model": known}
+    with contextlib.suppress(ValueError), Publisher("r", info=info) as publisher:
+        publisher.publish("fit_start", hyperparameters={"login": {"token": SECRET}, "x": f"https://{SECRET}@h {known}"})
+        raise ValueError(f"cannot log in with {known} at https://{SECRET}@host")
+    files = b"".join(path.read_bytes() for path in runs_dir.rglob("*") if path.is_file())
+    said = repr([(one.event, one.fields) for one in Recording(publisher.recording)])
+    for one in (SECRET, known):
+        assert one.encode() not in files
+        assert one not in said
+    error = "ValueError: cannot log in with *** at https://***@host"
+    assert error in (runs_dir / "r" / "run.json").read_text()
+    assert "https://***@h ***" in said

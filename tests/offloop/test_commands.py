@@ -1,0 +1,68 @@
+"""The commands, as the system starts them: Ctrl-C ends each of them whenever it comes."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ("bus", "trainer", "consumer", "offloop")
+INTERRUPTED = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(10_000))
+except BaseException:
+    "Some modules catch everything while they are imported."
+raise SystemExit("went on")
+"""
+
+
+def start(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    code = f"import sys; sys.path.insert(0, sys.argv.pop()); from offloop.commands import {command}; {command}()"
+    return subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_while_a_command_is_imported_ends_it_at_once(command: str, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(INTERRUPTED)
+    done = start(command, tmp_path)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_a_command_that_is_to_ignore_ctrl_c_does(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(INTERRUPTED)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = start("bus", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stderr) == (1, "went on\n")
+
+
+FORGETTING = """
+import signal, time
+import click
+from bus.terminal import run_command
+
+class Forgotten:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+@click.command()
+def command():
+    Forgotten()
+    time.sleep(60)
+    print("went on")
+
+run_command(command)
+"""
+
+
+def test_ctrl_c_where_nothing_can_be_raised_ends_a_command() -> None:
+    # As in the callbacks of the import system, in which one in some forty came.
+    done = subprocess.run([sys.executable, "-c", FORGETTING], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "interrupted" in done.stderr
+    assert "ignored" not in done.stderr
