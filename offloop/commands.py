@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 
-
 __all__ = ["bus", "consumer", "offloop", "trainer"]
 
 
