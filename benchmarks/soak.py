@@ -18,7 +18,8 @@ from stream import publish
 from bus import Publisher, find_run
 
 RING_BYTES = 16 * 1024 * 1024
-GROWTH_BYTES = 16 * 1024 * 1024
+# The queue of a consumer that is held up is no growth: see bus.net.sockets.STREAM_QUEUE.
+GROWTH_BYTES = 64 * 1024 * 1024
 SAMPLE_SECONDS = 0.1
 BURST = 512
 PATIENCE_SECONDS = 60.0

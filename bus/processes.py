@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import resource
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -87,7 +86,7 @@ def launch() -> str | None:
         return None if launch is None else launch[:100]
     # Without '--rdzv-id' all starts have the same id.
     parent = os.getppid()
-    return f"{socket.gethostname()}/{parent}/{start_time(parent)}"
+    return f"{os.uname().nodename}/{parent}/{start_time(parent)}"
 
 
 def restarted_launch() -> str | None:

@@ -136,6 +136,11 @@ def _is_secret(kind: _Kind, value: Any) -> bool:
 _CONTAINERS = (list, tuple, Set, Mapping)
 
 
+def _is_secret_pair(name: Any, value: Any) -> bool:
+    kind = _kind(name) if isinstance(name, str) else None
+    return kind is not None and _is_secret(kind, value)
+
+
 class _Redaction:
     """The environment as it is now, and the containers that are being gone through."""
 
@@ -161,7 +166,11 @@ class _Redaction:
         self._within.add(id(value))
         try:
             if isinstance(value, Mapping):
-                return {self.redact(name): self._named(name, part) for name, part in value.items()}
+                named = value.get("name", value.get("key"))
+                return {
+                    self.redact(name): self._named(named if name == "value" else name, part)
+                    for name, part in value.items()
+                }
             if isinstance(value, Set):
                 return {self.redact(part) for part in value}
             return list(self._words_of(value))
@@ -169,17 +178,26 @@ class _Redaction:
             self._within.discard(id(value))
 
     def _named(self, name: Any, value: Any) -> Any:
-        kind = _kind(name) if isinstance(name, str) else None
-        return REDACTED if kind is not None and _is_secret(kind, value) else self.redact(value)
+        return REDACTED if _is_secret_pair(name, value) else self.redact(value)
 
     def _words_of(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-        """The parts of a list, as words of a command line: one may be the value of that before it."""
+        """The parts of a list, as words of a command line: one may be the value of that before it, or all up to the
+        next option; or as pairs of a name and a value."""
         kind: _Kind | None = None
-        is_flag = False
+        is_flag = takes_more = False
         for value in values:
             is_text = isinstance(value, str)
-            is_value = kind is not None and not (is_flag and is_text and value.startswith("-"))
-            yield REDACTED if is_value and kind is not None and _is_secret(kind, value) else self.redact(value)
+            is_option = is_text and value.startswith("-")
+            is_value = kind is not None and not (is_option and (is_flag or takes_more))
+            if is_value and kind is not None and _is_secret(kind, value):
+                yield REDACTED
+            elif isinstance(value, list | tuple) and len(value) == 2 and _is_secret_pair(*value):
+                yield [self.redact(value[0]), REDACTED]
+            else:
+                yield self.redact(value)
+            if kind is not None and takes_more and not is_option:
+                continue
+            takes_more = is_option and value.endswith("s") and not is_value
             if is_text and value.lower() in _SCHEMES and (kind == "everything" or value == "Bearer"):
                 kind, is_flag = "everything", False
             elif is_text and (value.startswith("-") or value.endswith((":", "="))) and "=" not in value[:-1]:

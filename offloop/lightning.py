@@ -255,6 +255,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             self._restore_intervals(trainer)
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
             self._saving.remove()
+            del self._saving
         return training
 
     def _hear_fetches(self, loop: Any) -> None:

@@ -288,6 +288,8 @@ def connect(
     root = absolute_runs_dir(where)
     # Before a process is started and a directory made.
     socket_address(root / name / SOCKET_FILES[0])
+    if not callable(info):
+        describe(name)
     process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers, is_new=is_new)
     try:
         address = socket_address(root / process.name / SOCKET_FILES[0])

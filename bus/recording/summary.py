@@ -21,6 +21,7 @@ from bus.recording.reader import RecordingReader
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
+from bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
 
@@ -33,7 +34,7 @@ MAX_METRICS = 256
 """Further metrics are left out."""
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"OFLSUM\r\n"
 _MAX_BYTES = 4 << 20
 _TRACE_BYTES = 64
@@ -172,6 +173,7 @@ class Summary(msgspec.Struct, array_like=True):
     """The newest end of a batch, as it was recorded."""
     hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
     """By name: see :func:`bus.types.hyperparameters.hyperparameters_in`."""
+    is_imported: bool = False
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
         """Takes an event of the first rank. One that comes again changes nothing."""
@@ -202,8 +204,9 @@ class Summary(msgspec.Struct, array_like=True):
             label = fields["dataloader_label"] if "dataloader_label" in fields else body.context.get("dataloader_label")
             evaluated = fields.get("eval_metrics")
             if isinstance(evaluated, dict) and label in evaluated:
-                self._add(f"metrics/{label}", batch, evaluated[label])
+                self._add(f"metrics/{label}", batch + self.is_imported, evaluated[label])
         elif event in WITH_HYPERPARAMETERS:
+            self.is_imported = self.is_imported or Source.of(fields).is_imported
             self.hyperparameters |= hyperparameters_in(fields)
         logged = fields.get("logged")
         for entry in logged if isinstance(logged, list) else ():

@@ -26,6 +26,7 @@ from bus.strict_json import plain
 from bus.tools.logs import Log, Row, find_logs, read_log
 from bus.types.event import Event
 from bus.types.hyperparameters import FIELD, hyperparameters_in
+from bus.types.source import IMPORTED
 from bus.types.timestamp import TrainingTime
 
 _Place = tuple[str, ...]
@@ -225,7 +226,7 @@ def _write(
     # A log without times has at least that of its files.
     began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
     description = {
-        "framework": {"name": f"an imported log ({source})", "version": None},
+        "framework": {"name": f"{IMPORTED} ({source})", "version": None},
         "unavailable": {"events": [event.value for event in Event if event not in _EVENTS], "fields": {}},
     }
     number, recording = directory.next_attempt()

@@ -135,7 +135,7 @@ def shown_step(metric: str, step: Step) -> Step:
 
     A step counts batches from 0: that of a batch is the number of batches before it. Evaluations are logged for the
     number of batches trained, where the next batch begins, and shown beside the last batch before them; one before the
-    first batch is at step 0."""
+    first batch is at step 0. Those of an imported log are shown at the log's own steps."""
     return step - 1 if step >= 1 and is_of_evaluation(metric) else step
 
 

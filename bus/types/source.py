@@ -10,6 +10,9 @@ from bus.types.event import Event
 FIELDS = ("framework", "unavailable")
 """The entries of a run's description that say so; the first event, ``INIT``, has them as fields."""
 
+IMPORTED = "an imported log"
+"""What imported runs have as the name of their framework."""
+
 _EVENTS = {event.value: event for event in Event}
 _MOST_FIELDS = 200
 _LONGEST = 300
@@ -24,6 +27,11 @@ class Source(NamedTuple):
     """The events that it never gives."""
     fields: Mapping[str, str] = {}
     """The fields that it never gives, and why."""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether a log was imported, whose steps are its own: see :func:`bus.types.metrics.shown_step`."""
+        return self.name.startswith(IMPORTED)
 
     @classmethod
     def of(cls, values: Mapping[Any, Any]) -> "Source":

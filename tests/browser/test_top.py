@@ -116,6 +116,8 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
     assert "lr-optimizer" not in text
     terminal.press("\x1b")
     terminal.wait_for("▸lr-optimizer/group0")
+    terminal.press("\x1b[A")
+    terminal.wait_for("▸total")
     terminal.press("s")
     terminal.wait_for("smoothed 0.1 over batch")
     terminal.press("a")
@@ -130,7 +132,7 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
     terminal.press("?")
     terminal.wait_for("write a checkpoint")
     terminal.press("\x1b")
-    terminal.wait_for("▸lr-optimizer/group0")
+    terminal.wait_for("▸total")
 
     terminal.press("q")
     assert terminal.wait_for_end() == 0
@@ -216,7 +218,7 @@ def test_beside_a_dashboard_that_stays_it_gives_the_terminal_back(
         "        time.sleep(1000)\n"
     )
     terminal = open_terminal("--replay", recording, callbacks=f"{tmp_path / 'own.py'}:Stays,top")
-    terminal.wait_for("✓ finished")
+    terminal.wait_for("✓ finished", "events handled")
     terminal.press("q")
     wait_for(lambda: "stays until Ctrl-C" in (terminal.text, terminal.output_after())[1], "what comes after it")
     assert terminal.is_restored

@@ -24,9 +24,8 @@ CONSUMER = [sys.executable, "-m", "consumers", "--callbacks", "speed,lr,metrics"
     "name", [pytest.param(one, marks=pytest.mark.needs("composer") if "composer" in one else ()) for one in EXAMPLES]
 )
 def test_a_quick_start_trains_is_watched_stopped_and_replayed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     more = {"PYTHONPATH": str(FOLDERS["composer"])} if "composer" in name else {}
     script = ROOT / "examples" / f"{name}.py"
@@ -41,7 +40,7 @@ def test_a_quick_start_trains_is_watched_stopped_and_replayed(
         ) as training,
     ):
         try:
-            run = wait_for(lambda: next((one for one in list_runs(tmp_path / "runs") if one.live), None), "a run", 90)
+            run = wait_for(lambda: next((one for one in list_runs(runs_dir) if one.live), None), "a run", 90)
             send_command(run, "pause", wait=60)
             send_command(run, "resume", wait=60)
             assert send_command(run, "stop", wait=60).error is None

@@ -151,6 +151,7 @@ def test_info_shows_the_framework_and_what_it_never_gives(runs_dir: Path) -> Non
 def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_dir: Path) -> None:
     model = torch.nn.Linear(2, 1)
     with offloop.watch(model, torch.optim.SGD(model.parameters()), run_name="r", runs_dir=runs_dir) as run:
+        next(run.epochs(1))
         assert find_run("r").last.info["framework"] == {"name": "a loop of one's own", "version": None}
     assert run.run_name == "r"
     init = next(iter(offloop.Recording(find_run("r").recording)))

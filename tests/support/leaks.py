@@ -67,6 +67,9 @@ class LeakWatch:
 
     def _belongs_here(self, process: psutil.Process) -> bool:
         command = process.cmdline()
+        if not command and process.exe():
+            # It is about to execute another program, and the system does not tell yet what its environment is.
+            return True
         if any(name in argument for argument in command for name in _STAY_UNTIL_EXIT):
             return False
         parents = [parent.pid for parent in process.parents()]

@@ -125,9 +125,9 @@ def test_a_second_broker_is_refused_a_run_that_has_one(runs_dir: Path) -> None:
     with Training(runs_dir) as training, StandingBroker(runs_dir) as second:
         training.await_recorded(100)
         with pytest.raises(RunIsLiveError, match=r"run 'r' in .* is live already: choose another run name"):
-            Publisher("r", broker=second.address)
+            Publisher("r", broker=second.address, resume=True)
         with pytest.raises(RunIsLiveError, match="is live already"):
-            Publisher("r")
+            Publisher("r", resume=True)
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
@@ -137,12 +137,12 @@ def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no
     with StandingBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
         training.await_recorded(100)
         with pytest.raises(BrokerError, match="rank 0 of run 'r' is there already: choose another run name"):
-            Publisher("r", broker=broker.address)
+            Publisher("r", broker=broker.address, resume=True)
         with stopped(training.pid):
             broker.end(signal.SIGKILL)
             broker.start()
             with pytest.raises(RunIsLiveError, match=f"its trainer, process {training.pid}, continues"):
-                Publisher("r", broker=broker.address)
+                Publisher("r", broker=broker.address, resume=True)
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]

@@ -268,7 +268,7 @@ def test_who_asks_for_a_run_before_its_first_event_follows_it(broker, runs_dir):
         publisher.publish(Event.EPOCH_START)
         assert next(iter(subscriber)).event == Event.EPOCH_START
         subscriber.close()
-    with Publisher("r", broker=broker.address) as publisher:
+    with Publisher("r", broker=broker.address, resume=True) as publisher:
         (listed,) = ask_broker(broker.address, "runs", {"run": None})["runs"]
         assert (listed["attempts"], listed["status"], listed["id"]) == ([1, 2], "live", find_run("r").id)
         assert [attempt.number for attempt in find_run("r").attempts] == [1]

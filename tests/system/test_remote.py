@@ -193,7 +193,7 @@ def test_a_new_attempt_ends_the_old_one_and_is_the_one_that_is_found(
     wait_for(lambda: follower.has(500), "the events before")
     elsewhere.end(signal.SIGKILL)
     elsewhere.start()
-    with Publisher("r", broker=elsewhere.address) as new:
+    with Publisher("r", broker=elsewhere.address, resume=True) as new:
         assert new.attempt == 2
         publish(new, 100)
         with Subscriber("r", broker=elsewhere.address) as subscriber:

@@ -9,6 +9,7 @@ from bus.protocol.frames import EventBody
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.metrics import shown_step
+from bus.types.source import Source
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Row
 from consumers.callbacks.peak_flops import peak_flops
@@ -48,6 +49,7 @@ class Metrics:
     def __init__(self, lock: "threading.RLock", max_points: int = MAX_POINTS) -> None:
         self.series: dict[str, Series] = {}
         self.clock = Clock()
+        self._is_imported = False
         self.first_left_out: str | None = None
         """The first name for which there was no room."""
         self._lock = lock
@@ -155,7 +157,9 @@ class Metrics:
         """Takes an event in that is no end of a batch."""
         body, event = state._body, state.event
         batch = body.timestamp.batch
-        if event is Event.FIT_START and not len(self.clock):
+        if event is Event.INIT:
+            self._is_imported = Source.of(body.fields).is_imported
+        elif event is Event.FIT_START and not len(self.clock):
             import numpy as np
 
             self.clock.extend(
@@ -211,7 +215,7 @@ class Metrics:
     def _append(self, name: str, step: int, value: float) -> None:
         series = self._find(name)
         if series is not None:
-            series.append(shown_step(name, step), value)
+            series.append(step if self._is_imported else shown_step(name, step), value)
 
     def _find(self, name: str) -> Series | None:
         found = self.series.get(name)

@@ -1,5 +1,6 @@
 """The index of a folder of runs: what it knows, how it keeps up, and what it survives."""
 
+import contextlib
 import errno
 import json
 import math
@@ -165,8 +166,9 @@ def plant(path, what, elsewhere):
     elif what == "directory":
         path.mkdir()
     elif what == "socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
+        # A socket's path is short.
+        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+            made.bind(path.name)
     else:
         path.write_bytes(os.urandom(100_000))
 

@@ -28,6 +28,7 @@ from transformers.trainer_callback import TrainerState
 
 from bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
 from bus.cli.main import bus
+from bus.index.index import RunIndex
 from bus.runs.directory import RunDirectory
 from bus.tools import imports
 from bus.tools.diff import diff
@@ -144,6 +145,9 @@ def test_a_training_of_lightning(runs_dir, lightning_logs, source):
     for name in written:
         points = view.series(name).points()
         assert dict(zip(points.xs, points.ys, strict=True)) == dict(logged.metrics[name]), name
+    with RunIndex(runs_dir) as index:
+        index.refresh()
+        assert index.series(log.name, "metrics/val/loss") == list(logged.metrics["metrics/val/loss"])
     assert [state.timestamp.epoch.value for state in states if state.event is Event.EVAL_END] == [0, 1]
     assert [state.event for state in states[:2]] == [Event.INIT, Event.FIT_START]
     assert states[-1].event is Event.FIT_END

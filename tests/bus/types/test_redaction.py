@@ -51,6 +51,11 @@ def test_whatever_is_under_the_name_of_a_secret_is_one(name: str) -> None:
     for value in (SECRET, [SECRET], (1, SECRET), {"a": SECRET}, {SECRET: 1}, {"a": [{"b": SECRET}]}, SECRET.encode()):
         assert redact({"a": [{name: value}]}) == {"a": [{name: "***"}]}
     assert redact([f"--{name}", SECRET, f"--{name}={SECRET}", "x"]) == [f"--{name}", "***", f"--{name}=***", "x"]
+    assert redact([[name, SECRET], ("lr", 1)]) == [[name, "***"], ["lr", 1]]
+    assert redact([{"name": name, "value": SECRET}, {"name": "lr", "value": 1}]) == [
+        {"name": name, "value": "***"},
+        {"name": "lr", "value": 1},
+    ]
     for text in (f"{name}={SECRET}", f"at {name}: '{SECRET} x' y", f"{{'{name}': ['{SECRET}', 'x y'], 'lr': 0.1}}"):
         assert "***" in redact(text)
         assert SECRET not in redact(text)
@@ -110,6 +115,7 @@ def test_secrets_in_texts_are_known_by_names_and_shapes(given: str, expected: st
 
 def test_words_of_a_command_line_may_be_values_of_the_words_before() -> None:
     words = [*("t.py", "--token", "abc", "--secret", "--verbose", "--max-tokens", "5", "-key", "a"), 1]
+    assert redact(["t.py", "--tokens", "a", "b", "--lr", "1"]) == ["t.py", "--tokens", "***", "***", "--lr", "1"]
     headers = ["-H", "Authorization: Bearer X", "-H", "Authorization:", "Bearer", "X", "--no-auth", "--x", "y"]
     assert redact([*words, *headers]) == [
         *("t.py", "--token", "***", "--secret", "***", "--max-tokens", "5", "-key", "***", 1),

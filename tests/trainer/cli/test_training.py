@@ -270,13 +270,13 @@ def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tm
 
 @pytest.mark.slow
 def test_an_attempt_that_trains_something_else_is_warned_about(
-    run: Run, runs_dir: Path, caplog: pytest.LogCaptureFixture
+    run: Run, runs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arguments = ["-d2ba", "--run-name=r", "--eval-batches=1"]
-    for _ in range(2):
-        run("digits", *arguments)
+    arguments = ["-d2ba", "--run-name=r", "--eval-batches=1", "--autoresume"]
+    for folder in ("a", "b"):
+        run("digits", *arguments, f"--save-folder={tmp_path / folder}")
     assert "trains something else" not in caplog.text
-    run("chars", *arguments)
+    run("chars", *arguments, f"--save-folder={tmp_path / 'c'}")
     changed = re.search("attempt 3 of run r trains something else than attempt 2: (.*);", caplog.text)
     assert changed is not None
     assert re.fullmatch(r"task chars \(before: digits\), .*parameters \d+ \(before: \d+\)", changed[1])

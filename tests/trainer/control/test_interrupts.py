@@ -71,13 +71,18 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    trainer = make(tmp_path)
-    trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
+    # Not that of the event loop that other tests of this process have.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        trainer = make(tmp_path)
+        trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert int(trainer.state.timestamp.batch) == 0
     assert not list(tmp_path.glob("ep*"))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_signal_that_comes_while_the_handlers_are_set_counts(
