@@ -56,6 +56,7 @@ class Columns:
     metric, the last value is meant, or with a dot and one of :data:`OF_METRIC` behind it another one
     (``loss/train/total.min``). The end of a name is enough (``lr``) where it leads to one of them; of several, what the
     training was started with (``config/lr``) comes before the rest of the hyperparameters, and these before metrics.
+    A run that lacks the first of these gives the next, so ``lr`` is known of runs of different kinds.
     """
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
@@ -100,7 +101,8 @@ class Columns:
             if len(found) > 1:
                 raise ConfigurationError(f"{name!r} may be {_listed(found)}: write the whole name")
             if hyperparameters:
-                return found[0], _hyperparameter(found[0])
+                rest = _ending(self.hyperparameters, name) - {found[0], f"config/{name}"}
+                return found[0], _hyperparameter(found[0], f"config/{name}", *(rest if len(rest) == 1 else ()))
             if metrics:
                 suffix = "" if which == "last" else f".{which}"
                 return f"{found[0]}{suffix}", _metric(found[0], self._best_of(found[0]) if which == "best" else which)
@@ -347,8 +349,12 @@ def _ending(names: Iterable[str], end: str) -> set[str]:
     return {name for name in names if name.endswith(f"/{end}")}
 
 
-def _hyperparameter(name: str) -> ValueOf:
-    return lambda entry: entry.hyperparameters.get(name)
+def _hyperparameter(*names: str) -> ValueOf:
+    def value(entry: RunEntry) -> Any:
+        known = entry.hyperparameters
+        return next((known[name] for name in names if name in known), None)
+
+    return value
 
 
 def _metric(name: str, which: str) -> ValueOf:

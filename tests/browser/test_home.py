@@ -298,6 +298,17 @@ def test_live_runs_move_and_others_appear(runs_dir, browser):
         live.get_by_text("lost", exact=True).wait_for()
 
 
+def test_how_far_a_long_run_is_and_how_long_it_will_be_fit_into_their_column(runs_dir, browser):
+    with Publisher("long", runs_dir=runs_dir) as publisher:
+        publisher.publish(Event.BATCH_END, batch=12_345, sample=12_345, max_duration="100000ba")
+    with home_of(str(runs_dir)) as served, visit(browser, served.url) as there:
+        shows(there, 1)
+        cell = row(there, "long").locator(".of-progress")
+        assert words(cell) == "batch 12,345 of 100,000"
+        text = cell.locator(".text")
+        assert not text.evaluate("(one) => one.scrollWidth > one.clientWidth")
+
+
 def test_a_run_that_is_deleted_while_somebody_looks_at_it_goes_away(runs, served, browser):
     with visit(browser, served.url) as there, visit(browser, f"{served.url}runs?run={BEST}") as other:
         shows(there, 12)

@@ -96,6 +96,21 @@ def test_a_filter_finds_the_runs_of_which_it_is_true(expression, expected):
         assert " ".join(one.run for one in where(RUNS, expression)) == expected
 
 
+def test_a_short_name_is_found_in_runs_that_have_it_under_different_whole_names():
+    runs = [
+        entry("published", hyperparameters={"lr": 0.1}),
+        entry("trained", hyperparameters={"config/lr": 0.2, "optimizer/lr": 0.9}),
+        entry("watched", hyperparameters={"optimizer/lr": 0.3}),
+        entry("none"),
+    ]
+    assert [one.run for one in where(runs, "lr > 0.1")] == ["trained", "watched"]
+    assert [one.run for one in where(runs[1:], "lr > 0.1")] == ["trained", "watched"]
+    assert [one.run for one in sort(runs, "lr", reverse=True)] == ["watched", "trained", "published", "none"]
+    assert [one.run for one in where(runs, "optimizer/lr > 0.1")] == ["trained", "watched"]
+    two = [*runs, entry("two", hyperparameters={"optimizer-1/lr": 0.4})]
+    assert [one.run for one in where(two, "lr > 0.1")] == ["trained"], "nobody knows which of the two is meant"
+
+
 @pytest.mark.parametrize(
     ("expression", "words"),
     [
