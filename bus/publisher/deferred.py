@@ -44,16 +44,16 @@ class PendingEvents(deque[PendingEvent]):
         super().__init__()
         self._left_out = left_out
 
-    def take(self, *, wait: bool) -> list[bytes]:
-        """The frames of the events at the front whose values are there; with ``wait`` those of all events, waiting for
-        their values."""
-        frames: list[bytes] = []
+    def move(self, put: Callable[[bytes, int], object], *, wait: bool) -> None:
+        """Hands the frames of the events at the front whose values are there to ``put``, with their ``base_seq``; with
+        ``wait`` those of all events, waiting for their values."""
         while self:
-            fields = _complete(self[0], wait)
+            event = self[0]
+            fields = _complete(event, wait)
             if fields is None:
                 break
-            frames.append(self.popleft()._replace(fields=fields).to_frame(self._left_out))
-        return frames
+            put(event._replace(fields=fields).to_frame(self._left_out), event.base_seq)
+            del self[0]
 
 
 def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:

@@ -254,7 +254,6 @@ class Publisher:
             round(seconds * 1e9) for seconds in (timeouts.listen, timeouts.report, timeouts.log)
         )
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
-        self._seq = self._base_seq = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
         self._inside = 0
         """The thread that is in a call, by its number; 0 when none is."""
@@ -329,21 +328,21 @@ class Publisher:
             if now < self._last_time:
                 now = self._last_time
             encode, counts, is_urgent = self._encoders[event]
-            seq = self._seq + 1
-            base_seq = self._base_seq + counts
+            # An event has its number once it is in one of these: one that cannot be packed leaves no hole, nor does one
+            # in which a signal handler raises.
+            last = self._pending[-1] if self._pending else self._outbox
+            seq = last.seq + 1
+            base_seq = last.base_seq + counts
+            self._last_time = now
             if has_deferred or self._pending:
                 self._pending.append(PendingEvent(encode, seq, base_seq, now, timestamp, previous, fields, context))
             elif seq & _SAMPLE_MASK:
-                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context))
+                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
             else:
                 began = thread_time_ns()
-                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context))
+                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
                 self._encoding_time += thread_time_ns() - began
                 self._encodings_timed += 1
-            # Numbers are given only now: a field that cannot be packed leaves no hole in them.
-            self._last_time = now
-            self._seq = seq
-            self._base_seq = base_seq
             if now >= self._flush_at or is_urgent or not seq & _FLUSH_MASK:
                 if is_urgent and event in _FIT:
                     self.fit_has_ended = event is Event.FIT_END
@@ -549,20 +548,21 @@ class Publisher:
     def _publish_logged(self) -> None:
         """Publishes what was logged with an event of its own."""
         fields, has_late, step = {"logged": self._logged.entries()}, self._logged.has_late, self._logged.step
-        self._logged.clear()
         context = self._context[1] or self._pack_plain_context({})
         if self._introduction:
             self._introduce(Event.BATCH_END, fields, context)
         if self._counts_batches:
             # An event at which nothing is done but what was asked for: the batch has ended already.
             self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late, _in_turn=True)
-            return
-        before = Timestamp.from_values(self._at)
-        began = max(step, int(before.batch))
-        total = timedelta(microseconds=(self._clock() - self._began) // 1000)
-        self._at = Timestamp(batch=began + 1, total_wct=total).values
-        previous = Timestamp(batch=began, total_wct=before.total_wct).values
-        self.send(Event.BATCH_END, self._at, previous, fields, context, has_late, _in_turn=True)
+        else:
+            before = Timestamp.from_values(self._at)
+            began = max(step, int(before.batch))
+            total = timedelta(microseconds=(self._clock() - self._began) // 1000)
+            self._at = Timestamp(batch=began + 1, total_wct=total).values
+            previous = Timestamp(batch=began, total_wct=before.total_wct).values
+            self.send(Event.BATCH_END, self._at, previous, fields, context, has_late, _in_turn=True)
+        # What is sent twice, where a signal handler has raised, is logged once.
+        self._logged.clear()
 
     def _check_lost(self) -> None:
         """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more, or because
@@ -600,6 +600,11 @@ class Publisher:
             self._flight.beat()
 
     @property
+    def _seq(self) -> int:
+        """The number of the last event."""
+        return (self._pending[-1] if self._pending else self._outbox).seq
+
+    @property
     def run_dir(self) -> Path:
         """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
         elsewhere."""
@@ -632,8 +637,7 @@ class Publisher:
         began = thread_time_ns()
         self._flush_at = self._last_time + self._max_delay
         if self._pending:
-            for frame in self._pending.take(wait=wait):
-                self._put(frame)
+            self._pending.move(self._put, wait=wait)
         self._outbox.send()
         if self._last_time >= self._next_exchange:
             self._next_exchange = self._last_time + self._exchange_every
@@ -814,16 +818,15 @@ class Publisher:
     def _publish_mark(self, name: str, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
         context = mark_context(self._world_size, self._local_world_size)
         now = max(self._clock(), self._last_time)
+        last = self._pending[-1] if self._pending else self._outbox
         mark = PendingEvent(
-            self._new_encoder(name), self._seq + 1, self._base_seq + 1, now, timestamp, None, fields, context
+            self._new_encoder(name), last.seq + 1, last.base_seq + 1, now, timestamp, None, fields, context
         )
+        self._last_time = now
         if self._pending:
             self._pending.append(mark)
         else:
-            self._put(mark.to_frame(self.left_out))
-        self._last_time = now
-        self._seq += 1
-        self._base_seq += 1
+            self._put(mark.to_frame(self.left_out), mark.base_seq)
 
     def close(self, status: str = "finished", error: str | None = None, reason: str | None = None) -> None:
         """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
@@ -863,8 +866,7 @@ class Publisher:
                 # Whatever has failed before, such as a command of the user's, the stream comes to its end.
                 self._is_ending = True
                 if not self._closed:
-                    for frame in self._pending.take(wait=True):
-                        self._put(frame)
+                    self._pending.move(self._put, wait=True)
                     reason = reason or (self.stop_reason if status == "stopped" else None)
                     error, reason = redact(error), redact(reason)
                     ending = Ending(status, error and as_utf8(error[:_ENDING]), reason and as_utf8(reason[:_ENDING]))

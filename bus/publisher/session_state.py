@@ -151,7 +151,7 @@ class SessionState:
     def _was_ended_by_broker(self, welcome: dict[str, Any]) -> bool:
         """Whether a broker has written the end of the stream itself, possibly in the place of an event of ours."""
         acknowledged, ended = welcome.get("acknowledged"), welcome.get("ended")
-        return (isinstance(acknowledged, int) and acknowledged > self.outbox.count) or ended not in (None, self._end)
+        return (isinstance(acknowledged, int) and acknowledged > self.outbox.seq) or ended not in (None, self._end)
 
     def _note_acknowledged(self, number: Any) -> None:
         if isinstance(number, int) and number > self.acknowledged:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,42 @@ def test_a_timer_that_publishes_loses_nothing(runs_dir: Path) -> None:
     published, logged = read(publisher)
     assert [one for who, one in published if who == "loop"] == list(range(1, batch + 1))
     assert (sum(who == "timer" for who, _ in published), len(logged) <= given) == (given, True)
+
+
+def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before_or_comes_after(runs_dir: Path) -> None:
+    """Python runs handlers where a function begins and where one of C has returned."""
+
+    class Raised(BaseException):
+        pass
+
+    def raise_at(number: int) -> Callable[[Any, str, Any], None]:
+        left = number
+
+        def profile(frame: Any, event: str, argument: Any) -> None:
+            nonlocal left
+            left -= event in ("call", "c_return") and "publisher" in frame.f_code.co_filename
+            if not left:
+                raise Raised
+
+        return profile
+
+    raised, given = 0, []
+    with Publisher("r", max_delay=0) as publisher:
+        for number in range(1, 600):
+            sys.setprofile(raise_at(number % 300 + 1))
+            try:
+                for batch in range(3):
+                    publisher.publish(Event.BATCH_END, batch=number, who="raising", values=bytes(30_000 * batch))
+                publisher.log({"raising": number}, step=number)
+                publisher.poll()
+            except Raised:
+                raised += 1
+            finally:
+                sys.setprofile(None)
+            publisher.publish(Event.BATCH_END, batch=number, who="loop")
+            publisher.log({"loop": number}, step=number)
+            given.append(number)
+    published, logged = read(publisher)
+    assert raised > 200
+    assert [batch for who, batch in published if who == "loop"] == given
+    assert set(given) <= set(logged)
