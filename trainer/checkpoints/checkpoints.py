@@ -101,6 +101,7 @@ class Checkpoints:
         sharded, ranks = self._sharded, self._ranks
         if self._save_folder is not None:
             filename, latest = self._filenames
+            unreadable = {} if self._folder is None else self._folder.unreadable
             self._folder = CheckpointFolder(
                 self._save_folder,
                 filename=folder_name(filename) if sharded else filename,
@@ -110,6 +111,7 @@ class Checkpoints:
                 names=_names(self._state),
                 write=partial(_write, sharded=sharded, ranks=ranks),
             )
+            self._folder.unreadable |= unreadable
         # Nothing that holds this object: a trainer that is dropped is to be gone at once.
         self._gather = partial(_gather, self._state, self._loader_resume, ranks, self._folder)
 
