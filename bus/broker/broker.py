@@ -30,6 +30,7 @@ from bus.protocol.frames import (
     END,
     FRAME_BATCH,
     MAX_BATCH_FRAMES,
+    MAX_HELLO,
     MAX_TOPIC,
     Control,
     Topic,
@@ -57,8 +58,6 @@ DUMP_SECONDS = 0.005
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
-MAX_UNREAD = 1 << 20
-"""Bytes of a message that is read although its sender publishes no run."""
 
 
 class Broker:
@@ -322,8 +321,8 @@ class Broker:
         front = bytes(message.buffer[: MAX_TOPIC + 1])
         is_control = front.startswith(b"\0")
         if is_control and not is_frame_batch(front):
-            if len(message) > MAX_UNREAD:
-                reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_UNREAD}"
+            if len(message) > MAX_HELLO:
+                reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_HELLO}"
                 self._peers.send(identity, "refused", {"reason": reason, "error": "ProtocolError"})
                 raise ProtocolError(reason)
             return False

@@ -13,6 +13,8 @@ from bus.types.timestamp import TrainingTime
 
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
+MAX_HELLO = 1 << 20
+"""Bytes of a message from a peer that publishes no run, or not yet."""
 MAX_RANGE = 256 * 1024
 """Bytes of a recording in one answer."""
 MAX_TOPIC = 256

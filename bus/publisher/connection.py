@@ -19,7 +19,7 @@ from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolEr
 from bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
 from bus.net.nats_addresses import find_servers
 from bus.net.sockets import notice_silence
-from bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
+from bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
 from bus.publisher.launch import BrokerProcess, Taken, error_by_name
 from bus.redaction import redact
 from bus.runs.directory import (
@@ -41,6 +41,7 @@ Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 _IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 
 _GIT_SECONDS = 2.0
+_MAX_INFO = MAX_HELLO - (1 << 16)
 
 
 class BrokerConnection:
@@ -253,11 +254,16 @@ def connect(
         check_unavailable(more.get("unavailable", {}))
         described = {**process_info, **more}
         try:
-            encode_control("hello", {"info": described})
+            size = len(encode_control("hello", {"info": described}))
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
                 f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
             ) from None
+        if size > _MAX_INFO:
+            raise ConfigurationError(
+                f"what is to be written down about the run has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "
+                "the largest out of info (of a training, config)"
+            )
         return described
 
     hello = {
@@ -288,8 +294,7 @@ def connect(
     root = absolute_runs_dir(where)
     # Before a process is started and a directory made.
     socket_address(root / name / SOCKET_FILES[0])
-    if not callable(info):
-        describe(name)
+    describe(name)
     process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers, is_new=is_new)
     try:
         address = socket_address(root / process.name / SOCKET_FILES[0])

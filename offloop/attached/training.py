@@ -19,7 +19,7 @@ from bus.errors import ConfigurationError
 from bus.printing import say, share_terminal
 from bus.protocol.frames import as_utf8
 from bus.publisher.logged import LoggedValues, check_name, check_value
-from bus.publisher.program_end import error_at_exit
+from bus.publisher.program_end import error_at_exit, watch_main_thread
 from bus.publisher.publisher import Publisher, ending_for
 from bus.runs.directory import is_name_for, new_run_name
 from bus.types.deferred import Deferred
@@ -179,6 +179,7 @@ class AttachedTraining:
         self.error_if_left: BaseException | None = None
         """What a loop that was left has failed with, where the framework calls a hook at every other end."""
         self._is_introduced = False
+        watch_main_thread()
         _open.add(self)
 
     def open(self, resumed: Mapping[str, Any] | None = None, *, continues: bool = False) -> None:

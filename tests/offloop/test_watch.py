@@ -454,6 +454,13 @@ def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
         assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
 
 
+@pytest.mark.slow
+def test_a_program_that_ends_before_it_trains_has_no_run(runs_dir: Path, tmp_path: Path) -> None:
+    beginning, _ = SCRIPT.format(name="w", there="").split("for epoch")
+    run_forked("torch", tmp_path, [Program(f"{beginning}run.log(loss=1.0)")])
+    assert not (runs_dir / "w").exists()
+
+
 def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

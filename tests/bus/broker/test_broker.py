@@ -236,7 +236,7 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
         frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
         for frame in frames:
             publisher._session._connection.socket.send(frame)
-        publisher._seq = publisher._base_seq = 3
+        publisher._outbox.seq = publisher._outbox.base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
 

@@ -429,8 +429,13 @@ def test_numbers_and_text_of_derived_classes_are_sent_as_the_plain_ones(runs_dir
 def test_a_start_that_fails_leaves_nothing_behind_and_the_name_free(runs_dir):
     with pytest.raises(ConfigurationError, match="cannot be"):
         Publisher("r", info={"config": object()})
+    with pytest.raises(ConfigurationError, match=r"has 2,00.,\d+ bytes, and 983,040 are allowed"):
+        Publisher("r", info={"config": "x" * 2_000_000})
+    with pytest.raises(ZeroDivisionError):
+        Publisher("r", info=lambda name: {"share": 1 / 0})
     with pytest.raises(ConfigurationError, match="rank 1 needs the address of its run's broker"):
         Publisher("r", rank=1, world_size=2)
+    assert not (runs_dir / "r").exists()
     Publisher("r").close()
 
 
