@@ -384,7 +384,10 @@ class Publisher:
                 self._inside = 0
 
     def _do_waiting(self) -> None:
-        while self._waiting:
+        """Does what waits now. More may come as fast as it is done, which must not keep a stream from its end."""
+        left = len(self._waiting)
+        while left and self._waiting:
+            left -= 1
             if self._closed:
                 late = len(self._waiting)
                 self._waiting.clear()

@@ -1,6 +1,8 @@
 """A publisher that several threads, signal handlers and finalizers use at once loses nothing of what they give it."""
 
+import contextlib
 import gc
+import itertools
 import json
 import signal
 import subprocess
@@ -78,6 +80,27 @@ def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> No
     published, _ = read(publisher)
     # One may have been refused in the middle.
     assert [batch for _, batch in published] in (list(range(1, given + 1)), list(range(1, given)))
+
+
+def test_a_publisher_that_several_threads_keep_busy_can_be_closed(runs_dir: Path) -> None:
+    def publish_on(who: str) -> None:
+        with contextlib.suppress(ClosedError):
+            for batch in itertools.count(1):
+                publisher.publish(Event.BATCH_END, batch=batch, who=who)
+
+    publisher = Publisher("r")
+    threads = [threading.Thread(target=publish_on, args=(who,), daemon=True) for who in "abc"]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    publisher.close()
+    assert publisher.closed
+    for thread in threads:
+        thread.join()
+    published, _ = read(publisher)
+    for who in "abc":
+        batches = [batch for one, batch in published if one == who]
+        assert batches == list(range(1, len(batches) + 1))
 
 
 class Reentrant:
