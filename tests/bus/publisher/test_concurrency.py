@@ -1,8 +1,6 @@
 """A publisher that several threads, signal handlers and finalizers use at once loses nothing of what they give it."""
 
-import contextlib
 import gc
-import itertools
 import json
 import signal
 import subprocess
@@ -82,25 +80,25 @@ def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> No
     assert [batch for _, batch in published] in (list(range(1, given + 1)), list(range(1, given)))
 
 
-def test_a_publisher_that_several_threads_keep_busy_can_be_closed(runs_dir: Path) -> None:
-    def publish_on(who: str) -> None:
-        with contextlib.suppress(ClosedError):
-            for batch in itertools.count(1):
-                publisher.publish(Event.BATCH_END, batch=batch, who=who)
+def test_what_is_published_without_end_meanwhile_does_not_keep_a_publisher_from_closing(runs_dir: Path) -> None:
+    class Busy:
+        """A value on its way; from the moment when it is asked for, each one has another one published."""
+
+        is_due = False
+
+        def ready(self) -> bool:
+            return self.is_due
+
+        def value(self) -> float:
+            self.is_due = True
+            publisher.publish(Event.EPOCH_END, batch=2, who="other", loss=self)
+            return 0.5
 
     publisher = Publisher("r")
-    threads = [threading.Thread(target=publish_on, args=(who,), daemon=True) for who in "abc"]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.2)
+    publisher.publish(Event.EPOCH_END, batch=1, who="main", loss=Busy())
     publisher.close()
-    assert publisher.closed
-    for thread in threads:
-        thread.join()
     published, _ = read(publisher)
-    for who in "abc":
-        batches = [batch for one, batch in published if one == who]
-        assert batches == list(range(1, len(batches) + 1))
+    assert published == [("main", 1), ("other", 2)]
 
 
 class Reentrant:
