@@ -2,6 +2,7 @@
 damaged."""
 
 import contextlib
+import errno
 import os
 import zlib
 from collections.abc import Iterator
@@ -65,6 +66,9 @@ class ByteSource(Protocol):
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer, or none, where they are not there yet."""
 
+    def skip_zeros(self, offset: int) -> int:
+        """The next offset at which there may be other bytes than zeros."""
+
     def forget(self, offset: int) -> None:
         """Reads from ``offset`` on anew, where a copy is kept: it may be of bytes that have been replaced since."""
 
@@ -107,6 +111,13 @@ class FileSource:
             raise RecordingError(
                 f"the recording {self._path} cannot be read: {error.strerror}", path=self._path
             ) from None
+
+    def skip_zeros(self, offset: int) -> int:
+        """The next offset at which there may be other bytes than zeros: of a file with holes, behind one."""
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            return os.fstat(self._descriptor).st_size if error.errno == errno.ENXIO else offset
 
     def forget(self, offset: int) -> None:
         """Does nothing: no copy is kept."""
@@ -479,7 +490,7 @@ class RecordingReader:
 
     def _next_sound(self, begin: int, end: int | None = None) -> "_Sound | None":
         """The next mark or chunk from ``begin`` on whose checksum holds, whatever its opcode and length have become."""
-        for sign, offset in records.find_signs(self._source.read_at, begin, end):
+        for sign, offset in records.find_signs(self._source.read_at, begin, end, self._source.skip_zeros):
             with contextlib.suppress(DamageError):
                 return self._mark_at(offset) if sign == records.MARK_SIGN else self._chunk_at(offset)
         return None

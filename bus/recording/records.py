@@ -88,9 +88,14 @@ class Position(NamedTuple):
     """Whether the rank's ``$end`` is among them."""
 
 
-def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
+def find_signs(
+    read: Callable[[int, int], bytes],
+    begin: int,
+    end: int | None = None,
+    skip: Callable[[int], int] = lambda offset: offset,
+) -> Iterator[tuple[bytes, int]]:
     """The signs of marks and chunks, and where their records begin; ``read`` gives the bytes at an offset, at most so
-    many."""
+    many, and ``skip`` the next offset at which there may be other bytes than zeros."""
     offset, most = begin, FRONT_BYTES
     while end is None or offset < end:
         size = most if end is None else min(most, end - offset)
@@ -103,7 +108,7 @@ def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = 
             return
         most = min(2 * most, BLOCK_BYTES)
         # A sign may lie across the end of a block.
-        offset += len(block) - SIGN_BYTES + 1
+        offset = skip(offset + len(block) - SIGN_BYTES + 1)
 
 
 # -- marks ------------------------------------------------------------------------------------------------------------

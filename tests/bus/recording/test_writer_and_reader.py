@@ -228,6 +228,9 @@ class Arriving:
     def read_at(self, offset: int, size: int) -> bytes:
         return self.data[: self.there][offset : offset + size]
 
+    def skip_zeros(self, offset: int) -> int:
+        return offset
+
     def forget(self, offset: int) -> None:
         pass
 
@@ -263,6 +266,9 @@ class Copied:
 
     def read_at(self, offset: int, size: int) -> bytes:
         return self.copy[offset : offset + size]
+
+    def skip_zeros(self, offset: int) -> int:
+        return offset
 
     def forget(self, offset: int) -> None:
         self.copy = self.copy[:offset]
@@ -307,6 +313,9 @@ class Holed:
             return self._data[offset : min(offset + size, self._begin)]
         self.hole = None
         return self._data[offset : offset + size]
+
+    def skip_zeros(self, offset: int) -> int:
+        return offset
 
     def forget(self, offset: int) -> None:
         pass
