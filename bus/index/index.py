@@ -343,7 +343,8 @@ def _stamp(run: str) -> str:
         for entry in listed:
             if entry.name in _STAMPED or entry.name.endswith(".mcap"):
                 about = entry.stat(follow_symlinks=False)
-                stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_size}-{about.st_ino}"
+                # What restores a file may give it the time of before; nothing sets that of the change itself.
+                stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
     said = stamps.pop(ANNOTATIONS_FILE, "")
     recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
     # Behind the last dot is what people say.

@@ -1,6 +1,6 @@
 """``run.json`` and ``broker.json``: their form, which is checked here and nowhere else."""
 
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -53,7 +53,7 @@ class AttemptRecord(msgspec.Struct):
     attempt: _Number
     recording: str
     started: SecondsSince1970
-    status: str
+    status: Literal["running", "finished", "failed", "stopped", "lost"]
     ended: SecondsSince1970 | None = None
     error: str | None = None
     reason: str | None = None

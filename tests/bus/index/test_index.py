@@ -318,6 +318,23 @@ def test_a_recording_that_is_restored_is_read_again(tmp_path, attempt):
             assert (entry.metrics["loss/train/total"].low, entry.metrics["loss/train/total"].high) == (1.0, 3.0)
 
 
+def test_a_recording_that_is_restored_in_place_with_its_time_is_read_again(tmp_path):
+    recording = write_run(tmp_path, "r", [3.0, 2.0]) / "recording-1.mcap"
+    content, about = recording.read_bytes(), recording.stat()
+
+    def put(new):
+        recording.write_bytes(new)
+        os.utime(recording, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    put(b"x" * len(content))
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        assert "is not a recording" in index.entries["r"].problem
+        put(content)
+        index.refresh()
+        assert (index.entries["r"].problem, index.entries["r"].metrics["loss/train/total"].low) == (None, 2.0)
+
+
 WRITER = """
 import sys
 from bus.index.index import RunIndex

@@ -47,6 +47,7 @@ DAMAGE = {
     "map as error": change(error={"a": 1}),
     "surrogate": change(reason="\udcff"),
     "list as status": change(status=["finished"]),
+    "status of no attempt": change(status="live"),
     "number as publisher": change(publishers=[5]),
     "batch of 71 bits": change(reached={"epoch": 0, "batch": 2**70, "sample": 0, "planned": None}),
     "nothing reached": change(reached={"epoch": 0}),
