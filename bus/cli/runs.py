@@ -143,7 +143,9 @@ def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live:
         took = lasted(run["started"], run["ended"], live=_is_going_on(run))
         # Of a run that cannot be read, why stands where its recording would.
         tags, recording = ", ".join(run.get("tags", ())), run.get("recording") or run.get("problem") or ""
-        rows.append((run["run"], run["status"], when(run["started"]), took, _reached(run), tags, recording))
+        # One run must not make the table too wide for the others.
+        reached, tags = _short(_reached(run)), _short(tags)
+        rows.append((run["run"], run["status"], when(run["started"]), took, reached, tags, recording))
     _say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
 
 

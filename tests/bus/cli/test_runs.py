@@ -251,6 +251,15 @@ def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
     assert invoke("note", "a") == ""
 
 
+def test_a_run_with_many_tags_does_not_make_the_table_wide(three: Path) -> None:
+    record = json.loads((three / "b" / "run.json").read_text())
+    record["attempts"][0]["reached"]["planned"] = "x" * 1000
+    (three / "b" / "run.json").write_text(json.dumps(record))
+    invoke("tag", "c", "--add", ",".join(f"number {number}" for number in range(100)))
+    row = next(line for line in invoke("runs").splitlines() if line.startswith("a "))
+    assert len(row) < 250 + len(str(three))
+
+
 # -- renaming ---------------------------------------------------------------------------------------------------------
 
 
