@@ -10,6 +10,7 @@ from bus.errors import ConfigurationError
 from bus.protocol.order import CheckpointMark
 from bus.protocol.snapshot import Snapshot
 from bus.types.commands import Outcome
+from bus.types.source import Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,6 +127,8 @@ class RunContext:
     """The run's identity, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
     """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; from any thread."""
+    source: Callable[[], Source] = field(default=Source, compare=False)
+    """What the run says that its events come from, as far as the stream was read; from any thread."""
 
     @property
     def identity(self) -> str:

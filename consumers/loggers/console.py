@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from time import monotonic
 from typing import Any
@@ -12,7 +12,8 @@ from bus.printing import one_line, say
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
 from bus.types.metrics import shown_step
-from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text
+from bus.types.source import Source
+from consumers.api.logger import Images, LoggerDestination, LogValue, Row, RunContext, Table, Text
 
 _GAP = "  "
 _INDENT = " " * 4
@@ -41,7 +42,7 @@ _FIRST = ("loss/", "metrics/")
 
 class ConsoleLogger(LoggerDestination):
     """Prints step, epoch (from 0) and metrics on standard output, a line a second. The step of a batch is the number of
-    batches before it; an evaluation has that of the last batch before it.
+    batches before it; an evaluation has that of the last batch before it, and one of an imported log that of the log.
 
     At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
     logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
@@ -69,6 +70,8 @@ class ConsoleLogger(LoggerDestination):
         self._every = every
         self._hide = tuple(hide)
         self._most = most
+        self._source: Callable[[], Source] = Source
+        self._is_imported = False
         self._shown: dict[str, bool] = {}
         self._next = float("-inf")
         self._next_on_terminal = float("-inf")
@@ -78,6 +81,10 @@ class ConsoleLogger(LoggerDestination):
         self._step = 0
         self._epoch = 0
 
+    def open(self, context: RunContext) -> None:
+        """Learns whose steps are shown."""
+        self._source = context.source
+
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Prints them if a line is due, keeps them for the next line if not."""
         metrics = {name: value for row in rows for name, value in row.metrics.items() if self._is_shown(name)}
@@ -86,7 +93,8 @@ class ConsoleLogger(LoggerDestination):
         self._metrics |= metrics
         for name in metrics:
             self._order.setdefault(name, len(self._order))
-        self._step = max(min(shown_step(name, row.step) for name in row.metrics) for row in rows if row.metrics)
+        self._is_imported = self._is_imported or self._source().is_imported
+        self._step = max(self._shown_step(row) for row in rows if row.metrics)
         self._epoch = shown_epoch(state)
         self._print_what_is_due(state)
 
@@ -127,6 +135,7 @@ class ConsoleLogger(LoggerDestination):
             "notes": dict(self._notes),
             "order": list(self._order),
             "step": self._step,
+            "is_imported": self._is_imported,
             "epoch": self._epoch,
         }
 
@@ -137,6 +146,10 @@ class ConsoleLogger(LoggerDestination):
         self._notes = dict(state["notes"])
         self._order = {name: place for place, name in enumerate(state["order"])}
         self._step, self._epoch = state["step"], state["epoch"]
+        self._is_imported = state["is_imported"]
+
+    def _shown_step(self, row: Row) -> int:
+        return row.step if self._is_imported else min(shown_step(name, row.step) for name in row.metrics)
 
     def _is_shown(self, name: str) -> bool:
         shown = self._shown.get(name)

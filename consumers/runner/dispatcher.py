@@ -84,9 +84,10 @@ class Dispatcher:
         logs_hyperparameters: bool = True,
     ) -> None:
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
+        self._source = Source()
         self.context = RunContext(
             *(stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered),
-            *(stream.run_id, stream.checkpoints),
+            *(stream.run_id, stream.checkpoints, lambda: self._source),
         )
         """Which run the stream is of."""
         self.positions: dict[int, tuple[int, int]] = {}
@@ -290,7 +291,8 @@ class Dispatcher:
         if event in self._with_hyperparameters and snapshot.rank == self.stream.first_rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
             if event is Event.INIT:
-                self.handling.note_source(Source.of(snapshot.fields))
+                self._source = Source.of(snapshot.fields)
+                self.handling.note_source(self._source)
         if not targets:
             if logger.pending:
                 self._deliver(logger, snapshot)

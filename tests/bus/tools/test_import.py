@@ -437,6 +437,13 @@ def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
     run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
 
 
+def test_the_console_shows_evaluations_at_the_steps_of_the_log(runs_dir, tmp_path):
+    import_logs("csv", write_csv(tmp_path / "log.csv", "step,loss,val_acc", "10,0.5,0.7", "20,0.4,0.8"))
+    command = ("--run", "log", "--callbacks", "metrics", "--log", "console", "-o", "console.every=0")
+    lines = CliRunner().invoke(consumer, command).output.splitlines()
+    assert [line.split()[1] for line in lines if "metrics/val/acc" in line] == ["10", "20"]
+
+
 def test_callbacks_judge_what_was_evaluated_and_are_told_what_no_log_has(runs_dir, tmp_path):
     lines = ("10,0.5,", "20,0.6,", "20,,0.1", "30,0.55,", "40,0.4,")
     import_logs("csv", write_csv(tmp_path / "log.csv", "step,val_acc,test_acc", *lines))
