@@ -185,6 +185,15 @@ class NatsClient(Client):
         self._transport = transport
         await transport.connect(s.uri, _BUFFER_BYTES, self.options["connect_timeout"])
 
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except ssl.SSLError:
+            raise
+        except (ValueError, TypeError, AttributeError) as error:
+            # The client takes what it reads for a server's greeting, and would neither report it nor try again.
+            raise Error("nats: what listens there is not a NATS server") from error
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Before anything is sent: who is in between could say that there is no TLS.
         if initial_connection and self._context is not None and not info.get("tls_required"):
