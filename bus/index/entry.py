@@ -14,6 +14,7 @@ from bus.errors import ProtocolError, RunDirectoryError
 from bus.index.annotations import Annotations
 from bus.index.checkpoints import Checkpoint, find_checkpoints
 from bus.protocol.frames import decode_whole_event
+from bus.protocol.listed_runs import SecondsSince1970
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RUN_FILE, RunInfo
@@ -63,9 +64,9 @@ class RunEntry(msgspec.Struct):
     """What it failed with."""
     reason: str | None
     """Why it was stopped."""
-    started: float | None
+    started: SecondsSince1970 | None
     """When the newest attempt began, in seconds since 1970; ``None`` where that is not known."""
-    ended: float | None
+    ended: SecondsSince1970 | None
     """When the newest attempt ended, in seconds since 1970."""
     attempts: int
     epoch: int | None

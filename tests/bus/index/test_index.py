@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -173,7 +174,9 @@ def plant(path, what, elsewhere):
         path.write_bytes(os.urandom(100_000))
 
 
-@pytest.mark.parametrize("damage", ["text", "cut", "bytes", "entry", "of another run", "version", "deleted", "huge"])
+@pytest.mark.parametrize(
+    "damage", ["text", "cut", "bytes", "entry", "no date", "of another run", "version", "deleted", "huge"]
+)
 def test_what_is_stored_and_cannot_be_read_is_made_again(tmp_path, damage):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
@@ -187,6 +190,9 @@ def test_what_is_stored_and_cannot_be_read_is_made_again(tmp_path, damage):
         path.write_bytes(content[:20] + b"x" * (len(content) - 20))
     elif damage == "entry":
         path.write_bytes(content.replace(b"finished", b"finish\xff\xff"))
+    elif damage == "no date":
+        path.write_bytes(content.replace(struct.pack(">d", expected["r"].started), struct.pack(">d", math.nan)))
+        assert path.read_bytes() != content
     elif damage == "of another run":
         other = tmp_path / "other"
         write_run(other, "s", [5.0])
