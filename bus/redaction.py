@@ -25,7 +25,7 @@ def redact(value: Any) -> Any:
 
     What ``max_tokens``, ``sort_key`` or ``pad_token`` name is shown. ``None``, booleans and numbers are shown, but
     for numbers under ``password``, ``secret`` and the like. Maps become dicts, tuples become lists; what is none of
-    these nor text stays as it is.
+    these nor text stays as it is. A named tuple becomes a dict.
     """
     return _Redaction().redact(value)
 
@@ -48,12 +48,14 @@ _HEADERS = _words("authorization cookie")
 """Their values are of several words."""
 _SIGNATURES = _words("sig signature hmac")
 """Secret in the query of an address."""
-_PASSES = _words("db user admin root smtp ftp ssh mail http proxy my sql pg")
+_PASSES = _words("db user login admin root sudo smtp imap ftp ssh mail http proxy my sql pg redis mongo")
 _OF_KEYS = _words(
-    "api access account app auth aws azure client deploy encryption gcp hf license master openai private secret "
-    "service shared signing ssh storage wandb"
+    "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
+    "secret service shared signing ssh storage wandb"
 )
 """What ``key`` is written in one word with, where that is a secret."""
+_PATS = _words("gh github gitlab git azure devops databricks")
+"""What has a personal access token."""
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
 """Words behind a name that change nothing."""
 _FLAGS = _words("use no with without has is need needs require requires enable disable skip show hide allow")
@@ -89,7 +91,7 @@ def _kind(name: str) -> _Kind | None:
     if not words:
         return None
     last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if last in ("auth", "oauth"):
+    if last in ("auth", "oauth", "pw") or (last == "pat" and before in _PATS):
         return "text"
     for what, belongs_to in (("tokens", _COUNTED), ("token", _MODEL_TOKENS), ("keys", _DATA_KEYS), ("key", _DATA_KEYS)):
         if last.endswith(what):
@@ -114,6 +116,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d_.,]*+(?:[eE][-+]?\d+)?[KMBTkmbt]?(?:tok)?")
 _NOTHING = re.compile(r"(?:none|null|true|false|\*+)?", re.IGNORECASE)
 _DEEPEST = 64
 _SCHEMES = _words("bearer basic digest negotiate")
+_NAMED_SCHEME = re.compile(rf"(\S+[=:])?\s*+({'|'.join(_SCHEMES)})", re.IGNORECASE)
+"""A scheme, as such or behind a name, whose credentials are the next word."""
 
 
 def _is_secret(kind: _Kind, value: Any) -> bool:
@@ -134,6 +138,11 @@ def _is_secret(kind: _Kind, value: Any) -> bool:
 
 
 _CONTAINERS = (list, tuple, Set, Mapping)
+
+
+def is_named_tuple(value: Any) -> bool:
+    """Whether a value is a tuple whose parts have names."""
+    return isinstance(value, tuple) and hasattr(value, "_asdict")
 
 
 def _is_secret_pair(name: Any, value: Any) -> bool:
@@ -159,6 +168,8 @@ class _Redaction:
             path = os.fsdecode(value)
             redacted = self._text(path)
             return value if redacted == path else redacted
+        if is_named_tuple(value):
+            return self.redact(value._asdict())
         if not isinstance(value, _CONTAINERS):
             return value
         if id(value) in self._within or len(self._within) >= _DEEPEST:
@@ -198,6 +209,8 @@ class _Redaction:
             if kind is not None and takes_more and not is_option:
                 continue
             takes_more = is_option and value.endswith("s") and not is_value
+            if is_text and (found := _NAMED_SCHEME.fullmatch(value)):
+                kind, value = _kind(found[1]) if found[1] else kind, found[2]
             if is_text and value.lower() in _SCHEMES and (kind == "everything" or value == "Bearer"):
                 kind, is_flag = "everything", False
             elif is_text and (value.startswith("-") or value.endswith((":", "="))) and "=" not in value[:-1]:
@@ -258,8 +271,10 @@ _SHAPES = re.compile(
     | (?<![\w-])eyJ[\w-]{5,}+\.[\w-]{5,}+(?:\.[\w-]*+){0,3}                          # JSON web tokens
     | (?<![A-Za-z0-9])
       (?:
-        (?:hf|gh[opusr]|npm|gsk|r8|dop_v1|dckr_pat|api_org)_(?:[A-Za-z0-9]{16,}+|(?=[A-Za-z]*+\d)[A-Za-z0-9]{8,}+)
+        (?:hf|gh[opusr]|npm|gsk|r8|dop_v1|dckr_pat|api_org|whsec)_
+        (?:[A-Za-z0-9]{16,}+|(?=[A-Za-z]*+\d)[A-Za-z0-9]{8,}+)
         | github_pat_\w{10,}+
+        | wandb_v\d_\w{16,}+
         | [rsp]k_(?:live|test)_[A-Za-z0-9]{8,}+
         | (?:sk|glpat|nvapi|pypi)-(?:[\w-]{20,}+|(?=[A-Za-z_-]{0,20}+\d)[\w-]{8,}+)
         | (?:xox[a-z]|xapp)-[\w-]{8,}+
@@ -274,13 +289,17 @@ _SHAPES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_USER_INFORMATION = re.compile(r'(?<=://)[^\s/?#"<>]*@')
+# With a password in which "/", "?" or "#" is not quoted, too: what follows the host's colon otherwise is a port.
+_USER_INFORMATION = re.compile(
+    r"""(?<=://)(?:[^\s/?#"<>]*@|[^\s/?#"<>:@\[]{0,200}+:(?!\d{0,5}(?:[/?#]|\Z))[^\s"<>]{0,200}@)"""
+)
 _NAME = re.compile(r"(?<![\w.-])[\w.-]++")
 _WHOLE = re.compile(r"[\w.\-/]++\s{0,8}[=:]\s{0,8}(?!//)")
 _SEPARATOR = re.compile(r"""[\\"'`\])]{0,4}\s{0,8}(?:=>|:=|==|[=:](?!//))\s{0,8}""")
 _AFTER_OPTION = re.compile(r"""["']?,?\s{1,8}""")
-_QUOTED = re.compile(r"""(\\*+(?:\"{3}|'{3}|["'`]))(?:(?!\1)(?:\\.|[^\\]))*+(?:\1|\Z)""", re.DOTALL)
+_QUOTED = re.compile(r"""[bBrRuUfF]{0,2}+(\\*+(?:\"{3}|'{3}|["'`]))(?:(?!\1)(?:\\.|[^\\]))*+(?:\1|\Z)""", re.DOTALL)
 _QUOTES = "\"'`"
+_BEFORE_QUOTED = f"\\{_QUOTES}bBrRuUfF"
 _STOPS = ",;&)]}"
 """What ends a value without blanks, where values are in quotes."""
 _IN_QUERY = re.compile(r"""[^\s&;#"'<>]*+""")
@@ -345,7 +364,7 @@ def _end_of_word(text: str, begin: int, stops: str) -> int:
     at, depth = begin, 0
     while at < len(text):
         letter = text[at]
-        if letter in "\\\"'`" and not text[at - 1 : at].isalnum() and (quoted := _QUOTED.match(text, at)):
+        if letter in _BEFORE_QUOTED and not text[at - 1 : at].isalnum() and (quoted := _QUOTED.match(text, at)):
             at = quoted.end()
             stops = stops if depth else _STOPS
             continue

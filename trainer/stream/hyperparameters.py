@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bus.redaction import redact
+from bus.redaction import is_named_tuple, redact
 from bus.strict_json import flatten
 from bus.types.hyperparameters import MOST
 from bus.types.metrics import GOALS, Mode, direction_of
@@ -202,6 +202,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
         # Reading one of a device would wait for it.
         on_host = value.device.type == "cpu" and value.numel() == 1
         return value.item() if on_host else f"tensor of shape {list(value.shape)}"
+    if is_named_tuple(value):
+        value = value._asdict()
     if isinstance(value, Mapping) and depth < _DEEPEST:
         return {str(name): _plain(part, depth + 1) for name, part in islice(value.items(), MOST)}
     if isinstance(value, set | frozenset):

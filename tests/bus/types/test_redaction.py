@@ -5,7 +5,7 @@ import shlex
 import time
 from collections import UserDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bus import Publisher, Recording
 from bus.redaction import redact
+from trainer.stream.hyperparameters import plain_value
 
 SECRET = "s3cr-et,VALUE+0"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
@@ -37,12 +38,25 @@ SECRET_NAMES = (
     ),
     *("key", "api_key", "apiKey", "apikey", "API-KEY", "api_keys", "X-Api-Key", "accesskey", "KAGGLE_KEY", "ssh.key"),
     *("TOKEN_OLD", "auth", "basic_auth", "authorization", "bearer", "Cookie", "jwt"),
+    *("pw", "db_pw", "GITHUB_PAT", "passkey", "privkey", "login.pass"),
 )
 OTHER_NAMES = (
     *("num_tokens", "max_tokens", "max_new_tokens", "tokens_per_second", "tokenizer", "token_ids", "subtokens"),
     *("pad_token", "eos_token", "forced_bos_token", "additional_special_tokens", "TOKENIZERS_PARALLELISM"),
     *("monkey", "keyboard", "hotkey", "key_size", "sort_key", "label_keys", "input_key", "num_key_value_heads"),
-    *("author", "authority", "auth_type", "SSH_AUTH_SOCK", "bypass", "forward_pass", "secondary", "keynote", "lr", "5"),
+    *(
+        "author",
+        "authority",
+        "auth_type",
+        "SSH_AUTH_SOCK",
+        "file_pat",
+        "bypass",
+        "forward_pass",
+        "secondary",
+        "keynote",
+        "lr",
+        "5",
+    ),
 )
 
 
@@ -81,6 +95,7 @@ def test_numbers_booleans_and_nothing_are_no_secrets_but_a_number_may_be_a_passw
 
 KEPT = (
     *("http://127.0.0.1:5000", "ssh://git@host/x", "git@github.com:a/b", "C:\\x", "a:b", "", "--api-key '***'"),
+    *("http://h:80/a@b", "https://h:8000?x=a@b", "http://h:1#a@b", "http://[::1]:80/a@b", "file://C:/a@b"),
     *("KeyError: 'lr'", "the bearer certificates", "see sk-learn and hf_transformer", "--use-auth-token --lr 5"),
 )
 
@@ -94,14 +109,16 @@ KEPT = (
         ("Config(password='a b', lr=1)", "Config(password=***, lr=1)"),
         ("-o x=https://me:pw@host:5000/?token=abc&x=1", "-o x=https://***@host:5000/?token=***&x=1"),
         ("https://TOKEN@host/x and git+https://u:p@ss@h", "https://***@host/x and git+https://***@h"),
+        ("redis://:a#b@h:6379/0 https://u:a/b?c@d@h/x", "redis://***@h:6379/0 https://***@h/x"),
         ("https://h/?a=1&sig=abc%3D&b=2&X-Amz-Signature=abc", "https://h/?a=1&sig=***&b=2&X-Amz-Signature=***"),
         ("curl -H 'Authorization: Bearer a b' https://h", "curl -H 'Authorization: ***' https://h"),
         ("Authorization: token abc\nAccept: x", "Authorization: ***"),
         ("curl --password --X --lr 1", "curl --password *** --lr 1"),
         ("Command '['x', '--password', 'a b', '-v']' failed", "Command '['x', '--password', ***, '-v']' failed"),
+        ("{'Authorization': b'Bearer X', b'token': b'a b'}", "{'Authorization': ***, b'token': ***}"),
         (f"a {JWT}, {PEM} b", "a ***, *** b"),
         ("hf_abcdefghIJKLMNOPqrst x ghp_0123456789abcdef", "*** x ***"),
-        ("sk-proj-abc_DEF-0123456789 github_pat_11ABC_def012", "*** ***"),
+        ("sk-proj-abc_DEF-0123456789 github_pat_11ABC_def012 wandb_v1_abcdefGHIJ_0123456789", "*** *** ***"),
         ("xoxb-1234-5678-abc (AKIAIOSFODNN7EXAMPLE)", "*** (***)"),
         ("post to https://hooks.slack.com/services/T0/B0/abcdefgh", "post to https://***"),
         ("sent Bearer abcdefgh12", "sent Bearer ***"),
@@ -121,6 +138,29 @@ def test_words_of_a_command_line_may_be_values_of_the_words_before() -> None:
         *("t.py", "--token", "***", "--secret", "***", "--max-tokens", "5", "-key", "***", 1),
         *("-H", "Authorization: ***", "-H", "Authorization:", "***", "***", "--no-auth", "--x", "y"),
     ]
+    unquoted = [
+        "Authorization:Bearer",
+        "X",
+        "--auth=Bearer",
+        "X",
+        "--header=Authorization:Basic",
+        "X",
+        "--lr=basic",
+        "X",
+    ]
+    assert redact(unquoted) == [
+        *("Authorization:***", "***", "--auth=***", "***", "--header=Authorization:***", "***", "--lr=basic", "X"),
+    ]
+
+
+def test_the_parts_of_a_named_tuple_have_names() -> None:
+    class Login(NamedTuple):
+        user: str
+        api_key: str
+
+    given = {"logins": [Login("me", SECRET)]}
+    assert redact(given) == {"logins": [{"user": "me", "api_key": "***"}]}
+    assert plain_value(given) == {"logins": "{'user': 'me', 'api_key': '***'}"}
 
 
 def test_values_of_the_environment_are_known_wherever_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +242,20 @@ def test_what_contains_itself_or_is_very_deep_ends() -> None:
 
 PATTERNS = (
     *("a", "token=", "eyJ", "-eyJ", "sk-", "://", "://a", "a@", "--password ", "'token': ", '"', "\\", "((", "a.-"),
-    *("-----BEGIN A-----", "hf_", "bearer a ", "token: '''", 'key=\\"', "token: \\", "token: '", "tokens=1 "),
+    *(
+        "-----BEGIN A-----",
+        "://a:b/",
+        "://a:",
+        "b'",
+        "Bearer: ",
+        "hf_",
+        "bearer a ",
+        "token: '''",
+        'key=\\"',
+        "token: \\",
+        "token: '",
+        "tokens=1 ",
+    ),
 )
 
 
