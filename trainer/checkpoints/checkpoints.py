@@ -133,6 +133,8 @@ class Checkpoints:
                     f"{which}: use another folder{'' if from_scratch is None else anew}; the newest: {newest}",
                     path=newest.path,
                 )
+            if self._folder is not None:
+                self._folder.unreadable |= unreadable
             for path, error in unreadable.items():
                 _log.warning("checkpoint %s is passed over and kept: %s", path.name, error)
             return None if found is None else str(found)

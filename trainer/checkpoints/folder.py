@@ -7,7 +7,7 @@ from typing import Any
 
 from bus.checkpoints.names import CheckpointNames
 from bus.errors import CheckpointError
-from bus.types.timestamp import Timestamp
+from bus.types.timestamp import Timestamp, TrainingTime
 from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
 from trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharded, training_file
 
@@ -32,7 +32,8 @@ class CheckpointFolder(CheckpointNames):
         super().__init__(folder, filename, latest_filename, keep, overwrite, names)
         self._write = write
         self.unreadable: dict[Path, CheckpointError] = {}
-        """What :meth:`latest` has found and could not read, and why."""
+        """What :meth:`latest` has found and could not read, and why; by paths as :func:`_real` has them, because a
+        folder may be called in several ways."""
         self._last: Timestamp | None = None
 
     @property
@@ -91,7 +92,7 @@ class CheckpointFolder(CheckpointNames):
             try:
                 times[path] = _time_of(path)
             except CheckpointError as error:
-                self.unreadable[path] = error
+                self.unreadable[_real(path)] = error
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
@@ -100,7 +101,7 @@ class CheckpointFolder(CheckpointNames):
                 else:
                     read_checkpoint(path, device="meta")
             except CheckpointError as error:
-                self.unreadable[path] = error
+                self.unreadable[_real(path)] = error
             else:
                 return path
         return None
@@ -108,14 +109,16 @@ class CheckpointFolder(CheckpointNames):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave, but for what cannot be read: that is never removed."""
         super().load_state_dict(state)
-        self._saved = [name for name in self._saved if self.folder / name not in self.unreadable]
+        self._saved = [name for name in self._saved if _real(self.folder / name) not in self.unreadable]
 
     def newest_unreadable(self) -> CheckpointError:
         """Why the newest of :attr:`unreadable` cannot be read, as far as names tell which that is."""
 
+        folder = self.folder.resolve()
+
         def time_in_name(path: Path) -> tuple[list[int], Path]:
-            is_named = path.is_relative_to(self.folder)
-            return list(self._filename.counters(self._name_of(path)).values()) if is_named else [], path
+            name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ""
+            return list(self._filename.counters(name).values()), path
 
         return self.unreadable[max(self.unreadable, key=time_in_name)]
 
@@ -125,14 +128,14 @@ class CheckpointFolder(CheckpointNames):
 
     def _is_in_the_way(self, path: Path) -> bool:
         # It is renamed when its name is needed.
-        return path not in self.unreadable
+        return _real(path) not in self.unreadable
 
     def _is_unreadable(self, path: Path) -> bool:
-        return (path in self.unreadable and path.exists()) or super()._is_unreadable(path)
+        return (_real(path) in self.unreadable and path.exists()) or super()._is_unreadable(path)
 
     def _set_aside(self, path: Path) -> None:
         super()._set_aside(path)
-        self.unreadable.pop(path, None)
+        self.unreadable.pop(_real(path), None)
 
     def _time_of(self, path: Path) -> tuple[int, ...] | None:
         try:
@@ -143,6 +146,12 @@ class CheckpointFolder(CheckpointNames):
 
 def _time_of(path: Path) -> tuple[int, ...]:
     values = read_part(training_file(path), "timestamp")
-    if not (isinstance(values, list) and all(isinstance(value, int) for value in values)):
+    is_time = isinstance(values, list) and len(values) >= len(TrainingTime._fields)
+    if not (is_time and all(type(value) is int for value in values)):
         raise CheckpointError(f"checkpoint {path} does not say what time it is of", path=path)
     return tuple(values)
+
+
+def _real(path: Path) -> Path:
+    """The path without links among its folders."""
+    return path.parent.resolve() / path.name

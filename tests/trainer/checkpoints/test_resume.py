@@ -25,6 +25,7 @@ from bus.recording.recording import Recording
 from bus.runs.directory import find_run
 from bus.types.event import Event
 from trainer import Classifier, Evaluator, State, Trainer
+from trainer.checkpoints.file import read_checkpoint, write_checkpoint
 
 
 def test_resumed_from_any_batch_it_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -335,6 +336,34 @@ def test_of_checkpoints_of_which_some_can_be_read_the_newest_one_is_resumed(
     assert "is of format 2, this version of offloop reads format 1: use a newer offloop" in caplog.text
     assert paths[0].read_bytes() == b""
     assert paths[2].with_name(f"{paths[2].name}.unreadable").read_bytes() == later
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("called", ["saved", "linked"])
+def test_what_a_folder_to_load_has_and_cannot_be_read_is_kept(
+    tmp_path: Path, called: str, weights_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = tmp_path / "saved"
+    train(saved, max_duration="8ba")
+    path = saved / "ep1-ba8-rank0.safetensors"
+    path.write_bytes(damaged := flip(path.read_bytes(), path.stat().st_size - 1))
+    Path("linked").symlink_to("saved")
+    more = {"load_weights_only": True, "save_overwrite": True} if weights_only else {}
+    train(saved, max_duration="9ba", load_path=called, **more)
+    assert Path(f"{path}.unreadable").read_bytes() == damaged
+    assert (saved / "ep1-ba9-rank0.safetensors").exists()
+
+
+def test_a_checkpoint_of_no_time_is_passed_over(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"run_name": "r", "autoresume": True}
+    train(tmp_path, max_duration="7ba", **arguments)
+    path = tmp_path / "ep1-ba7-rank0.safetensors"
+    tree = read_checkpoint(path)
+    for values in ([], [0, 1, 7], [True] * 14, ["7"] * 14):
+        write_checkpoint(path, {**tree, "timestamp": values})
+        with make(tmp_path, **arguments) as trainer:
+            assert int(trainer.state.timestamp.batch) == 6, values
 
 
 def test_an_evaluator_knows_after_resuming_what_it_has_seen(tmp_path: Path) -> None:
