@@ -472,6 +472,11 @@ def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
     count = 1
     if len(container) > MAX_ELEMENTS:
         raise ValueError(f"a list or map has {len(container):,} elements, at most {MAX_ELEMENTS:,} are allowed")
+    if isinstance(container, dict) and not _PLAIN.issuperset(map(type, container)):
+        # A reader refuses a list as a key.
+        for key in container:
+            if type(key) not in _PLAIN:
+                _to_plain(key)
     for value in container.values() if isinstance(container, dict) else container:
         if type(value) in _PLAIN:
             continue

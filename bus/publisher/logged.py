@@ -104,6 +104,8 @@ def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float
     Raises:
         ConfigurationError: one of them cannot be.
     """
+    if type(values) is not dict and not isinstance(values, Mapping):
+        raise ConfigurationError(f"values are of type {type(values).__name__}: log a map of names to numbers")
     checked = {
         name if name in known else check_name(name, known): check_value(name, value) for name, value in values.items()
     }

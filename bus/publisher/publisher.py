@@ -460,7 +460,7 @@ class Publisher:
                 self._inside = 0
                 if self._waiting:
                     self._catch_up()
-        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError, BufferError, RuntimeError) as error:
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None

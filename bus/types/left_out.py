@@ -19,13 +19,23 @@ class LeftOut:
     def add(self, name: object, reason: object) -> None:
         """Notes a value that is left out, by its name, and why."""
         self.count += 1
-        shown = str(name)[:100]
+        shown = _as_text(name)[:100]
         if shown not in self._names and len(self._names) < _NAMED:
             self._names[shown] = None
-            _log.warning("run %s: %s is left out, all else is published: %s", self._run_name, shown, str(reason)[:500])
+            _log.warning(
+                "run %s: %s is left out, all else is published: %s", self._run_name, shown, _as_text(reason)[:500]
+            )
 
     def report(self) -> None:
         """Says how many values were left out, unless each of them has been named."""
         if self.count > len(self._names):
             names = ", ".join(self._names)
             _log.warning("run %s: %d values were left out, among them of %s", self._run_name, self.count, names)
+
+
+def _as_text(value: object) -> str:
+    """The text of what the user gave; of what cannot be shown either, its type."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  its methods may raise anything
+        return f"a {type(value).__name__} that cannot be shown"

@@ -483,7 +483,12 @@ class AttachedTraining:
 
     def as_loss(self, value: Any) -> "torch.Tensor | float | None":
         """A loss as :meth:`add_loss` takes it; ``None`` for what is not a number, which is left out."""
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_meta):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is torch.strided
+            and value.numel() == 1
+            and not (value.is_complex() or value.is_meta or value.is_quantized or value.is_nested)
+        ):
             return value.reshape(()) if value.dim() else value
         return self._logger.numbers_of({"loss": value}).get("loss")
 

@@ -364,6 +364,11 @@ class Unreadable:
         raise RuntimeError("not now")
 
 
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
 WRONG: dict[Any, Any] = {
     "none": None,
     "text": "text",
@@ -373,6 +378,7 @@ WRONG: dict[Any, Any] = {
     "unreadable": Unreadable(),
     "nowhere": torch.ones((), device="meta"),
     "\ud800": 1.0,
+    Unshowable(): 1.0,
     5: 1.0,
     "x" * 1001: 1.0,
 }
@@ -407,6 +413,15 @@ def test_values_that_cannot_be_logged_are_left_out_named_once_and_counted(caplog
         rf"run w: {len(ends) * (len(WRONG) + 7 + 3) + len(WRONG)} values were left out, among them of none, ",
         caplog.text,
     )
+
+
+def test_a_loss_may_be_a_sparse_tensor() -> None:
+    loop = Loop()
+    loop.after_batch = lambda: loop.run.log(loss=torch.tensor([loop.losses[-1]]).to_sparse())
+    loop.watched(run_name="w")
+    assert not loop.run.detached
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == pytest.approx(loop.losses, abs=1e-6)
 
 
 def test_errors_of_the_loop_are_the_loops_own() -> None:

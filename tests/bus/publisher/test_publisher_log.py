@@ -164,6 +164,12 @@ def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(
     assert logged == {"before": 1, **(values if message is None else {})}
 
 
+@pytest.mark.parametrize("values", [None, 5, "loss", [("loss", 0.5)]])
+def test_what_has_no_names_is_refused(runs_dir: Path, values: Any) -> None:
+    with Publisher("r") as publisher, pytest.raises(ConfigurationError, match="log a map of names to numbers"):
+        publisher.log(values)
+
+
 def test_more_than_an_event_can_hold_travels_with_several(runs_dir: Path) -> None:
     names = [f"{number:01000}" for number in range(20_000)]
     with Publisher("r") as publisher:
