@@ -21,6 +21,7 @@ from bus.recording.reader import RecordingReader
 from bus.types.event import Event
 from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from bus.types.hyperparameters import hyperparameters_in
+from bus.types.metrics import is_of_evaluation
 from bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
@@ -204,7 +205,7 @@ class Summary(msgspec.Struct, array_like=True):
             label = fields["dataloader_label"] if "dataloader_label" in fields else body.context.get("dataloader_label")
             evaluated = fields.get("eval_metrics")
             if isinstance(evaluated, dict) and label in evaluated:
-                self._add(f"metrics/{label}", batch + self.is_imported, evaluated[label])
+                self._add(f"metrics/{label}", batch, evaluated[label])
         elif event in WITH_HYPERPARAMETERS:
             self.is_imported = self.is_imported or Source.of(fields).is_imported
             self.hyperparameters |= hyperparameters_in(fields)
@@ -216,6 +217,9 @@ class Summary(msgspec.Struct, array_like=True):
     def _add(self, name: str, step: int, value: Any) -> None:
         kind = value.__class__
         if kind is float or kind is int or kind is bool:
+            if self.is_imported and is_of_evaluation(name):
+                # Shown at the log's own step.
+                step += 1
             metric = self.metrics.get(name)
             if metric is None and len(self.metrics) < MAX_METRICS:
                 metric = self.metrics[name] = Metric()

@@ -8,7 +8,7 @@ from bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, Even
 from bus.protocol.frames import EventBody
 from bus.protocol.snapshot import Snapshot
 from bus.types.event import Event
-from bus.types.metrics import shown_step
+from bus.types.metrics import is_of_evaluation, shown_step
 from bus.types.source import Source
 from bus.types.timestamp import TrainingTime
 from consumers.api.logger import Row
@@ -148,6 +148,9 @@ class Metrics:
             points = np.concatenate([one for _, one in parts])
             if len(parts) > 1:
                 points = points[np.concatenate([places for places, _ in parts]).argsort(kind="stable")]
+            if is_of_evaluation(name) and not self._is_imported:
+                # As shown_step does.
+                points[:, 0] -= points[:, 0] >= 1
             self._extend(name, points)
         self._unsettled += count
         if self._unsettled >= _SETTLE_EVERY:

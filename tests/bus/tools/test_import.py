@@ -437,6 +437,22 @@ def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
     run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
 
 
+def test_metrics_of_any_name_are_at_the_steps_of_the_log(runs_dir, tmp_path):
+    names = ("val_acc", "metrics/mAP50(B)", "metrics/a/b", "mine")
+    lines = (f"{step},{step},{step},{step},{step}" for step in (0, 1, 8))
+    import_logs("csv", write_csv(tmp_path / "log.csv", ",".join(("step", *names)), *lines))
+    view = RunView("log")
+    for state in Recording(find_run("log").recording):
+        view.see(state)
+    with RunIndex(runs_dir) as index:
+        index.refresh()
+        for name in ("metrics/val/acc", *names[1:]):
+            assert index.series("log", name) == [(0, 0), (1, 1), (8, 8)], name
+            assert index.entries["log"].metrics[name].last_step == 8
+            points = view.series(name).points()
+            assert list(zip(points.xs, points.ys, strict=True)) == index.series("log", name)
+
+
 def test_the_console_shows_evaluations_at_the_steps_of_the_log(runs_dir, tmp_path):
     import_logs("csv", write_csv(tmp_path / "log.csv", "step,loss,val_acc", "10,0.5,0.7", "20,0.4,0.8"))
     command = ("--run", "log", "--callbacks", "metrics", "--log", "console", "-o", "console.every=0")

@@ -43,7 +43,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = st.sampled_from(("mine", "a/b", "a", "b", "", "loss/train/total", "lr-SGD/group0"))
+NAMES = st.sampled_from(("mine", "a/b", "a", "b", "", "loss/train/total", "lr-SGD/group0", "metrics/eval/a"))
 LOGGED = st.lists(
     st.tuples(
         st.integers(0, 20) | NUMBERS,
