@@ -129,7 +129,7 @@ class WatchedRun:
                 self._end_epoch()
             self._publish_epoch()
         self._use(dataloader)
-        position.begin_pass(dataloader)
+        number = position.begin_pass(dataloader)
         if is_trained and not is_epoch:
             position.end_pass()
             return
@@ -148,7 +148,7 @@ class WatchedRun:
             else:
                 position.stop_pass()
         except BaseException:
-            position.leave_pass()
+            position.leave_pass(number)
             raise
         if is_epoch and not self.stop_requested:
             self._end_epoch()

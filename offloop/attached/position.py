@@ -35,6 +35,8 @@ class LoopPosition:
         self._fetched = self._trained = 0
         self._length: int | None = None
         self._is_over = self._is_left = False
+        self._pass = 0
+        self._handled: BaseException | None = None
 
     def start(self) -> None:
         """The training begins."""
@@ -48,11 +50,15 @@ class LoopPosition:
         """Training time has not passed since then."""
         self._began += self._clock() - began
 
-    def begin_pass(self, dataloader: Any) -> None:
-        """The batches of a dataloader begin. One that knows its own place also knows when it has come to its end."""
+    def begin_pass(self, dataloader: Any) -> int:
+        """The batches of a dataloader begin. One that knows its own place also knows when it has come to its end.
+        Returns the number of the pass, for :meth:`leave_pass`."""
         self._length = None if is_stateful(dataloader) else length_of(dataloader)
         self._fetched = self._trained = 0
         self._is_over = self._is_left = False
+        self._handled = sys.exception()
+        self._pass += 1
+        return self._pass
 
     def fetch(self, batch: Any) -> tuple[int, int]:
         """The dataloader has given a batch: its samples and tokens."""
@@ -74,9 +80,10 @@ class LoopPosition:
         """The training is stopped in a pass, which is over if that was after its last batch."""
         self._is_over = self._fetched > 0 and self._trained == self._length
 
-    def leave_pass(self) -> None:
-        """The loop has left a pass, by ``break`` or because of an exception."""
-        self._is_left = True
+    def leave_pass(self, number: int) -> None:
+        """The loop has left a pass, by ``break`` or because of an exception. What it holds of an earlier pass may be
+        collected at any time."""
+        self._is_left = self._is_left or number == self._pass
 
     def take_batch(self) -> tuple[int, int]:
         """The optimizer has stepped: the samples and tokens of the batch, which ends."""
@@ -103,8 +110,10 @@ class LoopPosition:
 
     def epoch_state(self, is_stopped: bool) -> EpochState:
         """How a training resumes here. A loop that has left its pass and is still in the epoch has ended it, unless it
-        was stopped or handles an exception."""
-        if self._is_over or (self._is_left and self.in_body and not is_stopped and sys.exception() is None):
+        was stopped or handles an exception that is newer than the pass."""
+        handled = sys.exception()
+        is_broken_off = is_stopped or (handled is not None and handled is not self._handled)
+        if self._is_over or (self._is_left and self.in_body and not is_broken_off):
             return "ended"
         if self._fetched and self._trained == self._length:
             return "trained"

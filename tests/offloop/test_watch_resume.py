@@ -252,6 +252,36 @@ def test_an_epoch_that_is_broken_off_has_not_ended(inside: bool, monkeypatch: py
     assert found == ["open"] * (2 if inside else 3)
 
 
+def test_an_epoch_that_is_left_within_a_handler_of_an_earlier_error_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached(monkeypatch)
+    loop = Noting(limit=5)
+    try:
+        raise FileNotFoundError("no checkpoint to resume from")
+    except FileNotFoundError:
+        loop.train()
+    ends = [epoch for place, _, epoch in loop.found if place == "end of the epoch"]  # type: ignore[attr-defined]
+    assert ends == ["ended"] * EPOCHS
+
+
+def test_an_earlier_pass_that_is_collected_late_does_not_end_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached(monkeypatch)
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer)
+    left = None
+    for epoch in run.epochs(2):
+        batches = run.batches(loop.loader)
+        for index, batch in enumerate(batches):
+            loop.step(index, *batch)
+            if index == 4:
+                break
+        if epoch == 0:
+            left = batches
+        else:
+            assert run.state_dict()["epoch"] == "open"
+            del left
+            assert run.state_dict()["epoch"] == "open"
+
+
 @pytest.mark.parametrize(("at", "state"), [(14, "open"), (20, "ended")])
 def test_a_stop_ends_the_epoch_only_after_its_last_batch(at: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(Loop):
