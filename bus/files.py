@@ -148,6 +148,25 @@ def read_file(path: str | os.PathLike[str], limit: int, *, dir_fd: int | None = 
         os.close(descriptor)
 
 
+def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Each file in a folder and in those within it, by name, with what :func:`os.lstat` says of it; however deep they
+    are nested. What cannot be read is left out, and no symbolic link is followed."""
+    # Not os.walk(), which calls itself for each folder within a folder.
+    folders = [os.fspath(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+            inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        folders += reversed(inner)
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    yield entry.path, entry.stat(follow_symlinks=False)
+
+
 def open_directory(path: Path) -> int:
     """Opens a run's directory.
 

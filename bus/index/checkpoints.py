@@ -5,6 +5,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announc
 from bus.checkpoints.folders import read_folders
 from bus.checkpoints.image import read_contents
 from bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
+from bus.files import walk_files
 from bus.runs.directory import RunInfo
 from bus.types.metrics import direction_of
 
@@ -75,6 +77,7 @@ class _Found(NamedTuple):
     path: Path
     time_ns: int
     size: int
+    files: int = 1
 
 
 def find_checkpoints(
@@ -128,12 +131,14 @@ def _add_announced(
     """Adds those that a framework has written; one that is not there any more has no time."""
     there = [one for one in announced if one.is_there]
     best, latest = best_of(there), there[-1] if there else None
+    left = _MOST_LOOKED_AT
     for one in announced:
         path, score, about = Path(one.path), one.score, None
         if one in there:
             # It may be removed meanwhile.
             with contextlib.suppress(OSError):
-                about = _measured(path)
+                about = _measured(path, max(left, 0))
+                left -= about.files
         found[path] = Checkpoint(
             _shown(path, inside),
             one.epoch,
@@ -226,13 +231,13 @@ class _Look:
             self.found.append(_Found(path, about.st_mtime_ns, about.st_size))
 
 
-def _measured(path: str | os.PathLike[str]) -> _Found:
-    """The size of a file, or of all that is in a folder, and when it was changed last.
+def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
+    """The size of a file, or of all that is in a folder, and when it was changed last, by so many files at most.
 
     Raises :class:`OSError` when it is gone meanwhile."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(path) for name in names] or [os.fspath(path)]
-    about = [os.lstat(file) for file in files]
-    return _Found(Path(path), max(one.st_mtime_ns for one in about), sum(one.st_size for one in about))
+    files = [about for _, about in islice(walk_files(path), most)] or [os.lstat(path)]
+    times, sizes = [about.st_mtime_ns for about in files], [about.st_size for about in files]
+    return _Found(path, max(times), sum(sizes), len(files))
 
 
 @functools.lru_cache(maxsize=4096)

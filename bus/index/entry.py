@@ -1,8 +1,6 @@
 """What the index knows of one run."""
 
-import contextlib
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import msgspec
 
 from bus.errors import ProtocolError, RunDirectoryError
+from bus.files import walk_files
 from bus.index.annotations import Annotations
 from bus.index.checkpoints import Checkpoint, find_checkpoints
 from bus.protocol.frames import decode_whole_event
@@ -18,6 +17,7 @@ from bus.protocol.listed_runs import SecondsSince1970
 from bus.protocol.order import Reached
 from bus.recording.summary import Metric, Summary
 from bus.runs.directory import RUN_FILE, RunInfo
+from bus.types.hyperparameters import FIELD, hyperparameters_in
 from bus.types.metrics import Mode as Mode
 from bus.types.metrics import is_of_evaluation, shown_step
 
@@ -134,8 +134,6 @@ def make_entry(
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
     hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
-    if not hyperparameters:
-        hyperparameters = _described(run.last.info)
     names = [one.run for one in of_attempts]
     entry = RunEntry(
         run=run.name,
@@ -163,6 +161,8 @@ def make_entry(
         recording=run.recording.name,
     )
     try:
+        if not hyperparameters:
+            entry.hyperparameters = _described(run.last.info)
         # What cannot be stored, or not be read again, is not taken in: a number of more than 64 bits, for example.
         return _decode(_encode(entry))
     except (ValueError, OverflowError, RecursionError) as error:
@@ -239,8 +239,7 @@ def _reached(summary: Summary) -> Reached | None:
 
 def _described(info: Mapping[str, Any]) -> dict[str, Any]:
     """What ``run.json`` says of a run whose recording says nothing yet."""
-    config = info.get("config")
-    return {f"config/{name}": value for name, value in config.items()} if isinstance(config, dict) else {}
+    return hyperparameters_in({FIELD: {"config": info.get("config", {})}})
 
 
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
@@ -257,9 +256,4 @@ def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
 
 def size_of(run: Path) -> int:
     """Bytes in a run's directory."""
-    size = 0
-    for folder, _, files in os.walk(run):
-        for name in files:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(folder, name)).st_size
-    return size
+    return sum(about.st_size for _, about in walk_files(run))

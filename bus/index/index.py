@@ -335,7 +335,7 @@ def _is_text(name: str) -> bool:
 
 def _stamp(run: str) -> str:
     """Raises :class:`OSError` for a directory that is not one of a run."""
-    known = os.stat(f"{run}/{RUN_FILE}")
+    known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
     # A broker may take up again what an earlier one has left, checkpoints may come later, and a recording may be
     # restored that was damaged.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus.errors import OffloopError
-from bus.files import NotAFileError, open_directory, open_file
+from bus.files import NotAFileError, open_directory, open_file, walk_files
 from bus.index.annotations import Annotations, read_annotations
 from bus.index.checkpoints import Checkpoint, find_checkpoints
 from bus.runs.alerts import RunAlert, read_alerts
@@ -81,19 +81,15 @@ def _look(path: Path) -> RunFolder:
 def _files(root: Path) -> tuple[list[RunFile], bool]:
     """The regular files in a directory, without those that links lead to."""
     found: list[RunFile] = []
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            try:
-                name.encode()
-                about = os.lstat(path)
-            except (OSError, UnicodeEncodeError):
-                continue
-            if stat.S_ISREG(about.st_mode):
-                if len(found) >= MOST_FILES:
-                    return found, True
-                found.append(RunFile(os.path.relpath(path, root), about.st_size, about.st_mtime))
+    for path, about in walk_files(root):
+        try:
+            (name := os.path.relpath(path, root)).encode()
+        except UnicodeEncodeError:
+            continue
+        if stat.S_ISREG(about.st_mode):
+            if len(found) >= MOST_FILES:
+                return found, True
+            found.append(RunFile(name, about.st_size, about.st_mtime))
     return found, False
 
 

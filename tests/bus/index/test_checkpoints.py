@@ -97,6 +97,19 @@ def test_what_a_framework_has_written_is_found_until_it_is_gone_or_another_one_h
     assert known(checkpoints(tmp_path / "runs"))[0] == ("step-1", 1, 0.5, False, False, False)
 
 
+def test_of_what_is_announced_only_so_many_files_are_looked_at(tmp_path, monkeypatch):
+    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "everything"
+    for number in range(10):
+        (folder / f"{number}").mkdir(parents=True)
+        (folder / f"{number}" / "file").write_bytes(b"x" * 1000)
+    for batch, path in enumerate([folder, *sorted(folder.iterdir())], 1):
+        announce_checkpoint(run, path, 0, batch, None)
+    monkeypatch.setattr("bus.index.checkpoints._MOST_LOOKED_AT", 12)
+    found = checkpoints(tmp_path / "runs")
+    assert [one.size for one in found[:3]] == [10_000, 1000, 1000]
+    assert all(one.exists and one.size != 1000 for one in found[3:])
+
+
 @pytest.mark.parametrize(
     ("file", "note"),
     [

@@ -23,6 +23,7 @@ from bus.index.annotations import MAX_TAGS, annotate, read_annotations
 from bus.index.index import RunIndex
 from bus.index.store import INDEX_FOLDER
 from bus.runs.directory import RunDirectory, find_run
+from bus.strict_json import json_text, plain
 
 
 def refreshed(runs_dir):
@@ -376,18 +377,53 @@ def test_damaged_runs_hide_no_others(tmp_path):
     write_run(tmp_path, "no-recording", [1.0], seed=1)
     write_run(tmp_path, "said", [1.0])
     (tmp_path / "bad-json" / "run.json").write_text("{")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "run.json").symlink_to("run.json")
     (tmp_path / "no-recording" / "recording-1.mcap").unlink()
     (tmp_path / "said" / "annotations.json").write_text('{"tags": 5}')
     (tmp_path / "a file").write_text("")
     (tmp_path / "a folder").mkdir()
     entries, _ = refreshed(tmp_path)
-    assert set(entries) == {"good", "no-recording", "said", "bad-json"}
+    assert set(entries) == {"good", "no-recording", "said", "bad-json", "linked"}
+    assert "it is a symbolic link" in entries["linked"].problem
     assert (entries["bad-json"].status, entries["bad-json"].started) == ("unreadable", None)
     assert f"{tmp_path / 'bad-json' / 'run.json'} is damaged" in entries["bad-json"].problem
     assert entries["no-recording"].metrics == {}
     assert "there is no recording" in entries["no-recording"].problem
     assert entries["said"].tags == ()
     assert set(refreshed(tmp_path)[0]) == set(entries)
+
+
+def test_folders_within_folders_hide_no_run_however_deep(tmp_path):
+    run = write_run(tmp_path, "r", [1.0])
+    size = refreshed(tmp_path)[0]["r"].size
+    folder = os.open(run, os.O_RDONLY)
+    try:
+        for _ in range(1100):
+            os.mkdir("a", dir_fd=folder)
+            inner = os.open("a", os.O_RDONLY, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        with open(os.open("deep", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "w") as file:
+            file.write("x" * 1000)
+        (run / "run.json").touch()
+        assert refreshed(tmp_path)[0]["r"].size == size + 1000
+    finally:
+        os.close(folder)
+        # Before Python 3.13, shutil.rmtree() fails there, also that of pytest.
+        subprocess.run(["rm", "-r", run], check=True)
+
+
+def test_a_description_with_values_within_one_another_hides_no_run(tmp_path):
+    run = write_run(tmp_path, "r", [1.0])
+    (run / "recording-1.mcap").unlink()
+    record = json.loads((run / "run.json").read_text())
+    record["attempts"][0]["info"] = {"config": {"seed": 3, "map": {"a": 1}, "list": ["x", "DEEP"]}}
+    text = json.dumps(record)
+    (run / "run.json").write_text(text.replace('"DEEP"', "[" * 600 + "]" * 600))
+    found = refreshed(tmp_path)[0]["r"].hyperparameters
+    assert (found["config/seed"], found["config/map/a"]) == (3, 1)
+    assert json.loads(json_text(plain(found))) == found
 
 
 def test_a_folder_that_is_not_there_has_no_runs_and_a_file_is_refused(tmp_path):
