@@ -54,7 +54,10 @@ _QUALIFIERS = frozenset(
 )
 """Words behind a name that do not change which values are better: ``val_loss_epoch``, ``f1_score``."""
 _LONGEST = 3
-_COUNTS = re.compile(r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)")
+_COUNTS = re.compile(
+    r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)|(^|[/.])(n|num|number_of|grad)_"
+    r"|(time|seconds?|secs?|epochs?|batch(es)?|iters?|iterations?|samples|steps|tokens)_(to|per|of|since|until|at)_"
+)
 _PARTS_OF_LOSS = "loss/train/"
 
 
@@ -102,7 +105,7 @@ def check_goals(config: Mapping[str, Any], argument: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _by_name(metric: str) -> Mode | None:
-    if _COUNTS.match(metric):
+    if _COUNTS.search(metric):
         return None
     words = _words(metric)
     while words:

@@ -14,7 +14,8 @@ HIGHER = """metrics/eval/MulticlassAccuracy metrics/eval/F1Score val_f1 my/f1_ma
 NONE = """grad_norm metrics/train/grad_norm gradient_norm/total total_flos num_tokens clip_ratio train_runtime
     metrics/eval/runtime eval_samples_per_second reward_std rewards/chosen completions/mean_length entropy kl loss_scale
     loss_std lr lr-AdamW/group0 learning_rate epoch step time/train throughput/samples_per_sec memory/used_bytes
-    false_positive_rate score mine eval"""
+    false_positive_rate score mine eval time_to_accuracy steps_to_success train/tokens_per_loss num_losses n_success
+    grad_acc epochs_since_best_loss"""
 
 
 @pytest.mark.parametrize(
