@@ -342,7 +342,8 @@ def _stamp(run: str) -> str:
     with contextlib.suppress(OSError), os.scandir(run) as listed:
         for entry in listed:
             if entry.name in _STAMPED or entry.name.endswith(".mcap"):
-                about = entry.stat(follow_symlinks=False)
+                # A recording may have been moved to another disk, with a link in its place.
+                about = entry.stat(follow_symlinks=entry.is_symlink() and os.path.exists(entry.path))
                 # What restores a file may give it the time of before; nothing sets that of the change itself.
                 stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
     said = stamps.pop(ANNOTATIONS_FILE, "")

@@ -325,8 +325,12 @@ def test_a_recording_that_is_restored_is_read_again(tmp_path, attempt):
             assert (entry.metrics["loss/train/total"].low, entry.metrics["loss/train/total"].high) == (1.0, 3.0)
 
 
-def test_a_recording_that_is_restored_in_place_with_its_time_is_read_again(tmp_path):
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_recording_that_is_restored_in_place_with_its_time_is_read_again(tmp_path, is_linked):
     recording = write_run(tmp_path, "r", [3.0, 2.0]) / "recording-1.mcap"
+    if is_linked:
+        recording.rename(tmp_path / "elsewhere.mcap")
+        recording.symlink_to(tmp_path / "elsewhere.mcap")
     content, about = recording.read_bytes(), recording.stat()
 
     def put(new):
