@@ -442,7 +442,8 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         found = None if node is None else loader.construct_document(node)
         # An integer may have more digits than Python writes.
         json_text(found)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # PyYAML lets out what Python raises where a value is not of the kind that its tag says.
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
         log.notes.add(f"{path} is left out, it cannot be read: {' '.join(str(error).split())}")
         return
     if isinstance(found, dict):

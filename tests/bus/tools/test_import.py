@@ -764,7 +764,8 @@ def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
 def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monkeypatch):
     write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
     yaml = tmp_path / "hparams.yaml"
-    for number, text in enumerate(("- 1", "a: !!python/object:os.system {}", "a: [", "a: 0x" + "f" * 5000)):
+    odd = ("a: !!bool maybe", "a: !!int '_'", "a: !!timestamp x", f"a: {'1:' * 400}1.5")
+    for number, text in enumerate(("- 1", "a: !!python/object:os.system {}", "a: [", "a: 0x" + "f" * 5000, *odd)):
         yaml.write_text(text)
         (done,) = import_logs("csv", tmp_path, name=f"bad{number}")
         assert bool(done.notes) is (number > 0)
