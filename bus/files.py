@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ from bus.processes import with_reserve
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 """What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
+
+_LOCK_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -206,6 +210,22 @@ def make_private(directory: int) -> None:
     """Restricts an open directory to its owner."""
     if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
         os.fchmod(directory, 0o700)
+
+
+def lock_directory(directory: int) -> None:
+    """Locks an open directory until it is closed. Whoever may read it can lock it too, and be stopped meanwhile.
+
+    Raises :class:`OSError` when another process keeps it locked for ten seconds."""
+    give_up = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                raise OSError(errno.EBUSY, "another process keeps the folder locked") from None
+            time.sleep(0.02)
+        else:
+            return
 
 
 def reserve_space(directory: int, name: str, size: int) -> None:

@@ -1,6 +1,5 @@
 """What people say of a run: a file in its directory, so that it goes wherever the run goes."""
 
-import fcntl
 import logging
 import os
 from collections.abc import Collection
@@ -9,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError, RunDirectoryError
-from bus.files import check_owner, open_directory, read_file, replace_file
+from bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
 
 _log = logging.getLogger("offloop.index")
 
@@ -65,7 +64,7 @@ def annotate(
         directory = open_directory(run)
         try:
             check_owner(directory)
-            fcntl.flock(directory, fcntl.LOCK_EX)
+            lock_directory(directory)
             before = _read(run)
             tags = tuple(tag for tag in dict.fromkeys([*before.tags, *new]) if tag not in remove)
             if len(tags) > max(MAX_TAGS, len(before.tags)):

@@ -1,7 +1,6 @@
 """Views of all runs that people have saved by name: a file beside the runs, which every page of that folder reads."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError, OffloopError, RunDirectoryError
-from bus.files import check_owner, open_directory, read_file, replace_file
+from bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
 
 VIEWS_FILE = "views.json"
 MAX_NAME = 64
@@ -123,7 +122,7 @@ def _locked(folder: Path) -> Iterator[int]:
     directory = open_directory(folder.resolve())
     try:
         check_owner(directory)
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        lock_directory(directory)
         yield directory
     finally:
         os.close(directory)

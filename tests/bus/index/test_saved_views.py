@@ -1,6 +1,7 @@
 """Views that are saved beside the runs: what was saved is read, and what is no such file is said and left as it is."""
 
 import errno
+import fcntl
 import os
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from bus.errors import ConfigurationError, RunDirectoryError
 from bus.index import saved_views
+from bus.index.annotations import ANNOTATIONS_FILE, annotate
 from bus.index.index import RunIndex
 from bus.index.saved_views import MAX_ADDRESS, MAX_VIEWS, VIEWS_FILE, delete_view, read_views, save_view
 from bus.runs.directory import list_runs
@@ -115,3 +117,17 @@ def test_those_who_save_at_once_lose_nothing(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(read_views(tmp_path)) == 16
+
+
+@pytest.mark.parametrize("file", [VIEWS_FILE, ANNOTATIONS_FILE])
+def test_a_folder_that_another_process_keeps_locked_is_not_waited_for_without_end(tmp_path, monkeypatch, file):
+    monkeypatch.setattr("bus.files._LOCK_SECONDS", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with pytest.raises(RunDirectoryError, match=f"{file} cannot be written: another process keeps the folder lock"):
+            save_view(tmp_path, "mine", "q=1") if file == VIEWS_FILE else annotate(tmp_path, add=["mine"])
+    finally:
+        os.close(folder)
+    assert list(save_view(tmp_path, "mine", "q=1")) == ["mine"]
+    assert annotate(tmp_path, add=["mine"]).tags == ("mine",)
