@@ -213,7 +213,7 @@ def make_private(directory: int) -> None:
 
 
 def lock_directory(directory: int) -> None:
-    """Locks an open directory until it is closed. Whoever may read it can lock it too, and be stopped meanwhile.
+    """Locks an open directory until it is closed. Every process that may read it can lock it too, and be stopped.
 
     Raises :class:`OSError` when another process keeps it locked for ten seconds."""
     give_up = time.monotonic() + _LOCK_SECONDS
