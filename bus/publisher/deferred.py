@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bus.protocol.frames import check_size
+from bus.publisher.outbox import Outbox
 from bus.publisher.sendable import keep_sendable
 from bus.types.deferred import Deferred, deferred_values
 from bus.types.left_out import LeftOut
@@ -44,15 +45,17 @@ class PendingEvents(deque[PendingEvent]):
         super().__init__()
         self._left_out = left_out
 
-    def move(self, put: Callable[[bytes, int], object], *, wait: bool) -> None:
-        """Hands the frames of the events at the front whose values are there to ``put``, with their ``base_seq``; with
-        ``wait`` those of all events, waiting for their values."""
+    def move(self, outbox: Outbox, *, wait: bool) -> None:
+        """Puts the frames of the events at the front whose values are there into ``outbox``; with ``wait`` those of all
+        events, waiting for their values."""
         while self:
             event = self[0]
-            fields = _complete(event, wait)
-            if fields is None:
-                break
-            put(event._replace(fields=fields).to_frame(self._left_out), event.base_seq)
+            # Where a signal handler has raised in here, it may be there already.
+            if event.seq > outbox.seq:
+                fields = _complete(event, wait)
+                if fields is None:
+                    break
+                outbox.put(event._replace(fields=fields).to_frame(self._left_out), event.base_seq)
             del self[0]
 
 

@@ -394,12 +394,19 @@ class Publisher:
                 if not self._state.lost and not self._is_left:
                     _log.warning("run %s was closed before %d further calls of its publisher", self.run_name, late)
                 return
-            call = self._waiting.popleft()
+            before = self._seq, self._logged.count
+            call = self._waiting[0]
             try:
+                del self._waiting[0]
                 call()
             # Its caller has left, and who is here has nothing to do with it.
             except Exception as error:  # noqa: BLE001
                 self.left_out.add("what a signal handler or another thread published", error)
+            except BaseException:
+                # Raised by a signal handler, which is not to cost a call of another thread.
+                if (self._seq, self._logged.count) == before:
+                    self._waiting.appendleft(call)
+                raise
 
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publishes an event of a loop of your own, if it is requested.
@@ -445,6 +452,9 @@ class Publisher:
             check_plain(fields)
             me = get_ident()
             if self._waiting or self._inside:
+                if self._is_ending:
+                    self._check_lost()
+                    return
                 # The caller may change a list in it before it is sent.
                 fields = copy_map(fields)
                 if has_deferred:
@@ -522,6 +532,9 @@ class Publisher:
             return
         me = get_ident()
         if self._waiting or self._inside:
+            if self._is_ending:
+                self._check_lost()
+                return
             self._postpone(partial(self._log, checked, step))
             return
         self._inside = me
@@ -640,7 +653,7 @@ class Publisher:
         began = thread_time_ns()
         self._flush_at = self._last_time + self._max_delay
         if self._pending:
-            self._pending.move(self._put, wait=wait)
+            self._pending.move(self._outbox, wait=wait)
         self._outbox.send()
         if self._last_time >= self._next_exchange:
             self._next_exchange = self._last_time + self._exchange_every
@@ -864,12 +877,16 @@ class Publisher:
                 if self._logged.count:
                     self._publish_logged()
                 self._flush(wait=True)
+                # What others publish from here on is refused.
+                self._is_ending = True
                 self._do_waiting()
+                if self._logged.count:
+                    self._publish_logged()
             finally:
                 # Whatever has failed before, such as a command of the user's, the stream comes to its end.
                 self._is_ending = True
                 if not self._closed:
-                    self._pending.move(self._put, wait=True)
+                    self._pending.move(self._outbox, wait=True)
                     reason = reason or (self.stop_reason if status == "stopped" else None)
                     error, reason = redact(error), redact(reason)
                     ending = Ending(status, error and as_utf8(error[:_ENDING]), reason and as_utf8(reason[:_ENDING]))

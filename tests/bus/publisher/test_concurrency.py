@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,36 @@ def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> No
     published, _ = read(publisher)
     # One may have been refused in the middle.
     assert [batch for _, batch in published] in (list(range(1, given + 1)), list(range(1, given)))
+
+
+def test_while_a_publisher_closes_what_is_given_is_recorded_or_refused(runs_dir: Path) -> None:
+    given, refused = [], []
+
+    class Busy:
+        """A value on its way that logs when it is asked for."""
+
+        def __init__(self, numbers: list[int]) -> None:
+            self.numbers = numbers
+
+        def ready(self) -> bool:
+            return False
+
+        def value(self) -> float:
+            for number in self.numbers:
+                try:
+                    publisher.publish(Event.EPOCH_END, batch=number, who="other", loss=Busy([9]))
+                    publisher.log({"x": number}, step=number)
+                    given.append(number)
+                except ClosedError:
+                    refused.append(number)
+            return 0.5
+
+    publisher = Publisher("r")
+    publisher.publish(Event.EPOCH_END, batch=1, who="main", loss=Busy([1, 2]))
+    publisher.close()
+    published, logged = read(publisher)
+    assert (given, set(refused)) == ([1, 2], {9})
+    assert [batch for who, batch in published if who == "other"] == logged == given
 
 
 def test_what_is_published_without_end_meanwhile_does_not_keep_a_publisher_from_closing(runs_dir: Path) -> None:
@@ -302,3 +333,35 @@ def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before
     assert raised > 200
     assert [batch for who, batch in published if who == "loop"] == given
     assert set(given) <= set(logged)
+
+
+def test_where_a_signal_handler_raises_what_others_have_published_meanwhile_is_not_lost(runs_dir: Path) -> None:
+    class Raised(BaseException):
+        pass
+
+    def publish(number: int) -> None:
+        publisher.publish(Event.EPOCH_END, batch=number, who="other")
+        publisher.log({"other": number}, step=number)
+        left = number
+
+        def raise_there(frame: Any, event: str, argument: Any) -> None:
+            nonlocal left
+            left -= event in ("call", "c_return") and "publisher" in frame.f_code.co_filename
+            if not left:
+                raise Raised
+
+        sys.setprofile(raise_there)
+
+    raised, numbers = 0, list(range(1, 150))
+    with Publisher("r", max_delay=0) as publisher:
+        for number in numbers:
+            try:
+                publisher.publish(Event.BATCH_END, batch=number, loss=Reentrant(partial(publish, number)))
+            except Raised:
+                raised += 1
+            finally:
+                sys.setprofile(None)
+    published, logged = read(publisher)
+    assert raised > 50
+    assert set(published) == {("other", number) for number in numbers}
+    assert set(logged) == set(numbers)
