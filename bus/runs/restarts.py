@@ -14,7 +14,8 @@ def find_restart(run: RunInfo, known: Iterable[RunInfo]) -> int | None:
     command, folder = info.get("command"), info.get("cwd")
     if not (isinstance(command, list) and command and isinstance(folder, str)) or info.get("host") != host_name():
         return None
-    script = _absolute(folder, str(command[0]))
+    # ``python -m`` names a package where its ``__main__.py`` is executed.
+    script = _absolute(folder, str(command[0])).replace("/__main__.py", ".py")
     found = {one.pid: one for one in processes.programs() if one.folder == folder and _script(one) == script}
     published = {publisher.get("pid") for one in known for publisher in one.last.publishers}
     # Forked workers have the command of their parent.

@@ -11,9 +11,11 @@ from typing import TypeAlias
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 from faults import StandingBroker
+from helpers import wait_for
 
 from bus.runs.announcement import announce, list_announcements
-from bus.runs.directory import list_runs
+from bus.runs.directory import find_run, list_runs
+from bus.runs.restarts import find_restart
 
 SLOW = """
 import time
@@ -162,6 +164,20 @@ def test_what_is_no_announcement_is_passed_over(tmp_path: Path, content: bytes) 
     assert list_announcements(tmp_path) == []
     with announce("mine", tmp_path):
         assert [one.name for one in list_announcements(tmp_path)] == ["mine"]
+
+
+@pytest.mark.parametrize("script", ["train.py", "pack/train.py", "pack/__main__.py"])
+def test_a_module_that_is_executed_again_is_found(runs_dir: Path, tmp_path: Path, command: Start, script: str) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / script).write_text(IMPORTING)
+    (tmp_path / "there").touch()
+    module = script.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
+    assert command("python", "-m", module, "there", "old", cwd=tmp_path).ends() == (0, [])
+    again = command("python", "-m", module, "loaded", "old", cwd=tmp_path)
+    wait_for(lambda: find_restart(find_run("old"), list_runs()) == again.process.pid, "the restart")
+    (tmp_path / "loaded").touch()
+    assert again.ends() == (0, [])
+    assert find_restart(find_run("old"), list_runs()) is None
 
 
 IMPORTING = """
