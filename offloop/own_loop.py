@@ -288,7 +288,8 @@ class WatchedRun:
 
     def _publish_outputs(self, outputs: Any) -> None:
         training = self._training
-        training.note_precision()
+        if not training.has_noted_precision and torch.is_grad_enabled():
+            training.note_precision(_with_gradient(outputs))
         training.state.outputs = outputs
         training.fire(Event.AFTER_FORWARD)
         self._watch_backward(outputs)

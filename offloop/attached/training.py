@@ -179,6 +179,8 @@ class AttachedTraining:
         self.error_if_left: BaseException | None = None
         """What a loop that was left has failed with, where the framework calls a hook at every other end."""
         self._is_introduced = False
+        self.has_noted_precision = False
+        """Whether :meth:`note_precision` was called."""
         watch_main_thread()
         _open.add(self)
 
@@ -313,14 +315,16 @@ class AttachedTraining:
         if is_first:
             self.fire(Event.BATCH_START)
 
-    def note_precision(self) -> None:
-        """Notes what the forward pass at work computes in, where the framework has not said so."""
+    def note_precision(self, output: torch.Tensor | None) -> None:
+        """Notes what the first forward pass computed in, where the framework has not said so; ``output`` is a tensor
+        with a gradient that came of it. Not noted where weights are cast within the model, as by an autocast there."""
+        self.has_noted_precision = True
         state = self.state
         if state.precision is None:
-            kind = state.device.torch_device.type
+            kind = (state.device.torch_device if output is None else output.device).type
             if torch.is_autocast_enabled(kind):
                 state.precision = _AUTOCAST.get(torch.get_autocast_dtype(kind))
-            else:
+            elif output is None or not _casts_weights(output):
                 state.precision = precision_of(state.model)
             state.context_changed = True
 
@@ -568,6 +572,22 @@ def precision_of(model: torch.nn.Module) -> str | None:
     """What a model computes in without automatic mixed precision: by its first weights that are floating-point."""
     dtypes = (one.dtype for one in model.parameters() if one.is_floating_point())
     return _PRECISIONS.get(next(dtypes, torch.float32))
+
+
+def _casts_weights(output: torch.Tensor) -> bool:
+    """Whether a weight was cast on the way to a tensor."""
+    waiting: list[Any] = [output.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        before = [one for one, _ in node.next_functions]
+        if node.name() == "ToCopyBackward0" and any(hasattr(one, "variable") for one in before):
+            return True
+        waiting += before
+    return False
 
 
 def time_reached(

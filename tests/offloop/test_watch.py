@@ -569,6 +569,34 @@ def test_the_precision_is_the_one_that_the_model_computes_in(
     assert "precision" not in found[0].hyperparameters
 
 
+class CastsWithin(torch.nn.Module):
+    """Computes in another precision than its weights and its output have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 2)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(batch).float()
+
+
+@pytest.mark.parametrize(("casts_within", "precision"), [(True, None), (False, "amp_bf16")])
+def test_a_precision_that_is_not_seen_is_left_out(casts_within: bool, precision: str | None) -> None:
+    model = CastsWithin() if casts_within else torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with offloop.watch(model, optimizer, run_name="w") as run:
+        for batch in run.batches([torch.ones(4, 6)] * 2):
+            with torch.no_grad():
+                model(batch)
+            with torch.autocast("cpu", torch.bfloat16, enabled=not casts_within):
+                loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+    found = [one for one in snapshots_of("w") if one.event in (Event.BATCH_END, Event.FIT_END)]
+    assert [one.fields["precision"] for one in found] == [precision] * 3
+
+
 def test_without_the_iterators_the_hooks_alone_tell_where_batches_are() -> None:
     loop = Loop(2)
     run = offloop.watch(loop.model, loop.optimizer, run_name="w", max_duration="5ba")
