@@ -262,6 +262,8 @@ class Publisher:
         self._timeouts = timeouts
         self._is_ending = self._is_left = False
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
+        self._planned: str | None = None
+        """The latest ``max_duration``."""
         self._previous: TrainingTime | None = None
         self._at = Timestamp().values
         self._counts_batches = False
@@ -589,8 +591,11 @@ class Publisher:
             )
 
     def _pack_plain_context(self, context: dict[str, Any]) -> bytes:
-        if "max_duration" in context:
-            context["max_duration"] = str(context["max_duration"])
+        planned = context.pop("max_duration", None)
+        if planned is not None:
+            self._planned = str(planned)
+        if self._planned is not None:
+            context["max_duration"] = self._planned
         context["world_size"] = self._world_size
         known, packed = self._context
         if context != known:

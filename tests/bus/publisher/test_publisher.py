@@ -53,6 +53,22 @@ def broker_pid(publisher):
     return json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
 
 
+def test_how_long_the_training_will_be_is_given_once(runs_dir):
+    with Publisher("my-run") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, max_duration=None)
+        publisher.publish(Event.FIT_START, batch=1, max_duration="9ba")
+        publisher.publish(Event.BATCH_END, batch=2)
+        publisher.log({"x": 1.0})
+        publisher.publish(Event.BATCH_END, batch=3, max_duration="3ep")
+        publisher.publish(Event.BATCH_END, batch=4)
+        publisher.close("stopped")
+    snapshots, _ = read_back(publisher)
+    planned = [None if one.max_duration is None else str(one.max_duration) for one in snapshots]
+    assert planned == [None, "9ba", "9ba", "3ep", "3ep"]
+    wait_for(lambda: find_run("my-run").last.reached, "the end in run.json")
+    assert find_run("my-run").last.reached.planned == "3ep"
+
+
 def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
     with Publisher("my-run") as publisher:
         for batch in range(1, 101):
