@@ -84,6 +84,10 @@ class Setup:
             sharded=self.forward_pass.is_sharded,
         )
         self.checkpoints.check()
+        saved = self.checkpoints.saved_name
+        if saved is not None and not given.autoresume and not is_name_for(saved, self.state.run_name):
+            # A training that branches from another run's checkpoint is a run of its own.
+            self.checkpoints.is_next_attempt = False
         self._run_name = given.run_name
         self._has_own_name = self._find_name(given.run_name)
         if self._has_own_name:

@@ -187,17 +187,18 @@ class AttachedTraining:
     def open(self, resumed: Mapping[str, Any] | None = None, *, continues: bool = False) -> None:
         """Begins the run, unless it has begun. It is the next attempt of the run of its name, or with ``resumed``, what
         :meth:`state_dict` said, of the run with that name and a number; also if it ``continues`` an earlier training in
-        another way. Otherwise it is another run than all before.
+        another way. Otherwise, and with the state of a run of another name, it is another run than all before.
 
         Raises :class:`bus.errors.OffloopError` when it cannot be started."""
         if self.publisher is not None:
             return
         state, asked = self.state, self._asked_name
-        continues = continues or resumed is not None
+        known = None if resumed is None else resumed["run_name"]
+        saved = _run_names.get(asked, asked) if known is None else str(known)
+        # A training that branches from another run's checkpoint is a run of its own.
+        continues = (continues or resumed is not None) and is_name_for(saved, asked)
         if continues:
-            known = None if resumed is None else resumed["run_name"]
-            saved = _run_names.get(asked, asked) if known is None else str(known)
-            state.run_name = saved if is_name_for(saved, asked) else asked
+            state.run_name = saved
         if self.ranks is not None:
             state.run_name, continues = self.ranks.share([state.run_name, continues])
         engine = self._stream.start(

@@ -12,6 +12,7 @@ from field_stream import Stream
 
 import offloop
 from bus.errors import ConfigurationError
+from bus.runs.directory import list_runs
 from bus.types.demand import Demand
 from bus.types.event import Event
 from offloop.attached import AttachedTraining
@@ -344,3 +345,20 @@ def test_a_state_of_something_else_is_refused(saved: Any, monkeypatch: pytest.Mo
     ):
         run.load_state_dict(saved)
     assert list(run.epochs(1)) == [0]
+
+
+def test_loops_that_branch_from_the_state_of_another_run_are_runs_of_their_own() -> None:
+    def train(run_name: str, saved: Any = None) -> Any:
+        loop = Loop()
+        with offloop.watch(loop.model, loop.optimizer, run_name=run_name) as run:
+            if saved is not None:
+                run.load_state_dict(saved)
+            for _ in run.epochs(1 if saved is None else 2):
+                for index, batch in enumerate(run.batches(loop.loader)):
+                    loop.step(index, *batch)
+            return run.state_dict()
+
+    base = train("base")
+    found = [train("branch", base)["run_name"] for _ in range(2)] + [train("base", base)["run_name"]]
+    assert found == ["branch", "branch-2", "base"]
+    assert {run.name: len(run.attempts) for run in list_runs()} == {"base": 2, "branch": 1, "branch-2": 1}

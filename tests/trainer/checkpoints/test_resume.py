@@ -397,3 +397,24 @@ def test_a_training_with_a_run_keeps_what_it_cannot_read(tmp_path: Path) -> None
         path.write_bytes(damaged[path])
     assert same(train(tmp_path, max_duration="8ba", from_scratch=True, **arguments), train(None, max_duration="8ba"))
     assert {path: Path(f"{path}.unreadable{'-2' * (path == paths[-1])}").read_bytes() for path in paths} == damaged
+
+
+def test_trainings_that_branch_from_the_checkpoint_of_another_run_are_runs_of_their_own(
+    tmp_path: Path, runs_dir: Path
+) -> None:
+    def train_as(run_name: str, **more: Any) -> tuple[str, int]:
+        with gold_trainer(run_name=run_name, publish=True, save_folder=tmp_path / "{run_name}", **more) as trainer:
+            trainer.fit()
+        run = find_run(trainer.state.run_name)
+        return run.name, run.last.number
+
+    assert train_as("base", max_duration="1ep") == ("base", 1)
+    base = tmp_path / "base"
+    assert [train_as("branch", max_duration="2ep", load_path=base) for _ in range(2)] == [
+        ("branch", 1),
+        ("branch-2", 1),
+    ]
+    branched = tmp_path / "branch-2"
+    assert train_as("branch", max_duration="3ep", load_path=branched) == ("branch-2", 2)
+    assert train_as("other", max_duration="2ep", load_path=base, autoresume=True) == ("other", 1)
+    assert train_as("other", max_duration="3ep", load_path=base, autoresume=True) == ("other", 2)
