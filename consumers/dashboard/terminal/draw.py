@@ -18,7 +18,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 _WIDEST_SMOOTHING = 0.25
 _FEWEST_SMOOTHED = 10
-_RATE = re.compile(r"^lr-|(^|/)(lr|learning_rate)$")
+_RATE = re.compile(r"(^|/)(lr|learning_rate)(?![a-zA-Z])")
 
 
 def number(value: float | None) -> str:

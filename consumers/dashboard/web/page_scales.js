@@ -10,7 +10,7 @@ const LOG_DIGITS = 3;
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const WIDEST_SMOOTHING = 0.25;
 const FEWEST_SMOOTHED = 10;
-const RATE = /^lr-|(^|\/)(lr|learning_rate)$/;
+const RATE = /(^|\/)(lr|learning_rate)(?![a-zA-Z])/;
 
 // The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
 // more than twice as far beyond the others as those are apart. What is an outlier is found by a running median, for
