@@ -22,9 +22,9 @@ import torch
 from common import Report, argument_parser, consumer_process, run, wait_until
 from torch import Tensor, nn
 
-from bus import Event
-from trainer import Algorithm, Logger, State, Trainer
-from trainer.device.device import get_device
+from offloop.bus import Event
+from offloop.trainer import Algorithm, Logger, State, Trainer
+from offloop.trainer.device.device import get_device
 
 EVERY = 2
 CACHES = 200_000_000

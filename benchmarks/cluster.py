@@ -30,24 +30,24 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from nats_servers import NatsServer
 
-from bus import Event, Publisher
-from bus.jetstream import names
-from bus.jetstream.connection import NatsServers
-from bus.jetstream.gateway import Gateway
-from bus.net.requests import RequestClient
-from bus.processes import allow_many_connections
-from bus.protocol import host_windows
-from bus.protocol.host_windows import HostWindow, decode_window, encode_window, summarize
-from bus.runs.bridged import read_bridge
-from bus.trace.phases import PHASES
+from offloop.bus import Event, Publisher
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import NatsServers
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.requests import RequestClient
+from offloop.bus.processes import allow_many_connections
+from offloop.bus.protocol import host_windows
+from offloop.bus.protocol.host_windows import HostWindow, decode_window, encode_window, summarize
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.trace.phases import PHASES
 
 RANKS = 8
 """Of each host."""
 STEP = 0.2
 """Seconds."""
 WINDOW = 1.0
-"""Seconds between two windows of a host: at this step they are 1.6 s, see :mod:`bus.protocol.host_windows`; this is the
-most that may come."""
+"""Seconds between two windows of a host: at this step they are 1.6 s, see :mod:`offloop.bus.protocol.host_windows`;
+this is the most that may come."""
 RUN = "r"
 STATUS = json.dumps({"run": RUN, "info": "x" * 1500})
 """As long as what a bridge says of its run and of itself."""

@@ -24,7 +24,7 @@ from faults import Training, resident
 from helpers import wait_for
 from nats_servers import NatsServer
 
-from bus.runs.bridged import read_bridge
+from offloop.bus.runs.bridged import read_bridge
 
 PATIENCE = 300.0
 FLAT = 32.0
@@ -68,7 +68,7 @@ def away(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
     runs_dir.mkdir()
     (where / "nats").mkdir()
     server = NatsServer(where / "nats")
-    command = [sys.executable, "-m", "bus", "bridge", str(runs_dir / "r"), "--stream", server.address]
+    command = [sys.executable, "-m", "offloop.bus", "bridge", str(runs_dir / "r"), "--stream", server.address]
     with contextlib.ExitStack() as stack:
         stack.callback(server.kill)
         training = stack.enter_context(Training(runs_dir, rate=5000))

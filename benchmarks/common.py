@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bus.errors import close_matches
+from offloop.bus.errors import close_matches
 
 PLAIN_PROGRESS_SECONDS = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -128,7 +128,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
 @contextlib.contextmanager
 def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
     """The command ``consumer`` with these options, ended at the end however far it is. It finds the modules here."""
-    command, here = [sys.executable, "-m", "consumers", *options], Path(__file__).parent
+    command, here = [sys.executable, "-m", "offloop.consumers", *options], Path(__file__).parent
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         yield process

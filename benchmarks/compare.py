@@ -11,8 +11,8 @@ from typing import Any
 
 from common import number
 
-from bus import ConfigurationError
-from bus.printing import one_line
+from offloop.bus import ConfigurationError
+from offloop.bus.printing import one_line
 
 
 def read(path: Path) -> dict[str, Any]:

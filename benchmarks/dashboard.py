@@ -22,8 +22,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from common import Report, argument_parser, ratios, run
 
-from bus import Event, Publisher, Recording
-from consumers.dashboard.view.run_view import RunView
+from offloop.bus import Event, Publisher, Recording
+from offloop.consumers.dashboard.view.run_view import RunView
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOSS = "loss/train/total"
@@ -88,7 +88,16 @@ def pages(count: int, browser_path: str | None = CHROMIUM) -> Iterator[list]:
 @contextlib.contextmanager
 def dashboard(*options: str) -> Iterator[str]:
     """``consumer --callbacks dashboard`` with these options; gives the page's address."""
-    command = [sys.executable, "-m", "consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "offloop.consumers",
+        "--callbacks",
+        "dashboard",
+        "-o",
+        "dashboard.port=0",
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -106,7 +115,11 @@ def dashboard(*options: str) -> Iterator[str]:
 @contextlib.contextmanager
 def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """``bus ui`` of that folder; gives the page's address."""
-    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
+    code = """
+from offloop.bus.terminal import run_command
+from offloop.consumers.dashboard.web.command import ui
+run_command(ui)
+"""
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(where), "--port", "0"], stderr=subprocess.PIPE, text=True
     )

@@ -33,7 +33,7 @@ from faults import (
 )
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording
+from offloop.bus import Event, Publisher, Recording
 
 STALL = 5.0
 """Milliseconds that one call may take."""
@@ -150,7 +150,9 @@ def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 def consumer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     """How soon the demand of a dead consumer ends."""
-    command = "import sys; from bus import *; list(Subscriber('r', events=[Event.AFTER_LOSS], runs_dir=sys.argv[1]))"
+    command = (
+        "import sys; from offloop.bus import *; list(Subscriber('r', events=[Event.AFTER_LOSS], runs_dir=sys.argv[1]))"
+    )
     waits = []
     with Publisher("r", runs_dir=runs_dir) as publisher:
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import offloop
-from bus import Event
-from bus.errors import ConfigurationError
-from bus.tensors.segments import SegmentPool
-from trainer import Algorithm, Classifier, Logger, State, Trainer
-from trainer.device.device import get_device
-from trainer.stream.tensor_sharing import pin
+from offloop.bus import Event
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.trainer.device.device import get_device
+from offloop.trainer.stream.tensor_sharing import pin
 
 MIB = 1 << 20
 WITH_FIELDS = "speed,lr,optimizer,activations,phases"

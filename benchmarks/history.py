@@ -19,12 +19,12 @@ from typing import Any
 
 from common import Report, argument_parser, run
 
-from bus import Event, Recording
-from bus.protocol.frames import END, Topic, event_encoder, pack_map
-from bus.protocol.order import Ending, Reached
-from bus.recording.summary import Summarizer
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import RunDirectory
+from offloop.bus import Event, Recording
+from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.recording.summary import Summarizer
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import RunDirectory
 
 EPOCH = 10_000
 BEGAN = 1_790_000_000_000_000_000
@@ -83,7 +83,7 @@ def consume(run: Path, name: str) -> tuple[float, float, int]:
     """Seconds on the clock and of processors, and bytes of memory at most, of a consumer of a whole recording."""
     options = ("--replay", str(run), "--callbacks", "speed,lr", "--log", "jsonl")
     output = run / f"{name}.jsonl"
-    command = [sys.executable, "-m", "consumers", *options, "-o", f"jsonl.path={output}"]
+    command = [sys.executable, "-m", "offloop.consumers", *options, "-o", f"jsonl.path={output}"]
     begin = time.perf_counter()
     null = os.open(os.devnull, os.O_WRONLY)
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 2)])
@@ -105,9 +105,9 @@ def replay(run: Path, events: int) -> float:
 
 
 def _draw(recorded: Path, begin: float, answer: Any) -> None:
-    from consumers import Runner
-    from consumers.dashboard.view.run_view import RunView
-    from consumers.dashboard.view.tap import MonitoredRun, RunTap
+    from offloop.consumers import Runner
+    from offloop.consumers.dashboard.view.run_view import RunView
+    from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
 
     recording = Recording(recorded)
     watched = MonitoredRun(RunView(recording.run_name, recording.attempt))

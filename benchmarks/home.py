@@ -17,9 +17,9 @@ import psutil
 from common import Report, argument_parser, run
 from dashboard import CHROMIUM, home, pages
 
-from bus import Event, Publisher
-from bus.index.index import RunIndex
-from bus.index.store import INDEX_FOLDER
+from offloop.bus import Event, Publisher
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.store import INDEX_FOLDER
 
 DAY_SECONDS = 86_400
 # From what is done to the first picture of what the server answers.

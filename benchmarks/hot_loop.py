@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from nats_servers import NatsServer
 
-from bus import Event
-from trainer import Trainer
+from offloop.bus import Event
+from offloop.trainer import Trainer
 
 SLEEPER = Path(__file__).with_name("sleeper.py")
 STOPWATCH = f"{Path(__file__).with_name('stopwatch.py')}:Stopwatch"
@@ -35,15 +35,15 @@ MAX_DELAYS = (0.05, 0.02, 0.008, 0.005)
 SHORT_DELAY = 0.008
 FOLLOWER = """
 import sys
-from bus import Event, Subscriber
+from offloop.bus import Event, Subscriber
 print("ready", flush=True)
 for snapshot in Subscriber(sys.argv[1], events=map(Event, sys.argv[2:])):
     pass
 """
 ASKER = """
 import sys
-from bus import Event, Subscriber
-from bus.hosts.watch import windows_demand
+from offloop.bus import Event, Subscriber
+from offloop.bus.hosts.watch import windows_demand
 demand = windows_demand(int(sys.argv[2]), False) if len(sys.argv) > 2 else None
 print("ready", flush=True)
 for snapshot in Subscriber(sys.argv[1], events=[Event.BATCH_END], demand=demand):
@@ -219,7 +219,7 @@ def raw_sender(trainer: Trainer) -> Iterator[Callable[[], object]]:
 
 def recorded(trainer: Trainer) -> list:
     """The BATCH_END snapshots recorded so far, once there is one."""
-    from bus import Recording
+    from offloop.bus import Recording
 
     found: list = []
 

@@ -9,7 +9,7 @@ import torch
 from models import MEDIUM, MEDIUM_WIDTHS, TINY, Made, gpt, mlp
 from torch.nn.functional import cross_entropy
 
-from trainer import Classifier, LanguageModel, Trainer
+from offloop.trainer import Classifier, LanguageModel, Trainer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Job:
 
 
 def bits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of :class:`trainer.LanguageModel`."""
+    """The loss of :class:`offloop.trainer.LanguageModel`."""
     return cross_entropy(outputs.flatten(0, -2), targets.flatten()) / 0.6931471805599453
 
 

@@ -26,7 +26,7 @@ def mlp(widths: tuple[int, ...], rows: int, image: tuple[int, int, int] | None =
 
 def gpt(batches: int) -> Made:
     """The model of the task ``chars`` as it is by default, and random text."""
-    from trainer.tasks.gpt import ALPHABET, Gpt
+    from offloop.trainer.tasks.gpt import ALPHABET, Gpt
 
     torch.manual_seed(0)
     text = torch.randint(0, len(ALPHABET), (batches * 32, 65))

@@ -19,7 +19,7 @@ from common import Report, argument_parser, run, wait_until
 from dashboard import CHROMIUM, LOSS, pages
 from home import home
 
-from bus import Event
+from offloop.bus import Event
 
 SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 RUNS = 50
@@ -59,7 +59,7 @@ WHEEL = """async ([id, frames]) => {
 # So many live runs, published until this process is ended.
 LIVE = """
 import sys, time
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publishers = [Publisher(f"live-{number}") for number in range(int(sys.argv[1]))]
 for number, publisher in enumerate(publishers):
     publisher.publish(Event.FIT_START, hyperparameters={"config": {"lr": 10.0 ** -number, "seed": number}})

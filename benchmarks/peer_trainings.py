@@ -335,7 +335,7 @@ def watch(training: Training, _: str) -> None:
 
 def trainer(training: Training, _: str) -> None:
     """offloop's own trainer."""
-    from trainer import Trainer
+    from offloop.trainer import Trainer
 
     model, loader, optimizer = training.make()
 
@@ -624,7 +624,7 @@ def found_in_traceml(where: Path) -> int:
 
 def found_in_recording(where: Path) -> int:
     """offloop's reader."""
-    from bus import Event, Recording
+    from offloop.bus import Event, Recording
 
     (path,) = where.rglob("*.mcap")
     return sum(1 for _ in Recording(path).snapshots([Event.BATCH_END]))

@@ -2,7 +2,7 @@
 
 import time
 
-from consumers import Callback
+from offloop.consumers import Callback
 
 
 class Sleeper(Callback):

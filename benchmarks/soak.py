@@ -15,10 +15,10 @@ import psutil
 from common import Report, argument_parser, run
 from stream import publish
 
-from bus import Publisher, find_run
+from offloop.bus import Publisher, find_run
 
 RING_BYTES = 16 * 1024 * 1024
-# The queue of a consumer that is held up is no growth: see bus.net.sockets.STREAM_QUEUE.
+# The queue of a consumer that is held up is no growth: see offloop.bus.net.sockets.STREAM_QUEUE.
 GROWTH_BYTES = 64 * 1024 * 1024
 SAMPLE_SECONDS = 0.1
 BURST = 512
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60.0
 
 CONSUMER = """
 import sys
-from bus import Subscriber
+from offloop.bus import Subscriber
 with Subscriber(sys.argv[1], runs_dir=sys.argv[2], name=sys.argv[3]) as subscriber:
     print("ready", flush=True)
     count = 0
@@ -118,7 +118,7 @@ def soak(report: Report, runs_dir: Path, events: int) -> None:
     """
     wrong = []
     with Publisher("soak", runs_dir=runs_dir, backlog_bytes=RING_BYTES) as publisher:
-        broker = next(child for child in psutil.Process().children() if "bus.broker" in child.cmdline())
+        broker = next(child for child in psutil.Process().children() if "offloop.bus.broker" in child.cmdline())
         consumers = [start_consumer("soak", runs_dir, name) for name in ("first", "second")]
         memory = Memory(
             {"publisher": psutil.Process().pid, "broker": broker.pid}

@@ -4,7 +4,7 @@ import statistics
 import time
 from pathlib import Path
 
-from consumers import Callback
+from offloop.consumers import Callback
 
 
 class Stopwatch(Callback):

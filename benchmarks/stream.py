@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 from common import Report, argument_parser, run, wait_until
 
-from bus import Event, Publisher, Recording, Subscriber
+from offloop.bus import Event, Publisher, Recording, Subscriber
 
 COUNTER = """
 import sys
-from bus import Subscriber
+from offloop.bus import Subscriber
 with Subscriber(sys.argv[1]) as subscriber:
     print("ready", flush=True)
     print(sum(1 for _ in subscriber), subscriber.gaps, flush=True)
@@ -114,7 +114,7 @@ def replay(path: Path) -> float:
 
 def consumer_replay(path: Path, events: int) -> float:
     """Events a second of ``consumer --replay`` with speed and lr, start of the process included."""
-    command = [sys.executable, "-m", "consumers", "--replay", str(path), "--callbacks", "speed,lr"]
+    command = [sys.executable, "-m", "offloop.consumers", "--replay", str(path), "--callbacks", "speed,lr"]
     begin = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     return events / (time.perf_counter() - begin)

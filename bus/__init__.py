@@ -6,12 +6,12 @@ Needs no torch. The other packages build on this one: ``trainer`` publishes, ``c
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.broker.broker import Broker
-    from bus.broker.runs import BrokerStatistics
-    from bus.errors import (
+    from offloop.bus.broker.broker import Broker
+    from offloop.bus.broker.runs import BrokerStatistics
+    from offloop.bus.errors import (
         BrokerError,
         CheckpointError,
         ClosedError,
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
         RunNotFoundError,
         TimeUnitError,
     )
-    from bus.protocol.order import Ending, Gap
-    from bus.protocol.snapshot import Snapshot
-    from bus.publisher.publisher import Publisher, PublisherStatistics
-    from bus.recording.recording import Recording
-    from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
-    from bus.subscriber.subscriber import Subscriber
-    from bus.types.deferred import Deferred
-    from bus.types.demand import BASE_EVENTS
-    from bus.types.event import Event
-    from bus.types.time import Time, TimeUnit
-    from bus.types.timeouts import Timeouts
-    from bus.types.timestamp import Timestamp, wall_clock
+    from offloop.bus.protocol.order import Ending, Gap
+    from offloop.bus.protocol.snapshot import Snapshot
+    from offloop.bus.publisher.publisher import Publisher, PublisherStatistics
+    from offloop.bus.recording.recording import Recording
+    from offloop.bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
+    from offloop.bus.subscriber.subscriber import Subscriber
+    from offloop.bus.types.deferred import Deferred
+    from offloop.bus.types.demand import BASE_EVENTS
+    from offloop.bus.types.event import Event
+    from offloop.bus.types.time import Time, TimeUnit
+    from offloop.bus.types.timeouts import Timeouts
+    from offloop.bus.types.timestamp import Timestamp, wall_clock
 
 __all__ = [
     "BASE_EVENTS",
@@ -89,12 +89,12 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "bus.broker.broker": ["Broker"],
-        "bus.broker.runs": ["BrokerStatistics"],
-        "bus.types.deferred": ["Deferred"],
-        "bus.types.timeouts": ["Timeouts"],
-        "bus.types.demand": ["BASE_EVENTS"],
-        "bus.errors": [
+        "offloop.bus.broker.broker": ["Broker"],
+        "offloop.bus.broker.runs": ["BrokerStatistics"],
+        "offloop.bus.types.deferred": ["Deferred"],
+        "offloop.bus.types.timeouts": ["Timeouts"],
+        "offloop.bus.types.demand": ["BASE_EVENTS"],
+        "offloop.bus.errors": [
             "BrokerError",
             "CheckpointError",
             "ClosedError",
@@ -113,13 +113,13 @@ __getattr__, __dir__ = lazy_exports(
             "RunNotFoundError",
             "TimeUnitError",
         ],
-        "bus.types.event": ["Event"],
-        "bus.publisher.publisher": ["Publisher", "PublisherStatistics"],
-        "bus.recording.recording": ["Recording"],
-        "bus.runs.directory": ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"],
-        "bus.protocol.snapshot": ["Snapshot"],
-        "bus.protocol.order": ["Ending", "Gap"],
-        "bus.subscriber.subscriber": ["Subscriber"],
-        "bus.types.timestamp": ["Time", "Timestamp", "TimeUnit", "wall_clock"],
+        "offloop.bus.types.event": ["Event"],
+        "offloop.bus.publisher.publisher": ["Publisher", "PublisherStatistics"],
+        "offloop.bus.recording.recording": ["Recording"],
+        "offloop.bus.runs.directory": ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"],
+        "offloop.bus.protocol.snapshot": ["Snapshot"],
+        "offloop.bus.protocol.order": ["Ending", "Gap"],
+        "offloop.bus.subscriber.subscriber": ["Subscriber"],
+        "offloop.bus.types.timestamp": ["Time", "Timestamp", "TimeUnit", "wall_clock"],
     },
 )

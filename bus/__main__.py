@@ -1,5 +1,5 @@
-"""``python -m bus``."""
+"""``python -m offloop.bus``."""
 
-from bus.cli.main import main
+from offloop.bus.cli.main import main
 
 main()

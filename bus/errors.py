@@ -32,7 +32,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from bus.printing import one_line
+from offloop.bus.printing import one_line
 
 __all__ = [
     "BrokerError",

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
-from bus.processes import with_reserve
+from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
+from offloop.bus.processes import with_reserve
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 """What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
@@ -32,7 +32,7 @@ def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
     Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
     path cleans up. A folder that is there already is moved away first, so a kill just then leaves none.
 
-    Raises :class:`bus.errors.CheckpointError` for errors of the file system, in the block too."""
+    Raises :class:`offloop.bus.errors.CheckpointError` for errors of the file system, in the block too."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for stray in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):

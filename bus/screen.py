@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
-from bus.printing import LOGGERS, AboveLastLine
+from offloop.bus.printing import LOGGERS, AboveLastLine
 
 _TO_LINE_START = "\r"
 

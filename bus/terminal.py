@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
-from bus.errors import OffloopError
-from bus.printing import one_line, say
+from offloop.bus.errors import OffloopError
+from offloop.bus.printing import one_line, say
 
 _A_MOMENT = 0.01
 

@@ -1,6 +1,6 @@
 """Watch a training run from another process: callbacks, and the loggers that take what they log.
 
-    from consumers import Callback
+    from offloop.consumers import Callback
 
     class Perplexity(Callback):
         def batch_end(self, state, logger):
@@ -9,14 +9,15 @@
 Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`.
 """
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offloop.bus.lazy import lazy_exports
+from offloop.consumers import callbacks, loggers
+
 if TYPE_CHECKING:
-    from consumers.api.callback import Callback, CannotWorkError
-    from consumers.api.logger import Logger, LoggerDestination
-    from consumers.callbacks import (
+    from offloop.consumers.api.callback import Callback, CannotWorkError
+    from offloop.consumers.api.logger import Logger, LoggerDestination
+    from offloop.consumers.callbacks import (
         ActivationMonitor,
         Alert,
         CheckpointSaver,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
         Trace,
         TrainerMetrics,
     )
-    from consumers.dashboard import Dashboard, Top
-    from consumers.loggers import (
+    from offloop.consumers.dashboard import Dashboard, Top
+    from offloop.consumers.loggers import (
         ConsoleLogger,
         CsvLogger,
         JsonlLogger,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
         TensorboardLogger,
         WandBLogger,
     )
-    from consumers.runner.runner import Runner
+    from offloop.consumers.runner.runner import Runner
 
 __all__ = [
     "ActivationMonitor",
@@ -89,25 +90,14 @@ __all__ = [
     "WandBLogger",
 ]
 
-_BUS = find_spec("bus")
-if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
-    raise ImportError(
-        f"{_BUS.origin} hides offloop's package 'bus', because it has the same name and Python finds it first: "
-        "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
-    )
-
-# Only now is it known that this 'bus' is ours.
-from bus.lazy import lazy_exports  # noqa: E402
-from consumers import callbacks, loggers  # noqa: E402
-
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "consumers.api.callback": ["Callback", "CannotWorkError"],
-        "consumers.api.logger": ["Logger", "LoggerDestination"],
-        "consumers.callbacks": callbacks.__all__,
-        "consumers.dashboard": ["Dashboard", "Top"],
-        "consumers.loggers": loggers.__all__,
-        "consumers.runner.runner": ["Runner"],
+        "offloop.consumers.api.callback": ["Callback", "CannotWorkError"],
+        "offloop.consumers.api.logger": ["Logger", "LoggerDestination"],
+        "offloop.consumers.callbacks": callbacks.__all__,
+        "offloop.consumers.dashboard": ["Dashboard", "Top"],
+        "offloop.consumers.loggers": loggers.__all__,
+        "offloop.consumers.runner.runner": ["Runner"],
     },
 )

@@ -1,5 +1,5 @@
-"""``python -m consumers``: the same as the command ``consumer``."""
+"""``python -m offloop.consumers``: the same as the command ``consumer``."""
 
-from consumers.cli.main import main
+from offloop.consumers.cli.main import main
 
 main()

@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from bus.runs.directory import find_run, new_run_name
+from offloop.bus.runs.directory import find_run, new_run_name
 
 TRAINER = ["trainer", "digits", *(sys.argv[1:] or ["--max-duration", "20ep"])]
 CONSUMER = ["consumer", "--callbacks", "speed,lr"]

@@ -1,6 +1,6 @@
 """A logger of your own: consumer --log examples/markdown_logger.py:MarkdownLogger -o MarkdownLogger.digits=2"""
 
-from consumers import LoggerDestination
+from offloop.consumers import LoggerDestination
 
 
 class MarkdownLogger(LoggerDestination):

@@ -13,10 +13,20 @@ import sys
 
 import optuna
 
-from bus import new_run_name
 from offloop import Event, Subscriber
+from offloop.bus import new_run_name
 
-TRAINING = [sys.executable, "-m", "trainer", "digits", "--max-duration", "4ep", "--no-progress", "--wait-for", "optuna"]
+TRAINING = [
+    sys.executable,
+    "-m",
+    "offloop.trainer",
+    "digits",
+    "--max-duration",
+    "4ep",
+    "--no-progress",
+    "--wait-for",
+    "optuna",
+]
 
 
 def objective(trial: optuna.Trial) -> float:

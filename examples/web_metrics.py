@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bus import Snapshot
 from offloop import Event, Subscriber
+from offloop.bus import Snapshot
 
 
 def application(run: str) -> Starlette:

@@ -125,7 +125,7 @@ def _by_coverage(name: str, seconds: float, seed: int, corpus: Path | None) -> i
     import atheris
 
     # It names every module.
-    with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["bus", "consumers", "trainer"]):
+    with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["offloop"]):
         from targets import TARGETS
     flags = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-max_len=8192", "-rss_limit_mb=0"]
     flags += ["-verbosity=0", "-print_final_stats=1", f"-timeout={round(4 * INPUT_SECONDS)}"]

@@ -9,9 +9,9 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.types.demand import Demand
-from bus.types.event import Event
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 
 EVENT_FIELDS = {"loss": 0.5, "lr": {"SGD": [0.1]}, "batch_size": 32, "train_metrics": {"accuracy": 0.5}}
 CONTEXT = {"max_duration": "5ep", "dataloader_label": "train", "dataloader_len": 45, "world_size": 1}

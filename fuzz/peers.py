@@ -11,9 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bus import Event, Publisher, Subscriber
-from bus.errors import OffloopError
-from bus.protocol.snapshot import Snapshot
+from offloop.bus import Event, Publisher, Subscriber
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.snapshot import Snapshot
 
 BATCHES_A_SECOND = 500
 LOOK_SECONDS = 2.0

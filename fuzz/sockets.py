@@ -35,9 +35,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from inputs import DEMAND, event_frame, nested, spoiled_bytes, spoiled_packed
 
-from bus.errors import OffloopError, ProtocolError
-from bus.net.requests import ask_broker
-from bus.protocol.frames import (
+from offloop.bus.errors import OffloopError, ProtocolError
+from offloop.bus.net.requests import ask_broker
+from offloop.bus.protocol.frames import (
     END,
     MAX_FRAME,
     decode_control,
@@ -46,7 +46,7 @@ from bus.protocol.frames import (
     encode_heartbeat,
     split_frame,
 )
-from bus.recording.writer import RecordingWriter
+from offloop.bus.recording.writer import RecordingWriter
 
 RUN = "healthy"
 STRANGERS = 8
@@ -470,7 +470,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             return peer
 
         control, stream = _free_addresses()
-        broker = started("broker", ["-m", "bus", "broker", "--listen", control], "serving at")
+        broker = started("broker", ["-m", "offloop.bus", "broker", "--listen", control], "serving at")
         publisher = started("publisher", [str(PEERS), "publish", control, RUN], "ready")
         consumer = started("consumer", [str(PEERS), "consume", control, RUN], "ready")
         false = FalseBroker(random, sent, _recording(folder / "recording.mcap"))

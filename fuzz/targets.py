@@ -32,8 +32,8 @@ from inputs import (
     spoiled_packed,
 )
 
-from bus.broker.leases import Leases
-from bus.errors import (
+from offloop.bus.broker.leases import Leases
+from offloop.bus.errors import (
     BrokerError,
     CheckpointError,
     ConfigurationError,
@@ -45,9 +45,9 @@ from bus.errors import (
     RecordingError,
     RunDirectoryError,
 )
-from bus.net.allow_list import ROLES, AllowList, allow
-from bus.net.keys import is_key, load_public_key, load_secret_key, make_keys
-from bus.protocol.frames import (
+from offloop.bus.net.allow_list import ROLES, AllowList, allow
+from offloop.bus.net.keys import is_key, load_public_key, load_secret_key, make_keys
+from offloop.bus.protocol.frames import (
     END,
     EventBody,
     Topic,
@@ -63,20 +63,20 @@ from bus.protocol.frames import (
     parse_topic,
     split_frame,
 )
-from bus.protocol.order import CheckpointMark, Ending, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording import records
-from bus.recording.reader import Record, RecordingReader
-from bus.recording.recording import Recording
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
-from bus.tools.recovery import recover
-from bus.types.demand import BASE_EVENTS, Demand
-from bus.types.event import Event
-from bus.types.intervals import batch_number
-from bus.types.source import Source
-from bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
-from consumers.delivery.commit import CallbackState, Committed, DestinationState
+from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording import records
+from offloop.bus.recording.reader import Record, RecordingReader
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
+from offloop.bus.tools.recovery import recover
+from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import batch_number
+from offloop.bus.types.source import Source
+from offloop.bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
+from offloop.consumers.delivery.commit import CallbackState, Committed, DestinationState
 
 
 def check(condition: object, what: str) -> None:
@@ -541,7 +541,7 @@ def _checkpoint(data: bytes) -> None:
     # Not at the top: torch takes seconds to load, and the other targets do without.
     from safetensors.torch import save_file
 
-    from trainer.checkpoints.file import read_checkpoint, read_part, read_weights
+    from offloop.trainer.checkpoints.file import read_checkpoint, read_part, read_weights
 
     path = FOLDER / "checkpoint.safetensors"
     path.write_bytes(data)
@@ -562,7 +562,7 @@ def _read_checkpoint(path: Path, *ways: Callable[[Path], Any]) -> None:
 def _checkpoints() -> list[bytes]:
     import torch
 
-    from trainer.checkpoints.file import write_checkpoint
+    from offloop.trainer.checkpoints.file import write_checkpoint
 
     tree = {"model": {"weight": torch.ones(2)}, "rest": [1, None, 2**70, float("inf"), b"x", (1, {2: "a"})]}
     write_checkpoint(FOLDER / "seed.safetensors", tree)

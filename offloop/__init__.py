@@ -2,9 +2,8 @@
 
     from offloop import Callback, Event, Publisher, Trainer, runs, watch
 
-Names are loaded when they are first used, so that a machine without torch can import this package. The packages behind
-it, ``bus``, ``trainer`` and ``consumers``, have common names: where a file of the user's own hides one of them, using a
-name says which file does.
+Names are loaded when they are first used, so that a machine without torch can import this package. What is behind it is
+in ``offloop.bus``, ``offloop.trainer`` and ``offloop.consumers``.
 """
 
 # Nothing is imported here: until the module of a command is, Ctrl-C shows a traceback.
@@ -12,22 +11,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from bus import Event, Publisher, Recording, Subscriber
-    from consumers import Callback
+    from offloop.bus import Event, Publisher, Recording, Subscriber
+    from offloop.consumers import Callback
     from offloop.folder import runs
     from offloop.own_loop import watch
-    from trainer import Algorithm, Trainer
+    from offloop.trainer import Algorithm, Trainer
 
 __all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer", "runs", "watch"]
 
 _HOMES = {
-    "Algorithm": "trainer",
-    "Callback": "consumers",
-    "Event": "bus",
-    "Publisher": "bus",
-    "Recording": "bus",
-    "Subscriber": "bus",
-    "Trainer": "trainer",
+    "Algorithm": "offloop.trainer",
+    "Callback": "offloop.consumers",
+    "Event": "offloop.bus",
+    "Publisher": "offloop.bus",
+    "Recording": "offloop.bus",
+    "Subscriber": "offloop.bus",
+    "Trainer": "offloop.trainer",
     "runs": "offloop.folder",
     "watch": "offloop.own_loop",
 }
@@ -38,12 +37,9 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from offloop.packages import check_packages
-
     home = _HOMES[name]
-    check_packages("bus", {"offloop.folder": "consumers", "offloop.own_loop": "trainer"}.get(home, home))
     if home == "offloop.own_loop":
-        # Says what hides a package of ours, or what to install.
+        # Says what to install.
         import_module("offloop.attached")
     value = getattr(import_module(home), name)
     globals()[name] = value

@@ -19,7 +19,7 @@ from offloop.attached import (
     numbers_in,
 )
 from offloop.own_loop import OWN_LOOP, WatchedRun
-from trainer.arguments.durations import check_max_duration
+from offloop.trainer.arguments.durations import check_max_duration
 
 try:
     import torch
@@ -184,11 +184,11 @@ def attach(
         evaluate: what ``bus send RUN set eval now`` calls, between two batches and on every rank.
         checkpoint: what ``bus send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
             names its checkpoints itself.
-        options: what :class:`trainer.Trainer` knows by the same names, see
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be started,
-    that is shown, and the training continues without one."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
+    started, that is shown, and the training continues without one."""
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)

@@ -72,7 +72,7 @@ def _options() -> "Options":
     """The options of the adapters, with callbacks and loggers newly made."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    from consumers.cli.registry import create_selected
+    from offloop.consumers.cli.registry import create_selected
 
     given = json.loads(os.environ[VARIABLE])
     callbacks, loggers = create_selected(given["callbacks"], given["loggers"], given["settings"])

@@ -1,10 +1,7 @@
-"""The commands ``bus``, ``trainer``, ``consumer`` and ``offloop``.
-
-They start here and not in their own packages, because a file of the user's own may hide those."""
+"""The commands ``bus``, ``trainer``, ``consumer`` and ``offloop``."""
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 
 __all__ = ["bus", "consumer", "offloop", "trainer"]
@@ -12,17 +9,17 @@ __all__ = ["bus", "consumer", "offloop", "trainer"]
 
 def bus() -> None:
     """The command ``bus``."""
-    _run("bus.cli.main")
+    _run("offloop.bus.cli.main")
 
 
 def trainer() -> None:
     """The command ``trainer``."""
-    _run("trainer.cli.main")
+    _run("offloop.trainer.cli.main")
 
 
 def consumer() -> None:
     """The command ``consumer``."""
-    _run("consumers.cli.main")
+    _run("offloop.consumers.cli.main")
 
 
 def offloop() -> None:
@@ -47,14 +44,6 @@ def _run(module: str) -> None:
 def _import_main(module: str) -> Callable[[], None]:
     from importlib import import_module
 
-    from offloop.packages import HiddenPackageError, check_packages
-
-    package = module.partition(".")[0]
-    try:
-        check_packages("bus", "consumers" if package == "offloop" else package)
-    except HiddenPackageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     main: Callable[[], None] = import_module(module).main
     return main
 

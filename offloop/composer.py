@@ -42,10 +42,11 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
     With several ranks each of them has it.
 
     Args:
-        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
+        :class:`offloop.attached.options.Options`.
             Without ``run_name`` the run has Composer's name.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()

@@ -19,25 +19,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from bus.errors import ConfigurationError, RunNotFoundError
-from bus.index import query
-from bus.index.annotations import Annotations, annotate
-from bus.index.checkpoints import Checkpoint
-from bus.index.entry import MetricValues, Mode, RunEntry, newest_first
-from bus.index.index import RunIndex
-from bus.printing import escape
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.recording.summary import Point
-from bus.runs.directory import in_words, is_locked, read_run
-from bus.types.event import Event
-from consumers.dashboard.view.metrics import BULK
-from consumers.dashboard.view.run_view import RunView
 from offloop import folder_html
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.index import query
+from offloop.bus.index.annotations import Annotations, annotate
+from offloop.bus.index.checkpoints import Checkpoint
+from offloop.bus.index.entry import MetricValues, Mode, RunEntry, newest_first
+from offloop.bus.index.index import RunIndex
+from offloop.bus.printing import escape
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.summary import Point
+from offloop.bus.runs.directory import in_words, is_locked, read_run
+from offloop.bus.types.event import Event
+from offloop.consumers.dashboard.view.metrics import BULK
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, load, usable
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.series import Floats
+    from offloop.consumers.dashboard.view.series import Floats
 
 _log = logging.getLogger("offloop")
 
@@ -147,7 +147,7 @@ class Runs(Sequence["Run"]):
 
     def where(self, expression: str) -> "Runs":
         """Those of which an expression such as ``lr > 0.01 and status == finished`` is true: see
-        :func:`bus.index.query.where`.
+        :func:`offloop.bus.index.query.where`.
 
         Raises:
             ConfigurationError: it is not a filter, or names what no run of the folder has.
@@ -168,7 +168,7 @@ class Runs(Sequence["Run"]):
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
         """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; it is not needed for
-        metrics of which the name, or the runs, say what is better, see :func:`bus.types.metrics.direction_of`.
+        metrics of which the name, or the runs, say what is better, see :func:`offloop.bus.types.metrics.direction_of`.
 
         Raises:
             ConfigurationError: no run of the folder has that metric, ``mode`` is another, or nothing says which values
@@ -260,7 +260,7 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """Distinguishes it from every other run of that name: see :attr:`bus.RunInfo.id`."""
+        """Distinguishes it from every other run of that name: see :attr:`offloop.bus.RunInfo.id`."""
         return self._entry.id
 
     @property
@@ -471,7 +471,7 @@ class Run:
 
 
 class _ByName(Mapping[str, Value]):
-    """Values by name, of which the end is enough, as :class:`bus.index.query.Columns` finds them."""
+    """Values by name, of which the end is enough, as :class:`offloop.bus.index.query.Columns` finds them."""
 
     def __init__(self, values: Mapping[str, Value], missing: str) -> None:
         self._values = values

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from bus.cli.describe import duration, when
-from bus.index.entry import RunEntry
-from bus.index.query import differences
-from bus.printing import escape
-from bus.recording.summary import Point
-from bus.types.hyperparameters import is_of_the_training, value_text
-from consumers.loggers.console import format_value
+from offloop.bus.cli.describe import duration, when
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.query import differences
+from offloop.bus.printing import escape
+from offloop.bus.recording.summary import Point
+from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.consumers.loggers.console import format_value
 
 _ROWS = 50
 _HYPERPARAMETERS = 6

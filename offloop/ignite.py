@@ -41,9 +41,10 @@ class OffloopLogger:
     that consumers keep their callbacks' states, and a resumed training continues the counters.
 
     Args:
-        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
+        :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for options that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)
@@ -78,7 +79,7 @@ class OffloopLogger:
             evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
                 iterations and on every rank.
 
-        Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
         optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
         for label, engine in {"trainer": trainer, **(evaluators or {})}.items():
             if not isinstance(engine, Engine):

@@ -57,10 +57,11 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         save_folder: where ``bus send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
-        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
+        :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has another
-    backend than torch."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has
+    another backend than torch."""
 
     # Keras waits for the device after each batch when a callback has a method for its end: this one has none, and sees
     # batches by the functions that Keras does them with.

@@ -64,9 +64,10 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
     manual optimization a batch is one of the dataloader in which an optimizer has stepped. Each ``fit`` is a run.
 
     Args:
-        options: what :class:`trainer.Trainer` knows by the same names, see :class:`offloop.attached.options.Options`.
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
+        :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for options that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)

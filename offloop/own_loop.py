@@ -23,8 +23,8 @@ from offloop.attached import (
     contain,
     length_of,
 )
-from trainer.arguments.durations import check_max_duration
-from trainer.fields.field import ProbeHook
+from offloop.trainer.arguments.durations import check_max_duration
+from offloop.trainer.fields.field import ProbeHook
 
 _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _STEP = {Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
@@ -189,7 +189,7 @@ class WatchedRun:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` has said; before the first epoch.
 
-        Raises :class:`bus.errors.ConfigurationError` for anything else, and in a training that has begun."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and in a training that has begun."""
         if self._has_begun:
             raise ConfigurationError("the training has begun: call load_state_dict() before the first epoch")
         self._position.load(saved)
@@ -388,11 +388,11 @@ def watch(
         gradient_accumulation_steps: batches of the dataloader that go into a step of the optimizer.
         evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
             batches and on every rank.
-        options: what :class:`trainer.Trainer` knows by the same names, see
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be started,
-    that is shown, and the training continues without one."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
+    started, that is shown, and the training continues without one."""
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)

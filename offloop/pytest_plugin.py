@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloop.packages import check_packages
-
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-    from bus.recording.recording import Recording
-    from consumers.testing.golden import Golden
-    from consumers.testing.live_run import LiveRun
-    from consumers.testing.logged import Logged
+    from offloop.bus.recording.recording import Recording
+    from offloop.consumers.testing.golden import Golden
+    from offloop.consumers.testing.live_run import LiveRun
+    from offloop.consumers.testing.logged import Logged
 
 __all__ = ["golden", "live_run", "recording", "replay"]
 
@@ -47,8 +45,7 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
 
     def open_recording(path: str | Path, attempt: int | None = None) -> "Recording":
         __tracebackhide__ = True
-        check_packages("bus", "consumers")
-        from bus.recording.recording import Recording
+        from offloop.bus.recording.recording import Recording
 
         return Recording(_find(path, request), attempt)
 
@@ -57,12 +54,11 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
 
 @pytest.fixture
 def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
-    """``replay(callbacks, source)``: what callbacks log over a recording, see :func:`consumers.testing.replay`. A path
-    is found as by the fixture ``recording``."""
+    """``replay(callbacks, source)``: what callbacks log over a recording, see :func:`offloop.consumers.testing.replay`.
+    A path is found as by the fixture ``recording``."""
 
     def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
-        check_packages("bus", "consumers")
-        from consumers.testing.harness import replay as replay_source
+        from offloop.consumers.testing.harness import replay as replay_source
 
         return replay_source(callbacks, _find(source, request) if isinstance(source, str | Path) else source, **options)
 
@@ -72,10 +68,9 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 @pytest.fixture
 def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callable[..., LiveRun]]":
     """``live_run("digits", max_duration="1ep")``: trains in a process of its own, in the test's ``tmp_path``, see
-    :class:`consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens, nothing
-    of it is left running when the test ends."""
-    check_packages("bus", "consumers", "trainer")
-    from consumers.testing.live_run import LiveRun
+    :class:`offloop.consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens,
+    nothing of it is left running when the test ends."""
+    from offloop.consumers.testing.live_run import LiveRun
 
     with ExitStack() as opened:
 
@@ -88,9 +83,8 @@ def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callab
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
     """``golden.check(logged, "name")``: compares with the file ``golden/NAME.jsonl`` beside the test, see
-    :class:`consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
-    check_packages("bus", "consumers")
-    from consumers.testing.golden import Golden
+    :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
+    from offloop.consumers.testing.golden import Golden
 
     update = bool(request.config.getoption("offloop_update_golden"))
     files = Golden(request.path.parent / GOLDEN, update, f"pytest '{request.node.nodeid}' {UPDATE}")
@@ -114,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest
 def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:
     """The recording of that path, relative to the test or to the folder of recordings."""
     __tracebackhide__ = True
-    from bus.errors import RecordingError
+    from offloop.bus.errors import RecordingError
 
     places = [request.path.parent / path]
     folder = request.config.getini(FOLDER)

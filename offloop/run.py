@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.frames import check_run_name
-from bus.terminal import HELP, run_command
-from consumers.cli.main import callbacks_option, loggers_option, settings_option
-from consumers.cli.registry import create_selected
 from offloop import startup
 from offloop.automatic import ATTACHED, VARIABLE
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.terminal import HELP, run_command
+from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
+from offloop.consumers.cli.registry import create_selected
 
 _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.series import Floats
+    from offloop.consumers.dashboard.view.series import Floats
 
 Library: TypeAlias = Literal["pandas", "polars", "dict"]
 

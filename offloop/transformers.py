@@ -69,10 +69,10 @@ class OffloopCallback(TrainerCallback):
     Args:
         trainer: a ``Trainer``, a ``Seq2SeqTrainer``, TRL's ``SFTTrainer``, ``DPOTrainer`` or ``GRPOTrainer``, or
             another one that is derived from ``Trainer``.
-        options: what :class:`trainer.Trainer` knows by the same names, see
+        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`. Without ``run_name`` the run has that of ``TrainingArguments``.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
     def __init__(self, trainer: Any = None, **options: Unpack[Options]) -> None:
         if not isinstance(trainer, Trainer):

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 from leaks import LeakWatch, record_sockets
 
-from bus.types.timeouts import Timeouts
+from offloop.bus.types.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from nats_servers import NatsServer
@@ -69,8 +69,8 @@ def _is_for_gpu(config: pytest.Config) -> bool:
 
 
 def _require_gpu() -> None:
-    from bus.errors import ConfigurationError
-    from trainer.device.device import get_device
+    from offloop.bus.errors import ConfigurationError
+    from offloop.trainer.device.device import get_device
 
     try:
         get_device("gpu")

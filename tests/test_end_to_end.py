@@ -17,9 +17,9 @@ from helpers import REFERENCE, wait_for
 from paths import SUPPORT
 from training import Act, gold_evaluators, gold_trainer
 
-from bus import Event, Recording, find_run, list_runs
-from consumers import SpeedMonitor
 from offloop import commands
+from offloop.bus import Event, Recording, find_run, list_runs
+from offloop.consumers import SpeedMonitor
 
 TRACES = [
     "01_plain_2ep",
@@ -194,8 +194,8 @@ def test_the_stream_changes_nothing_not_even_when_its_broker_is_killed(runs_dir,
 
 SCRIPT = """
 import torch
-from consumers import Callback, JsonlLogger, LRMonitor
-from trainer import Classifier, Trainer
+from offloop.consumers import Callback, JsonlLogger, LRMonitor
+from offloop.trainer import Classifier, Trainer
 
 class EpochMonitor(Callback):
     "Defined in the script itself, as people do."
@@ -269,7 +269,7 @@ def test_two_terminals_in_either_order(runs_dir):
 
 SLOW = """
 import time
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Sleeper(Callback):
     "Sleeps at the end of every batch."
@@ -371,7 +371,7 @@ def test_a_run_that_died_is_read_to_its_last_event_and_called_lost(runs_dir):
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from training import Act, gold_trainer
-from bus import Event
+from offloop.bus import Event
 def die(event, state, logger):
     if int(state.timestamp.batch) == 7:
         os.kill(os.getpid(), 9)

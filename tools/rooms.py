@@ -1,7 +1,8 @@
 """An import-linter contract: rooms (packages and modules) import only the rooms that are listed for them.
 
-A line of ``rooms`` is ``bus.net -> bus.errors bus.protocol``. A module belongs to the longest name in the list that it
-begins with; one that belongs to none, such as ``bus/__init__.py``, may import everything and be imported by no room.
+A line of ``rooms`` is ``bus.net -> bus.errors bus.protocol``, names within ``offloop``. A module belongs to the longest
+name in the list that it begins with; one that belongs to none, such as ``bus/__init__.py``, may import everything and
+be imported by no room.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ class RoomsContract(Contract):  # type: ignore[misc]
         for module in graph.modules:
             room = _room_of(module, allowed)
             for imported in graph.find_modules_directly_imported_by(module) if room else ():
-                other = _room_of(imported, allowed) or imported
+                other = _room_of(imported, allowed) or imported.removeprefix("offloop.")
                 if other != room and not graph.is_module_squashed(imported):
                     found[room][other] = f"{module} imports {imported}"
         problems = [
@@ -48,6 +49,7 @@ class RoomsContract(Contract):  # type: ignore[misc]
 
 
 def _room_of(module: str, rooms: dict[str, set[str]]) -> str:
+    module = module.removeprefix("offloop.")
     while module not in rooms and module:
         module = module.rpartition(".")[0]
     return module

@@ -80,7 +80,7 @@ def trainer(*arguments: str) -> "subprocess.Popen[str]":
 
 def train(runs: Path) -> None:
     """A dozen runs that have ended, with what people say of some of them."""
-    from bus.index.annotations import annotate
+    from offloop.bus.index.annotations import annotate
 
     for rate in RATES:
         for seed in SEEDS:
@@ -108,7 +108,11 @@ def training(runs: Path) -> Iterator[None]:
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
     """``bus ui`` at any free port; gives its address."""
-    code = "from bus.terminal import run_command; from consumers.dashboard.web.command import ui; run_command(ui)"
+    code = """
+from offloop.bus.terminal import run_command
+from offloop.consumers.dashboard.web.command import ui
+run_command(ui)
+"""
     arguments = [sys.executable, "-c", code, "--port", "0", "--every", "2", str(runs)]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

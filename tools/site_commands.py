@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from bus.cli.main import bus
-from consumers.cli.main import consumer
+from offloop.bus.cli.main import bus
+from offloop.consumers.cli.main import consumer
 from offloop.run import offloop
-from trainer.cli.main import trainer
+from offloop.trainer.cli.main import trainer
 
 COMMANDS: tuple[click.Command, ...] = (trainer, consumer, offloop, bus)
 """The commands that offloop installs, in the order of the page."""

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.arguments.config import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig
-    from trainer.data.evaluator import Evaluator
-    from trainer.data.models import Classifier, LanguageModel
-    from trainer.data.spec import DataSpec
-    from trainer.distributed.sampling import RankBatchSampler
-    from trainer.engine.algorithm import Algorithm
-    from trainer.engine.engine import Engine, Logger
-    from trainer.engine.state import State
-    from trainer.trainer import Trainer
+    from offloop.trainer.arguments.config import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig
+    from offloop.trainer.data.evaluator import Evaluator
+    from offloop.trainer.data.models import Classifier, LanguageModel
+    from offloop.trainer.data.spec import DataSpec
+    from offloop.trainer.distributed.sampling import RankBatchSampler
+    from offloop.trainer.engine.algorithm import Algorithm
+    from offloop.trainer.engine.engine import Engine, Logger
+    from offloop.trainer.engine.state import State
+    from offloop.trainer.trainer import Trainer
 
 __all__ = [
     "Algorithm",
@@ -45,21 +45,21 @@ if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__
     )
 
 # Only now is it known that this 'bus' is ours.
-from bus.lazy import lazy_exports  # noqa: E402
-from trainer.arguments import explain_missing  # noqa: E402
+from offloop.bus.lazy import lazy_exports  # noqa: E402
+from offloop.trainer.arguments import explain_missing  # noqa: E402
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "trainer.arguments.config": ["CheckpointConfig", "ComputeConfig", "EvalConfig", "StreamConfig"],
-        "trainer.data.evaluator": ["Evaluator"],
-        "trainer.data.models": ["Classifier", "LanguageModel"],
-        "trainer.data.spec": ["DataSpec"],
-        "trainer.distributed.sampling": ["RankBatchSampler"],
-        "trainer.engine.algorithm": ["Algorithm"],
-        "trainer.engine.engine": ["Engine", "Logger"],
-        "trainer.engine.state": ["State"],
-        "trainer.trainer": ["Trainer"],
+        "offloop.trainer.arguments.config": ["CheckpointConfig", "ComputeConfig", "EvalConfig", "StreamConfig"],
+        "offloop.trainer.data.evaluator": ["Evaluator"],
+        "offloop.trainer.data.models": ["Classifier", "LanguageModel"],
+        "offloop.trainer.data.spec": ["DataSpec"],
+        "offloop.trainer.distributed.sampling": ["RankBatchSampler"],
+        "offloop.trainer.engine.algorithm": ["Algorithm"],
+        "offloop.trainer.engine.engine": ["Engine", "Logger"],
+        "offloop.trainer.engine.state": ["State"],
+        "offloop.trainer.trainer": ["Trainer"],
     },
     explain_missing,
 )

@@ -1,6 +1,6 @@
-"""``python -m trainer`` is the command ``trainer``."""
+"""``python -m offloop.trainer`` is the command ``trainer``."""
 
-from trainer.cli.main import main
+from offloop.trainer.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
-from bus.errors import ConfigurationError
-from bus.types.time import TimeInput
-from trainer.arguments.checks import check_function, check_subset
-from trainer.arguments.config import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.arguments.checks import check_function, check_subset
+from offloop.trainer.arguments.config import (
     ArgumentGroup,
     CheckpointConfig,
     ComputeConfig,
@@ -18,18 +18,18 @@ from trainer.arguments.config import (
     arguments_of,
     read_duration,
 )
-from trainer.arguments.durations import check_iteration_length, check_max_duration
+from offloop.trainer.arguments.durations import check_iteration_length, check_max_duration
 
 if TYPE_CHECKING:
     import torch
     from torch.optim.lr_scheduler import LRScheduler
 
-    from trainer.data.evaluator import Evaluator
-    from trainer.data.spec import DataSpec
-    from trainer.device.device import Device
-    from trainer.engine.algorithm import Algorithm
-    from trainer.loop.optimization import OptimizerFactory, Optimizers
-    from trainer.schedulers import SchedulerFunction
+    from offloop.trainer.data.evaluator import Evaluator
+    from offloop.trainer.data.spec import DataSpec
+    from offloop.trainer.device.device import Device
+    from offloop.trainer.engine.algorithm import Algorithm
+    from offloop.trainer.loop.optimization import OptimizerFactory, Optimizers
+    from offloop.trainer.schedulers import SchedulerFunction
 
 
 def _check_clock(clock: Any, argument: str) -> None:
@@ -76,19 +76,21 @@ GROUPS: Mapping[str, type[ArgumentGroup]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig, _OwnArguments):
-    """What :class:`trainer.Trainer` is called with: these arguments, and those of the groups.
+    """What :class:`offloop.trainer.Trainer` is called with: these arguments, and those of the groups.
 
     Args:
-        model: an ``nn.Module`` with the methods of :class:`trainer.data.models.Model`, such as
-            :class:`trainer.Classifier`.
-        train_dataloader: a dataloader, or a :class:`trainer.DataSpec` that says how to count and split its batches.
-        eval_dataloader: a dataloader (its label is ``eval``), a :class:`trainer.Evaluator` or a list of them.
-        optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
+        model: an ``nn.Module`` with the methods of :class:`offloop.trainer.data.models.Model`, such as
+            :class:`offloop.trainer.Classifier`.
+        train_dataloader: a dataloader, or a :class:`offloop.trainer.DataSpec` that says how to count and split its
+        batches. eval_dataloader: a dataloader (its label is ``eval``), a :class:`offloop.trainer.Evaluator` or a list
+        of them. optimizers: one or several torch optimizers of the model's parameters, or a function that makes them
+        from the
             model. It is called after ``INIT``, when algorithms have made their changes to the model.
-        schedulers: one schedule of :mod:`trainer.schedulers`, or a function ``(state, ssr)`` that gives the share of
+        schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that gives the
+        share of
             the base rate: it follows the training time, for all optimizers. Or one or several of torch's schedulers.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
-        algorithms: :class:`trainer.Algorithm` objects, which run in the loop and may change it.
+        algorithms: :class:`offloop.trainer.Algorithm` objects, which run in the loop and may change it.
         callbacks, loggers: objects of the package ``consumers``, or names as the command ``consumer`` takes them, such
             as ``"speed"`` and ``"jsonl"``; they run in a process that is started for them.
         run_name: the run's name, by default a new one.
@@ -137,7 +139,7 @@ def accept_groups(
 def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with those of a group in the place of the group.
 
-    Raises :class:`bus.errors.ConfigurationError` for an argument that is given beside its group."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an argument that is given beside its group."""
     expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = arguments.get(name)

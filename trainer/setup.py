@@ -2,46 +2,51 @@
 
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.protocol.frames import check_run_name
-from bus.recording.recording import Recording
-from bus.runs.directory import is_name_for, new_run_name
-from bus.types.event import Event
-from bus.types.timestamp import wall_clock
-from trainer.arguments.checks import as_list
-from trainer.arguments.durations import check_countable, check_interval, check_iteration_length, scaled_max_duration
-from trainer.checkpoints.checkpoints import Checkpoints
-from trainer.config import TrainerArguments
-from trainer.control.remote_control import RemoteControl
-from trainer.control.settings import check_settings
-from trainer.data.evaluator import Evaluator, as_evaluators
-from trainer.data.metrics import check_model
-from trainer.data.resume import DataLoaderResume
-from trainer.data.spec import DataSpec, as_data_spec
-from trainer.device.device import get_device, is_gpu, make_scaler
-from trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
-from trainer.distributed.parallel import check_parts, check_shards
-from trainer.distributed.ranks import join_ranks
-from trainer.distributed.sampling import own_sampler
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger, check_loss_interpolation
-from trainer.engine.state import State
-from trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
-from trainer.loop.forward_pass import ForwardPass
-from trainer.loop.loop import TrainingLoop
-from trainer.loop.microbatches import Microbatching, check_microbatch_size
-from trainer.loop.optimization import Optimization
-from trainer.loop.progress import ProgressDisplay
-from trainer.loop.step import TrainStep
-from trainer.stream.run_metadata import describe_unavailable
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import is_name_for, new_run_name
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import wall_clock
+from offloop.trainer.arguments.checks import as_list
+from offloop.trainer.arguments.durations import (
+    check_countable,
+    check_interval,
+    check_iteration_length,
+    scaled_max_duration,
+)
+from offloop.trainer.checkpoints.checkpoints import Checkpoints
+from offloop.trainer.config import TrainerArguments
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.control.settings import check_settings
+from offloop.trainer.data.evaluator import Evaluator, as_evaluators
+from offloop.trainer.data.metrics import check_model
+from offloop.trainer.data.resume import DataLoaderResume
+from offloop.trainer.data.spec import DataSpec, as_data_spec
+from offloop.trainer.device.device import get_device, is_gpu, make_scaler
+from offloop.trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
+from offloop.trainer.distributed.parallel import check_parts, check_shards
+from offloop.trainer.distributed.ranks import join_ranks
+from offloop.trainer.distributed.sampling import own_sampler
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger, check_loss_interpolation
+from offloop.trainer.engine.state import State
+from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
+from offloop.trainer.loop.forward_pass import ForwardPass
+from offloop.trainer.loop.loop import TrainingLoop
+from offloop.trainer.loop.microbatches import Microbatching, check_microbatch_size
+from offloop.trainer.loop.optimization import Optimization
+from offloop.trainer.loop.progress import ProgressDisplay
+from offloop.trainer.loop.step import TrainStep
+from offloop.trainer.stream.run_metadata import describe_unavailable
+from offloop.trainer.stream.run_stream import TrainingStream
 
 
 class Setup:
     """The parts of a training. Making it starts nothing, :meth:`start` does.
 
-    Raises :class:`bus.errors.ConfigurationError`, :class:`bus.errors.InvalidTimeError` or
-    :class:`bus.errors.CheckpointError` for arguments that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`, :class:`offloop.bus.errors.InvalidTimeError` or
+    :class:`offloop.bus.errors.CheckpointError` for arguments that are not allowed."""
 
     def __init__(self, given: TrainerArguments) -> None:
         evaluators = as_evaluators(given.eval_dataloader)
@@ -150,8 +155,8 @@ class Setup:
         """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
         whether the process of callbacks says at its end where loggers wrote.
 
-        Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
-        :class:`bus.errors.BrokerError` when the run cannot be started."""
+        Raises :class:`offloop.bus.errors.RunIsLiveError`, :class:`offloop.bus.errors.RunDirectoryError` or
+        :class:`offloop.bus.errors.BrokerError` when the run cannot be started."""
         checked = self.state.run_name if self._has_own_name else None
         self.engine = self.stream.start(
             self.state,

@@ -7,34 +7,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bus.errors import ClosedError, ConfigurationError, RankError
-from bus.publisher.publisher import ending_for
-from bus.types.time import TimeInput
-from bus.types.timestamp import Timestamp
-from trainer.arguments.checks import check_function, check_path, check_subset
-from trainer.arguments.durations import check_interval, end_of_fit
-from trainer.config import TrainerArguments, accept_groups
-from trainer.control.interrupts import defer_signals
-from trainer.control.remote_control import RemoteControl
-from trainer.control.settings import make_settings
-from trainer.data.evaluator import Evaluator, as_evaluators
-from trainer.data.metrics import check_model
-from trainer.data.spec import DataSpec, as_data_spec
-from trainer.distributed.parallel import check_shards
-from trainer.distributed.ranks import report_lost_ranks
-from trainer.engine.engine import Logger
-from trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
-from trainer.loop.microbatches import check_microbatch_size
-from trainer.loop.progress import make_progress
-from trainer.setup import Setup
+from offloop.bus.errors import ClosedError, ConfigurationError, RankError
+from offloop.bus.publisher.publisher import ending_for
+from offloop.bus.types.time import TimeInput
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.checks import check_function, check_path, check_subset
+from offloop.trainer.arguments.durations import check_interval, end_of_fit
+from offloop.trainer.config import TrainerArguments, accept_groups
+from offloop.trainer.control.interrupts import defer_signals
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.control.settings import make_settings
+from offloop.trainer.data.evaluator import Evaluator, as_evaluators
+from offloop.trainer.data.metrics import check_model
+from offloop.trainer.data.spec import DataSpec, as_data_spec
+from offloop.trainer.distributed.parallel import check_shards
+from offloop.trainer.distributed.ranks import report_lost_ranks
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
+from offloop.trainer.loop.microbatches import check_microbatch_size
+from offloop.trainer.loop.progress import make_progress
+from offloop.trainer.setup import Setup
 
 
 class Trainer:
     """Trains a model, evaluates it, and publishes what happens for consumers to watch.
 
-    It takes the arguments of :class:`trainer.config.TrainerArguments`: those of its own, and those of
-    :class:`trainer.EvalConfig`, :class:`trainer.ComputeConfig`, :class:`trainer.CheckpointConfig` and
-    :class:`trainer.StreamConfig`, one by one or as a whole group::
+    It takes the arguments of :class:`offloop.trainer.config.TrainerArguments`: those of its own, and those of
+    :class:`offloop.trainer.EvalConfig`, :class:`offloop.trainer.ComputeConfig`,
+    :class:`offloop.trainer.CheckpointConfig` and
+    :class:`offloop.trainer.StreamConfig`, one by one or as a whole group::
 
         Trainer(model, data, optimizers=sgd, max_duration="5ep", save_folder="saved", save_interval="1ep")
         Trainer(model, data, optimizers=sgd, max_duration="5ep", checkpoints=CheckpointConfig(save_folder="saved"))
@@ -62,7 +63,8 @@ class Trainer:
         """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
         self._stream = setup.stream
         self.fields = self._stream.fields
-        """What consumers can request; more can be registered, see :class:`trainer.fields.registry.FieldRegistry`."""
+        """What consumers can request; more can be registered, see
+        :class:`offloop.trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(state, self.settings, setup.ranks, setup.commands, self._progress.note)
         with self._ending_on_error():
             setup.start(self.logger, self._control, shows=given.progress_bar)
@@ -138,8 +140,8 @@ class Trainer:
         batch with a checkpoint, and a second one ends it at once. A duration in seconds begins with the next whole
         second of training time.
 
-        Raises :class:`bus.errors.ConfigurationError` when data, an optimizer or a duration is missing, and whatever is
-        raised in the loop, after which the trainer is closed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when data, an optimizer or a duration is missing, and
+        whatever is raised in the loop, after which the trainer is closed."""
         self._check_open()
         if self._is_fitting:
             raise ConfigurationError("fit() is at work already: an algorithm changes the training through its state")
@@ -197,8 +199,8 @@ class Trainer:
         """Evaluates the model now, on the trainer's evaluators or on others; returns the metrics' values by label and
         name.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is nothing to evaluate on, and whatever is raised
-        meanwhile, after which the trainer is closed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when there is nothing to evaluate on, and whatever is
+        raised meanwhile, after which the trainer is closed."""
         self._check_open()
         check_subset(subset_num_batches, "subset_num_batches")
         evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
@@ -227,8 +229,8 @@ class Trainer:
         With ``on_outputs(batch, outputs)`` each batch and its outputs are handed to that function, on the device, and
         the list that is returned is empty: for more than fits into memory.
 
-        Raises :class:`bus.errors.ConfigurationError` for a model without ``eval_forward``, and whatever is raised
-        meanwhile, after which the trainer is closed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for a model without ``eval_forward``, and whatever is
+        raised meanwhile, after which the trainer is closed."""
         self._check_open()
         check_subset(subset_num_batches, "subset_num_batches")
         check_model(self.state.model, evaluated=False, predicts=True)
@@ -250,7 +252,7 @@ class Trainer:
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint of the training as it is now, or of the model alone with ``save_weights_only``.
 
-        Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
         self._check_open()
         return self._setup.checkpoints.write(check_path(path, "path"), self._setup.evaluation, self._setup.data)
 

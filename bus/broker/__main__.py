@@ -1,12 +1,13 @@
-"""The broker that a publisher starts for itself: ``python -m bus.broker new|begin|resume RUNS_DIR RUN_NAME``, or
-``take-over`` with the same and a third argument. ``begin`` may have one, too: the identity of a run that is new there.
+"""The broker that a publisher starts for itself: ``python -m offloop.bus.broker new|begin|resume RUNS_DIR RUN_NAME``,
+or ``take-over`` with the same and a third argument. ``begin`` may have one, too: the identity of a run that is new
+there.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
 run has ended. ``begin`` takes the run of that name, ``new`` another one, with a number behind its name if that is
 taken; its third argument, if it has one, is the launch whose run it is again. With ``resume`` it takes up the newest
 attempt, whose broker has died. With ``take-over`` it takes up an attempt of a broker that stood alone: its argument is
-a list in JSON, see :class:`bus.runs.takeover.Predecessor`. It has no terminal: what it has to say later goes into
-``broker.log`` in the run's directory."""
+a list in JSON, see :class:`offloop.bus.runs.takeover.Predecessor`. It has no terminal: what it has to say later goes
+into ``broker.log`` in the run's directory."""
 
 import contextlib
 import json
@@ -18,13 +19,13 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from bus.broker.broker import Broker
-from bus.errors import BrokerError, OffloopError
-from bus.files import open_file
-from bus.net.nats_addresses import STREAM_VARIABLE
-from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
-from bus.runs.takeover import Predecessor, take_over
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.broker import Broker
+from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.files import open_file
+from offloop.bus.net.nats_addresses import STREAM_VARIABLE
+from offloop.bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
+from offloop.bus.runs.takeover import Predecessor, take_over
+from offloop.bus.types.timeouts import Timeouts
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import zmq
 
-from bus.net.curve import CONTROL, ROLE_NEEDED, STREAM, Gatekeeper
-from bus.net.handshakes import FailedHandshakes
+from offloop.bus.net.curve import CONTROL, ROLE_NEEDED, STREAM, Gatekeeper
+from offloop.bus.net.handshakes import FailedHandshakes
 
 
 class ForbiddenError(Exception):

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.broker.content import integer, integer_or_none, text
-from bus.errors import InvalidRunNameError, RecordingError
-from bus.files import open_directory, open_file
-from bus.protocol.frames import MAX_RANGE, check_run_name
-from bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
-from bus.runs.listing import describe_run
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.content import integer, integer_or_none, text
+from offloop.bus.errors import InvalidRunNameError, RecordingError
+from offloop.bus.files import open_directory, open_file
+from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
+from offloop.bus.runs.directory import RUN_FILE, RunInfo, list_runs, read_run
+from offloop.bus.runs.listing import describe_run
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_OFFSET = 1 << 62
 MAX_LISTED = 1000

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.files import open_file
-from bus.processes import python_path
-from bus.runs.bridged import how_to_send, read_bridge
+from offloop.bus.files import open_file
+from offloop.bus.processes import python_path
+from offloop.bus.runs.bridged import how_to_send, read_bridge
 
 _AGAIN_SECONDS = 2.0
 _REPORT_SECONDS = 5.0

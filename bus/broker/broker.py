@@ -9,22 +9,22 @@ from typing import Any
 
 import zmq
 
-from bus.broker.admission import Admission, ForbiddenError
-from bus.broker.archive import Archive
-from bus.broker.bridging import Bridges
-from bus.broker.connection_guard import ConnectionGuard
-from bus.broker.control import MAX_REASON, ControlHandler
-from bus.broker.flight import FlightRecorder
-from bus.broker.peers import Peers
-from bus.broker.rank import LiveRank, Placement
-from bus.broker.run import LIVE_FRAME, LiveRun
-from bus.broker.runs import BrokerStatistics, LiveRuns
-from bus.errors import OffloopError, ProtocolError
-from bus.index.index import add_run
-from bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
-from bus.net.sockets import listen
-from bus.processes import allow_many_connections
-from bus.protocol.frames import (
+from offloop.bus.broker.admission import Admission, ForbiddenError
+from offloop.bus.broker.archive import Archive
+from offloop.bus.broker.bridging import Bridges
+from offloop.bus.broker.connection_guard import ConnectionGuard
+from offloop.bus.broker.control import MAX_REASON, ControlHandler
+from offloop.bus.broker.flight import FlightRecorder
+from offloop.bus.broker.peers import Peers
+from offloop.bus.broker.rank import LiveRank, Placement
+from offloop.bus.broker.run import LIVE_FRAME, LiveRun
+from offloop.bus.broker.runs import BrokerStatistics, LiveRuns
+from offloop.bus.errors import OffloopError, ProtocolError
+from offloop.bus.index.index import add_run
+from offloop.bus.net.curve import CONTROL, STREAM, Gatekeeper, ServerSecurity
+from offloop.bus.net.sockets import listen
+from offloop.bus.processes import allow_many_connections
+from offloop.bus.protocol.frames import (
     ALL,
     BASE,
     END,
@@ -42,11 +42,11 @@ from bus.protocol.frames import (
     is_frame_batch,
     split_frame,
 )
-from bus.protocol.numbering import BASE_STEPS
-from bus.protocol.order import Ending
-from bus.runs.directory import RunDirectory, check_path
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp, wall_clock
+from offloop.bus.protocol.numbering import BASE_STEPS
+from offloop.bus.protocol.order import Ending
+from offloop.bus.runs.directory import RunDirectory, check_path
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")
 

@@ -4,7 +4,7 @@ name."""
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bus.errors import ProtocolError
+from offloop.bus.errors import ProtocolError
 
 Container = TypeVar("Container", list[Any], dict[str, Any])
 

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from bus.broker.archive import Archive
-from bus.broker.content import integer, integer_or_none, text, text_or_none
-from bus.broker.flight import ASKED
-from bus.broker.peers import Peers
-from bus.broker.rank import LiveRank
-from bus.broker.run import MAX_RESUME, LiveRun
-from bus.broker.runs import AnnouncedRun, LiveRuns
-from bus.broker.segments import SegmentServer
-from bus.errors import BrokerError, OffloopError, ProtocolError
-from bus.protocol.frames import PROTOCOL_VERSION, Control
-from bus.types.commands import DUMP, Command, check_command, new_command_id
-from bus.types.demand import Demand
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.archive import Archive
+from offloop.bus.broker.content import integer, integer_or_none, text, text_or_none
+from offloop.bus.broker.flight import ASKED
+from offloop.bus.broker.peers import Peers
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.broker.run import MAX_RESUME, LiveRun
+from offloop.bus.broker.runs import AnnouncedRun, LiveRuns
+from offloop.bus.broker.segments import SegmentServer
+from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control
+from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_REPORT = 50
 MAX_NAME = 100

@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bus.broker.flight_dump import Dump, Ring
-from bus.broker.rank import LiveRank
-from bus.errors import BrokerError, OffloopError, ProtocolError
-from bus.protocol.flight_ring import FlightRingReader
-from bus.protocol.frames import EventBody, split_frame
-from bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
-from bus.runs.directory import RunDirectory, new_run_id
-from bus.runs.flight import MOST_DUMPS, AnnouncedDump, announce_dump, dump_path
-from bus.types.event import Event
+from offloop.bus.broker.flight_dump import Dump, Ring
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
+from offloop.bus.protocol.flight_ring import FlightRingReader
+from offloop.bus.protocol.frames import EventBody, split_frame
+from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.bus.runs.directory import RunDirectory, new_run_id
+from offloop.bus.runs.flight import MOST_DUMPS, AnnouncedDump, announce_dump, dump_path
+from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop.broker")
 

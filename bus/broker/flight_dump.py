@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bus.broker.rank import LiveRank
-from bus.errors import OffloopError, ProtocolError
-from bus.files import sync
-from bus.protocol.flight_ring import FlightRingReader, RingCopy
-from bus.protocol.frames import (
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.errors import OffloopError, ProtocolError
+from offloop.bus.files import sync
+from offloop.bus.protocol.flight_ring import FlightRingReader, RingCopy
+from offloop.bus.protocol.frames import (
     CUT,
     DEMAND,
     END,
@@ -27,12 +27,12 @@ from bus.protocol.frames import (
     pack_map,
     split_frame,
 )
-from bus.protocol.numbering import BASE_STEPS
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import new_run_id
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
+from offloop.bus.protocol.numbering import BASE_STEPS
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import new_run_id
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 
 _log = logging.getLogger("offloop.broker")
 

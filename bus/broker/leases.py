@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from bus.errors import BrokerError, ProtocolError
-from bus.types.consumers import ConsumerProgress
-from bus.types.demand import MAX_EVENTS, Demand
-from bus.types.event import Event
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.types.consumers import ConsumerProgress
+from offloop.bus.types.demand import MAX_EVENTS, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_LEASES = 4096
 MAX_NAME = 100
@@ -54,8 +54,8 @@ class Leases:
         whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
         cut to 100 characters.
 
-        Raises :class:`bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of them
-        together; what this consumer had leased before stays then until it ends."""
+        Raises :class:`offloop.bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of
+        them together; what this consumer had leased before stays then until it ends."""
         lease = self._leases.get(consumer)
         if lease is None:
             self._forget_ended(now)

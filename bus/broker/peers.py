@@ -4,8 +4,8 @@ from typing import Any
 
 import zmq
 
-from bus.broker.connection_guard import ConnectionGuard
-from bus.protocol.frames import encode_control
+from offloop.bus.broker.connection_guard import ConnectionGuard
+from offloop.bus.protocol.frames import encode_control
 
 WASTED_MESSAGES = 2000
 WASTED_BYTES = 32 << 20

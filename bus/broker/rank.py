@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.errors import ProtocolError
-from bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
-from bus.protocol.numbering import base_seq_problem
-from bus.protocol.order import SEVERITY
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
+from offloop.bus.protocol.numbering import base_seq_problem
+from offloop.bus.protocol.order import SEVERITY
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_TOPICS = 200
 PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)

@@ -5,18 +5,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bus.broker.flight import NOTED, FlightRecorder
-from bus.broker.leases import ConsumerTable, Leases
-from bus.broker.rank import LiveRank, Placement
-from bus.errors import OffloopError, ProtocolError, RunDirectoryError
-from bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
-from bus.protocol.numbering import BASE_STEPS
-from bus.protocol.order import Ending, Gap, Reached, worst_of
-from bus.recording.summary import MIN_BYTES, Summarizer
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import Pause, RunDirectory
-from bus.types.demand import Demand
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.flight import NOTED, FlightRecorder
+from offloop.bus.broker.leases import ConsumerTable, Leases
+from offloop.bus.broker.rank import LiveRank, Placement
+from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
+from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
+from offloop.bus.protocol.numbering import BASE_STEPS
+from offloop.bus.protocol.order import Ending, Gap, Reached, worst_of
+from offloop.bus.recording.summary import MIN_BYTES, Summarizer
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import Pause, RunDirectory
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from bus import processes
-from bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
-from bus.broker.peers import Peers
-from bus.broker.rank import LiveRank
-from bus.broker.run import MAX_RESUME, Counts, LiveRun
-from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
-from bus.protocol.frames import MAX_FRAME, check_run_name
-from bus.recording.recording import Recording
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import (
+from offloop.bus import processes
+from offloop.bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
+from offloop.bus.broker.peers import Peers
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.broker.run import MAX_RESUME, Counts, LiveRun
+from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
+from offloop.bus.protocol.frames import MAX_FRAME, check_run_name
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import (
     RUN_FILE,
     RunDirectory,
     check_writable,
@@ -33,8 +33,8 @@ from bus.runs.directory import (
     numbered_names,
     read_run,
 )
-from bus.types.demand import Demand
-from bus.types.timeouts import Timeouts
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
@@ -96,7 +96,7 @@ class AnnouncedRun:
     peer: str
     """Who said so first: a key, or the address of a host."""
     id: str = ""
-    """The identity that it will have: see :attr:`bus.runs.RunInfo.id`."""
+    """The identity that it will have: see :attr:`offloop.bus.runs.RunInfo.id`."""
     publishers: dict[int, _Publisher] = field(default_factory=dict)
     announced: float = field(default_factory=time.time)
     """When that was, in seconds since 1970."""

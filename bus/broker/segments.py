@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bus.errors import BrokerError, ProtocolError
-from bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
-from bus.tensors.transfer import PIECE
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
+from offloop.bus.tensors.transfer import PIECE
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_OPEN = 64
 

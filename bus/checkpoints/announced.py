@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.files import check_owner, open_directory, read_file, replace_file
-from bus.types.metrics import Mode
+from offloop.bus.files import check_owner, open_directory, read_file, replace_file
+from offloop.bus.types.metrics import Mode
 
 _log = logging.getLogger("offloop")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bus.files import check_owner, open_directory, read_file, replace_file
+from offloop.bus.files import check_owner, open_directory, read_file, replace_file
 
 _log = logging.getLogger("offloop")
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bus.errors import CheckpointError, ConfigurationError, ProtocolError
-from bus.files import atomic_replace
-from bus.tensors.view import Tensors, image_layout
+from offloop.bus.errors import CheckpointError, ConfigurationError, ProtocolError
+from offloop.bus.files import atomic_replace
+from offloop.bus.tensors.view import Tensors, image_layout
 
 VERSION = 1
 TEXT_KEY = "offloop"
@@ -34,7 +34,7 @@ def crc_of(text: str, data: Any = b"") -> str:
 def text_of(contents: Mapping[str, Any]) -> str:
     """The contents of a checkpoint beside its tensors, as the file has them.
 
-    Raises :class:`bus.errors.CheckpointError` when they are too large."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when they are too large."""
     try:
         text = _to_json(contents)
     except RecursionError:
@@ -45,7 +45,7 @@ def text_of(contents: Mapping[str, Any]) -> str:
 def check_size(text: str) -> str:
     """Returns such a text.
 
-    Raises :class:`bus.errors.CheckpointError` when it is too large."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when it is too large."""
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
             f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "

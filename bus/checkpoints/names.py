@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bus.checkpoints.image import VERSION, read_contents
-from bus.errors import CheckpointError, ConfigurationError
-from bus.files import TEMPORARY_NAME, atomic_replace
-from bus.types.timestamp import Timestamp
+from offloop.bus.checkpoints.image import VERSION, read_contents
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.files import TEMPORARY_NAME, atomic_replace
+from offloop.bus.types.timestamp import Timestamp
 
 _log = logging.getLogger("offloop")
 
@@ -52,8 +52,8 @@ class CheckpointNames:
     ``best_filename`` is such a link to the best of them, by what :attr:`ranking` says. ``keep_best`` of the best stay
     beside the last ``keep``, or beside the last one if that is -1; ``None`` is one, or all of them if ``keep`` is -1.
 
-    Raises :class:`bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the same for
-    all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the
+    same for all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
     ``composer/utils/file_helpers.py``.
     """
 
@@ -100,7 +100,7 @@ class CheckpointNames:
     def place(self, timestamp: Timestamp, write: Callable[[Path], object]) -> Path:
         """Has a checkpoint written to its path and makes it the latest one; :meth:`remove_surplus` comes after that.
 
-        Raises :class:`bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
         name = self._filename.at(timestamp)
         path = self.folder / name
         self._set_aside(path)
@@ -124,7 +124,7 @@ class CheckpointNames:
     def point_to_best(self) -> None:
         """Makes the link lead to the best checkpoint that is there.
 
-        Raises :class:`bus.errors.CheckpointError` when it cannot be made."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be made."""
         if self._best is None:
             return
         best = next(self._best_first(), None)
@@ -147,7 +147,7 @@ class CheckpointNames:
     def other_name(self, template: str, argument: str) -> "CheckpointName":
         """What a checkpoint is called elsewhere, by a format string of ``argument``.
 
-        Raises :class:`bus.errors.ConfigurationError` for one that is not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for one that is not allowed."""
         return CheckpointName(template, self._known, argument, _TIMES)
 
     def adopt(self, path: Path) -> None:
@@ -162,8 +162,8 @@ class CheckpointNames:
     def check_conflicts(self, timestamp: Timestamp) -> None:
         """Makes sure that a training which is at ``timestamp`` will not write over another one's checkpoints.
 
-        Raises :class:`bus.errors.ConfigurationError` when the folder holds one of a later time, unless ``overwrite`` is
-        set. The time is in the file's name, or else in its contents."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when the folder holds one of a later time, unless
+        ``overwrite`` is set. The time is in the file's name, or else in its contents."""
         if self._overwrite:
             return
         for path in self._files():
@@ -353,7 +353,7 @@ class CheckpointName:
         return {counter: int(text) for counter, text in found.groupdict().items()} if found else {}
 
     def check_relative(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` for a name that is not one of a file in the folder."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is not one of a file in the folder."""
         path = PurePosixPath(self._template)
         if path.is_absolute() or ".." in path.parts or str(path) != self._template:
             raise ConfigurationError(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import CheckpointError
-from bus.files import atomic_replace, read_file
-from bus.types.metrics import Mode, direction_of
+from offloop.bus.errors import CheckpointError
+from offloop.bus.files import atomic_replace, read_file
+from offloop.bus.types.metrics import Mode, direction_of
 
 _log = logging.getLogger("offloop")
 
@@ -62,10 +62,10 @@ def _read(folder: Path) -> RatingsFile | None:
 
 class Ratings:
     """Compares the checkpoints of one run in a folder by a metric. Without a ``mode`` it is one of which it is certain
-    which values are better, see :func:`bus.types.metrics.direction_of`.
+    which values are better, see :func:`offloop.bus.types.metrics.direction_of`.
 
-    Raises :class:`bus.errors.CheckpointError` for a file that cannot be read: without it the best checkpoints would be
-    taken for the worst, and removed."""
+    Raises :class:`offloop.bus.errors.CheckpointError` for a file that cannot be read: without it the best checkpoints
+    would be taken for the worst, and removed."""
 
     def __init__(self, folder: Path, run: str, mode: Mode | None) -> None:
         self._folder = folder
@@ -115,7 +115,7 @@ class Ratings:
     def write(self, is_kept: Callable[[str], bool]) -> None:
         """Replaces the file, without the checkpoints that are not kept; does nothing before the first rating.
 
-        Raises :class:`bus.errors.CheckpointError` when it cannot be written."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
         if not self._ratings and not (self._folder / RATINGS_FILE).exists():
             return
         self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}

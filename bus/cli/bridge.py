@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from bus.cli.options import runs_dir_option
-from bus.printing import say
-from bus.terminal import HELP
+from offloop.bus.cli.options import runs_dir_option
+from offloop.bus.printing import say
+from offloop.bus.terminal import HELP
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
@@ -70,10 +70,10 @@ def bridge(
     """
     import asyncio
 
-    from bus.hosts.watch import watch_host
-    from bus.jetstream.bridge import Bridge
-    from bus.jetstream.connection import NatsServers
-    from bus.runs.directory import find_run
+    from offloop.bus.hosts.watch import watch_host
+    from offloop.bus.jetstream.bridge import Bridge
+    from offloop.bus.jetstream.connection import NatsServers
+    from offloop.bus.runs.directory import find_run
 
     servers = NatsServers.parse(stream, nkey, ca)
     found = find_run(run, runs_dir)

@@ -9,24 +9,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, RecordingError, RunNotFoundError
-from bus.index.entry import GOING_ON
-from bus.net.curve import ClientSecurity
-from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import ask_broker, is_silent, list_remote_hosts, list_remote_runs
-from bus.net.sockets import is_stand_in
-from bus.printing import one_line
-from bus.protocol.frames import EventBody
-from bus.protocol.order import Gap, Reached
-from bus.recording.recording import Recording
-from bus.recording.source import RecordSource, is_mark
-from bus.runs.bridged import BridgeStatus, bridge_of, how_to_send, read_bridge
-from bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
-from bus.runs.flight import list_dumps
-from bus.types.event import Event
-from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from bus.types.hyperparameters import hyperparameters_in, value_text
-from bus.types.source import Source
+from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
+from offloop.bus.index.entry import GOING_ON
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.requests import ask_broker, is_silent, list_remote_hosts, list_remote_runs
+from offloop.bus.net.sockets import is_stand_in
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.frames import EventBody
+from offloop.bus.protocol.order import Gap, Reached
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.source import RecordSource, is_mark
+from offloop.bus.runs.bridged import BridgeStatus, bridge_of, how_to_send, read_bridge
+from offloop.bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
+from offloop.bus.runs.flight import list_dumps
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from offloop.bus.types.hyperparameters import hyperparameters_in, value_text
+from offloop.bus.types.source import Source
 
 _LISTED = 20
 _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
@@ -121,7 +121,7 @@ def _statistics(run: RunInfo) -> dict[str, Any]:
 def describe_recording(path: Path) -> dict[str, Any]:
     """What is in a recording.
 
-    Raises :class:`bus.errors.RecordingError` when that is nothing at all."""
+    Raises :class:`offloop.bus.errors.RecordingError` when that is nothing at all."""
     if path.is_file() and not path.stat().st_size:
         raise RecordingError(f"{path} is empty: nothing was recorded in it", path=path)
     source = RecordSource(path)

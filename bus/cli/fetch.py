@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.cli.options import parse_bound_option, stream_options
-from bus.errors import BrokerError, ConfigurationError
-from bus.printing import say
-from bus.terminal import HELP
+from offloop.bus.cli.options import parse_bound_option, stream_options
+from offloop.bus.errors import BrokerError, ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.terminal import HELP
 
 if TYPE_CHECKING:
-    from bus.recording.window import Bound
+    from offloop.bus.recording.window import Bound
 
 _POLL_SECONDS = 0.2
 
@@ -42,8 +42,8 @@ def fetch_part(
     training time (2ep, 100ba, 0.5dur, or 90sec spent training), the time since the recording began (+90s), or a date
     with a time (2026-11-21T10:00). What is written is a recording: consumer --replay FILE.
     """
-    from bus.files import atomic_output
-    from bus.net.requests import RequestClient, list_remote_hosts
+    from offloop.bus.files import atomic_output
+    from offloop.bus.net.requests import RequestClient, list_remote_hosts
 
     if broker is None:
         raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")

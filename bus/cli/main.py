@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bus.cli.bridge import bridge
-from bus.cli.fetch import fetch_part
-from bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
-from bus.cli.nats_config import nats_config
-from bus.cli.options import broker_options, check_broker, runs_dir_option
-from bus.cli.recordings import (
+from offloop.bus.cli.bridge import bridge
+from offloop.bus.cli.fetch import fetch_part
+from offloop.bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
+from offloop.bus.cli.nats_config import nats_config
+from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.cli.recordings import (
     cut_recording,
     diff_recordings,
     export_recording,
@@ -25,20 +25,20 @@ from bus.cli.recordings import (
     merge_recordings,
     recover_recording,
 )
-from bus.cli.replay import replay
-from bus.cli.runs import compare_runs, list_runs, show_run
-from bus.errors import ConfigurationError
-from bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
-from bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
-from bus.net.nkeys import make_nkey
-from bus.plugins.registry import list_entry_points
-from bus.printing import say, table
-from bus.strict_json import plain
-from bus.terminal import HELP, run_command
-from bus.types.commands import COMMANDS, WAIT_SECONDS
+from offloop.bus.cli.replay import replay
+from offloop.bus.cli.runs import compare_runs, list_runs, show_run
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
+from offloop.bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
+from offloop.bus.net.nkeys import make_nkey
+from offloop.bus.plugins.registry import list_entry_points
+from offloop.bus.printing import say, table
+from offloop.bus.strict_json import plain
+from offloop.bus.terminal import HELP, run_command
+from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
-    from bus.broker.broker import Broker
+    from offloop.bus.broker.broker import Broker
 
 
 EXIT_TROUBLE = 1
@@ -117,9 +117,15 @@ def info(
     This is about how it was started, recorded and served; 'bus show' has its results. Of a live run it also says how
     its broker, its trainer and its consumers are doing.
     """
-    from bus.cli.describe import describe_recording, describe_remote_run, describe_run, hyperparameter_lines, lines
-    from bus.net.curve import client_security
-    from bus.runs.directory import find_run
+    from offloop.bus.cli.describe import (
+        describe_recording,
+        describe_remote_run,
+        describe_run,
+        hyperparameter_lines,
+        lines,
+    )
+    from offloop.bus.net.curve import client_security
+    from offloop.bus.runs.directory import find_run
 
     check_broker(broker, key, broker_key, runs_dir)
     if broker is not None:
@@ -203,9 +209,9 @@ def _send(
     broker_key: str | None,
 ) -> int:
     """Sends a command and says what became of it; returns the exit code."""
-    from bus.net.curve import client_security
-    from bus.runs.directory import find_run
-    from bus.subscriber.commands import send_command, send_command_through, sent_by
+    from offloop.bus.net.curve import client_security
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.subscriber.commands import send_command, send_command_through, sent_by
 
     security = client_security(key, broker_key) if key or broker_key else None
     why = sent_by(sender, reason)
@@ -246,9 +252,9 @@ def broker(listen: str, key: str | None, allow_list: str | None, stream: str | N
     """
     import logging
 
-    from bus.broker.broker import Broker
-    from bus.net.curve import check_listen_address, server_security
-    from bus.runs.directory import absolute_runs_dir
+    from offloop.bus.broker.broker import Broker
+    from offloop.bus.net.curve import check_listen_address, server_security
+    from offloop.bus.runs.directory import absolute_runs_dir
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     security = server_security(key, allow_list)
@@ -363,7 +369,7 @@ def main() -> None:
 
 
 def _where(value: str | None) -> Path:
-    from bus.runs.directory import runs_dir
+    from offloop.bus.runs.directory import runs_dir
 
     return runs_dir(value)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from bus.cli.options import runs_dir_option
-from bus.errors import ConfigurationError, RunNotFoundError
-from bus.printing import say, table
-from bus.terminal import HELP
+from offloop.bus.cli.options import runs_dir_option
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.printing import say, table
+from offloop.bus.terminal import HELP
 
 EXIT_KEPT = 1
 
@@ -33,7 +33,7 @@ def tag_runs(
     runs: tuple[str, ...], where: str | None, runs_dir: str | None, add: tuple[str, ...], remove: tuple[str, ...]
 ) -> None:
     """Add tags to each RUN, or remove them; without --add and --remove show them."""
-    from bus.index.annotations import annotate, read_annotations
+    from offloop.bus.index.annotations import annotate, read_annotations
 
     added, removed = ([tag.strip() for tags in given for tag in tags.split(",")] for given in (add, remove))
     try:
@@ -59,7 +59,7 @@ def note_run(run: str, text: str | None, runs_dir: str | None) -> None:
 
     An empty TEXT removes it.
     """
-    from bus.index.annotations import annotate, read_annotations
+    from offloop.bus.index.annotations import annotate, read_annotations
 
     [path] = _choose([run], None, runs_dir)
     if text is None:
@@ -75,7 +75,7 @@ def note_run(run: str, text: str | None, runs_dir: str | None) -> None:
 @_undo_option
 def pin_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, undo: bool) -> None:
     """Pin each RUN: 'bus runs' and dashboards list it before all others."""
-    from bus.index.annotations import annotate
+    from offloop.bus.index.annotations import annotate
 
     for path in _choose(runs, where, runs_dir):
         annotate(path, pinned=not undo)
@@ -87,7 +87,7 @@ def pin_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, und
 @_undo_option
 def archive_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, undo: bool) -> None:
     """Archive each RUN: it stays as it is, and is left out of lists unless they are asked for archived runs."""
-    from bus.index.annotations import annotate
+    from offloop.bus.index.annotations import annotate
 
     for path in _choose(runs, where, runs_dir, archived=undo):
         annotate(path, archived=not undo)
@@ -100,7 +100,7 @@ def archive_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None,
 @runs_dir_option
 def rename_run(run: str, name: str, runs_dir: str | None) -> None:
     """Give a RUN that has ended another NAME, and its folder with it. In its recordings it keeps the name it had."""
-    from bus.index import manage
+    from offloop.bus.index import manage
 
     [path] = _choose([run], None, runs_dir)
     target = manage.rename_run(path, name)
@@ -118,9 +118,9 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
     Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept.
     """
-    from bus.cli.describe import size_text
-    from bus.index.entry import size_of
-    from bus.index.manage import check_ended, remove_run
+    from offloop.bus.cli.describe import size_text
+    from offloop.bus.index.entry import size_of
+    from offloop.bus.index.manage import check_ended, remove_run
 
     if archived and where is None:
         raise click.UsageError("--archived goes with --where: a run that is named is deleted in any case")
@@ -147,9 +147,9 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
 def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
     """The directories of the runs that are named or for which an expression is true; says when it is true of none."""
-    from bus.cli.runs import choose, read_index
-    from bus.runs.directory import find_run
-    from bus.runs.directory import runs_dir as chosen
+    from offloop.bus.cli.runs import choose, read_index
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.runs.directory import runs_dir as chosen
 
     if bool(runs) == (where is not None):
         raise click.UsageError("name the runs, or choose them with --where")

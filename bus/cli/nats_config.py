@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.net.nkeys import public_nkey
-from bus.terminal import HELP
+from offloop.bus.net.nkeys import public_nkey
+from offloop.bus.terminal import HELP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def nats_config(
     KEY is a public nkey, U..., or the file NAME.nkey that 'bus keygen --nats NAME' wrote. A team sees nothing of
     another's runs. Paths are those on the server's machine.
     """
-    from bus.jetstream.server_config import ServerConfig
+    from offloop.bus.jetstream.server_config import ServerConfig
 
     teams = _teams({"publish": publish, "view": view, "command": command})
     hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.errors import InvalidTimeError
-from bus.net.nats_addresses import is_nats
+from offloop.bus.errors import InvalidTimeError
+from offloop.bus.net.nats_addresses import is_nats
 
 if TYPE_CHECKING:
-    from bus.recording.window import Bound
+    from offloop.bus.recording.window import Bound
 
 
 _FILE = click.Path(path_type=Path)
@@ -39,8 +39,8 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
             if nkey or ca:
                 raise click.UsageError("--nkey and --ca are for NATS servers: name them with --stream")
             return command(*args, **options)
-        from bus.jetstream.connection import NatsServers
-        from bus.jetstream.gateway import Gateway
+        from offloop.bus.jetstream.connection import NatsServers
+        from offloop.bus.jetstream.gateway import Gateway
 
         if into == "broker" and (options.get("key") or options.get("broker_key")):
             raise click.UsageError("--key and --broker-key are for brokers: NATS takes --nkey and --ca")
@@ -99,7 +99,7 @@ def rate_given(_context: click.Context, _parameter: click.Parameter, value: str 
     except ValueError:
         rate = math.nan
     if not rate > 0:
-        from bus.replay.pace import RATES
+        from offloop.bus.replay.pace import RATES
 
         raise click.BadParameter(f"{value!r} is not a rate: {RATES}")
     return rate
@@ -111,7 +111,7 @@ def parse_bound_option(_context: click.Context, _parameter: click.Parameter, val
     Raises:
         click.BadParameter: it is none.
     """
-    from bus.recording.window import parse_bound
+    from offloop.bus.recording.window import parse_bound
 
     try:
         return None if value is None else parse_bound(value)

@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
-from bus.errors import ConfigurationError, OffloopError
-from bus.printing import say, shorten, table
-from bus.strict_json import plain
-from bus.terminal import HELP, describe_os_error
-from bus.tools.logs import SOURCES
-from bus.tools.rows import FORMATS
-from bus.types.event import Event
+from offloop.bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.printing import say, shorten, table
+from offloop.bus.strict_json import plain
+from offloop.bus.terminal import HELP, describe_os_error
+from offloop.bus.tools.logs import SOURCES
+from offloop.bus.tools.rows import FORMATS
+from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
-    from bus.recording.window import Bound
-    from bus.tools.diff import Diff, EventDifference, FieldDifference, HyperparameterDifference, MetricDifference
-    from bus.tools.written import Written
+    from offloop.bus.recording.window import Bound
+    from offloop.bus.tools.diff import (
+        Diff,
+        EventDifference,
+        FieldDifference,
+        HyperparameterDifference,
+        MetricDifference,
+    )
+    from offloop.bus.tools.written import Written
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -87,7 +93,7 @@ def export_recording(
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be exported.
     """
-    from bus.tools.export import export, exported_path
+    from offloop.bus.tools.export import export, exported_path
 
     check_broker(broker, key, broker_key, runs_dir)
     path, place = _recording_of(file, runs_dir, broker, key, broker_key)
@@ -120,7 +126,7 @@ def import_log(path: Path, source: str, name: str | None, step_column: str | Non
 
     Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported.
     """
-    from bus.tools.imports import import_logs
+    from offloop.bus.tools.imports import import_logs
 
     if step_column is not None and source not in ("csv", "jsonl"):
         raise click.UsageError(f"--step-column is for csv and jsonl: the steps of {source} are known")
@@ -165,8 +171,8 @@ def cut_recording(
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
     """
-    from bus.tools.cut import cut
-    from bus.tools.written import beside
+    from offloop.bus.tools.cut import cut
+    from offloop.bus.tools.written import beside
 
     path = _recording(file, runs_dir)
     target = Path(output) if output else beside(path, "cut")
@@ -187,8 +193,8 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
     """
-    from bus.tools.merge import merge
-    from bus.tools.written import beside
+    from offloop.bus.tools.merge import merge
+    from offloop.bus.tools.written import beside
 
     paths = [_recording(file, runs_dir) for file in files]
     done = merge(paths, Path(output) if output else beside(paths[0], "merged"), force=force)
@@ -208,8 +214,8 @@ def recover_recording(run: str, output: str | None, runs_dir: str | None) -> Non
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
     """
-    from bus.tools.recovery import recover
-    from bus.tools.written import beside
+    from offloop.bus.tools.recovery import recover
+    from offloop.bus.tools.written import beside
 
     path = _recording(run, runs_dir)
     done = recover(path, Path(output) if output else beside(path, "recovered"))
@@ -253,7 +259,7 @@ def diff_recordings(
 
     Exit code: 0 when they are the same, 1 when they differ, 2 when they cannot be compared.
     """
-    from bus.tools.diff import diff
+    from offloop.bus.tools.diff import diff
 
     check_broker(broker, key, broker_key, runs_dir)
     try:
@@ -366,7 +372,7 @@ def _say_findings(done: "Written") -> None:
 
 
 def _recording(name: str, runs_dir: str | None) -> Path:
-    from bus.runs.directory import find_run
+    from offloop.bus.runs.directory import find_run
 
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
 
@@ -379,8 +385,8 @@ def _recording_of(
     if broker is None:
         path = _recording(name, runs_dir)
         return path, str(path)
-    from bus.net.curve import client_security
-    from bus.net.download import downloaded
+    from offloop.bus.net.curve import client_security
+    from offloop.bus.net.download import downloaded
 
     given = downloaded(broker, name, client_security(key, broker_key))
     return click.get_current_context().with_resource(given), f"run {name} at {broker}"
@@ -389,7 +395,7 @@ def _recording_of(
 def _events(text: str | None) -> frozenset[Event] | None:
     """The events in a list of names.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is none."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is none."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bus.cli.options import (
+from offloop.bus.cli.options import (
     ReplayChoice,
     broker_options,
     check_broker,
@@ -19,13 +19,13 @@ from bus.cli.options import (
     runs_dir_option,
     stream_options,
 )
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.terminal import HELP
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.terminal import HELP
 
 if TYPE_CHECKING:
-    from bus.recording.window import Bound
-    from bus.replay.serving import ReplayServer, ServedReplay
+    from offloop.bus.recording.window import Bound
+    from offloop.bus.replay.serving import ReplayServer, ServedReplay
 
 
 EXIT_TROUBLE = 1
@@ -78,12 +78,12 @@ def replay(
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
     damaged.
     """
-    from bus.net.curve import client_security
-    from bus.net.download import downloaded
-    from bus.recording.recording import Recording
-    from bus.replay.pace import Pace
-    from bus.replay.serving import ReplayServer
-    from bus.runs.directory import find_run, new_run_name
+    from offloop.bus.net.curve import client_security
+    from offloop.bus.net.download import downloaded
+    from offloop.bus.recording.recording import Recording
+    from offloop.bus.replay.pace import Pace
+    from offloop.bus.replay.serving import ReplayServer
+    from offloop.bus.runs.directory import find_run, new_run_name
 
     check_broker(broker, key, broker_key)
     if stream is not None:
@@ -125,8 +125,8 @@ def replay(
 
 
 def _check_name(name: str, where: str | None) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when there is a run of that name that is not a replay."""
-    from bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when there is a run of that name that is not a replay."""
+    from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
 
     path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:

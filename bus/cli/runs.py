@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from bus.cli.options import broker_options, check_broker, runs_dir_option
-from bus.errors import OffloopError, RunDirectoryError
-from bus.printing import one_line, say, table
-from bus.strict_json import plain
-from bus.terminal import HELP
-from bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.errors import OffloopError, RunDirectoryError
+from offloop.bus.printing import one_line, say, table
+from offloop.bus.strict_json import plain
+from offloop.bus.terminal import HELP
+from offloop.bus.types.hyperparameters import is_of_the_training, value_text
 
 if TYPE_CHECKING:
-    from bus.index.entry import MetricValues, RunEntry
-    from bus.runs.directory import RunInfo
-    from bus.tools.diff import EventDifference
+    from offloop.bus.index.entry import MetricValues, RunEntry
+    from offloop.bus.runs.directory import RunInfo
+    from offloop.bus.tools.diff import EventDifference
 
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
@@ -69,8 +69,8 @@ def list_runs(
         given = {"--where": where, "--sort": sort, "--columns": columns, "--archived": archived}
         if refused := [name for name, value in given.items() if value]:
             raise click.UsageError(f"{refused[0]} is for runs on this machine: a broker gives the list alone")
-        from bus.net.curve import client_security
-        from bus.net.requests import list_remote_runs
+        from offloop.bus.net.curve import client_security
+        from offloop.bus.net.requests import list_remote_runs
 
         listed = list_remote_runs(broker, client_security(key, broker_key))
         _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {broker}", live)
@@ -79,8 +79,8 @@ def list_runs(
     entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
     shown = choose(entries, where, archived=archived)
     if sort is not None:
-        from bus.index.query import Columns
-        from bus.index.query import sort as sorted_by
+        from offloop.bus.index.query import Columns
+        from offloop.bus.index.query import sort as sorted_by
 
         # A column is found by what any run has, and not only those that are shown.
         shown = sorted_by(shown, sort.removeprefix("-"), reverse=sort.startswith("-"), columns=Columns(entries))
@@ -90,7 +90,7 @@ def list_runs(
     if shown and columns is not None and not as_json:
         _say_table(_column_rows(shown, columns, entries))
         return
-    from bus.runs.directory import runs_dir as chosen
+    from offloop.bus.runs.directory import runs_dir as chosen
 
     place = f"in {chosen(runs_dir)}"
     if not entries:
@@ -106,8 +106,8 @@ def list_runs(
 def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
     """Every run of a folder, the newest first: by default with all its metrics. Says on standard error when it takes a
     while."""
-    from bus.index.entry import newest_first
-    from bus.index.index import RunIndex
+    from offloop.bus.index.entry import newest_first
+    from offloop.bus.index.index import RunIndex
 
     with RunIndex(runs_dir) as index:
         left = index.refresh(_QUIET_SECONDS)
@@ -121,14 +121,14 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
 
 def choose(entries: "Sequence[RunEntry]", where: str | None, *, archived: bool) -> "list[RunEntry]":
     """The runs of which an expression is true, without archived ones unless they are wanted."""
-    from bus.index import query
+    from offloop.bus.index import query
 
     chosen = query.where(entries, where) if where is not None and entries else list(entries)
     return [entry for entry in chosen if archived or not entry.archived]
 
 
 def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live: bool) -> None:
-    from bus.cli.describe import lasted, when
+    from offloop.bus.cli.describe import lasted, when
 
     if as_json:
         click.echo(json.dumps(plain(listed), indent=2))
@@ -150,7 +150,7 @@ def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live:
 
 
 def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[RunEntry]") -> _Rows:
-    from bus.index.query import OF_RUN, Columns
+    from offloop.bus.index.query import OF_RUN, Columns
 
     columns = Columns(entries)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
@@ -206,7 +206,7 @@ def _metric(values: "MetricValues") -> dict[str, Any]:
 
 
 def _paused(path: Path) -> dict[str, Any] | None:
-    from bus.runs.directory import read_run
+    from offloop.bus.runs.directory import read_run
 
     try:
         paused = read_run(path).paused
@@ -216,7 +216,7 @@ def _paused(path: Path) -> dict[str, Any] | None:
 
 
 def _is_going_on(listed: dict[str, Any]) -> bool:
-    from bus.index.entry import GOING_ON
+    from offloop.bus.index.entry import GOING_ON
 
     return listed["status"] in GOING_ON
 
@@ -243,8 +243,8 @@ def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     A metric has a best value where its name, or the run, says which values are better. 'bus info' shows how the run
     was started, recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
     """
-    from bus.index.index import read_entry
-    from bus.runs.directory import find_run
+    from offloop.bus.index.index import read_entry
+    from offloop.bus.runs.directory import find_run
 
     info = find_run(run, runs_dir)
     entry = read_entry(info)
@@ -264,7 +264,7 @@ def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
 
 
 def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
-    from bus.cli.describe import lasted, size_text, when
+    from offloop.bus.cli.describe import lasted, size_text, when
 
     yield "run", info.name
     yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
@@ -283,8 +283,8 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
 
 
 def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.cli.describe import size_text
-    from bus.index.checkpoints import compared_by
+    from offloop.bus.cli.describe import size_text
+    from offloop.bus.index.checkpoints import compared_by
 
     for one in entry.checkpoints:
         metric, value = compared_by(one)
@@ -296,7 +296,7 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
 
 
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from bus.types.metrics import direction_of, goals_in
+    from offloop.bus.types.metrics import direction_of, goals_in
 
     goals = goals_in([entry.hyperparameters])
     for name, values in entry.metrics.items():
@@ -318,9 +318,9 @@ def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, 
     among the first 20,000: 'bus diff' compares all of them. Hyperparameters such as 'command' and 'version/' are left
     out without --all.
     """
-    from bus.index.index import read_entry
-    from bus.index.query import differences
-    from bus.runs.directory import find_run
+    from offloop.bus.index.index import read_entry
+    from offloop.bus.index.query import differences
+    from offloop.bus.runs.directory import find_run
 
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
@@ -361,7 +361,7 @@ def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
 
 def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from bus.types.metrics import direction_of, goals_in
+    from offloop.bus.types.metrics import direction_of, goals_in
 
     mode = direction_of(name, goals_in(entry.hyperparameters for entry in entries))
     of_runs = [entry.metrics.get(name) for entry in entries]
@@ -399,7 +399,7 @@ def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
 
 def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | None, int, str | None]":
     """The first event that differs, how many were compared, and why none could be."""
-    from bus.tools.diff import first_difference
+    from offloop.bus.tools.diff import first_difference
 
     try:
         return *first_difference(infos[0].recording, infos[1].recording), None
@@ -410,7 +410,7 @@ def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | No
 def _first_difference_lines(
     names: Sequence[str], first: "EventDifference | None", compared: int, trouble: str | None
 ) -> Iterator[str]:
-    from bus.cli.recordings import first_lines
+    from offloop.bus.cli.recordings import first_lines
 
     if trouble is not None:
         yield f"their events cannot be compared: {trouble}"
@@ -432,7 +432,7 @@ def _say_table(rows: _Rows) -> None:
 
 def _cell(column: str, value: Any) -> str:
     """A value as it stands in the column of a table."""
-    from bus.cli.describe import duration, size_text, when
+    from offloop.bus.cli.describe import duration, size_text, when
 
     if value is None:
         return ""

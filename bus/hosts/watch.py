@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from bus.errors import OffloopError
-from bus.hosts.windows import LATE_NS, HostWindows
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.snapshot import Snapshot
-from bus.recording.host_windows import WindowsWriter, windows_path
-from bus.recording.recording import Recording
-from bus.runs.directory import Attempt, read_run
-from bus.subscriber.subscriber import Subscriber
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.source import Source
+from offloop.bus.errors import OffloopError
+from offloop.bus.hosts.windows import LATE_NS, HostWindows
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.host_windows import WindowsWriter, windows_path
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import Attempt, read_run
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.source import Source
 
 PHASES_EVERY = 10
 """Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bus.protocol.host_windows import (
+from offloop.bus.protocol.host_windows import (
     ARRIVAL,
     GRADIENT_NORM,
     LOSS,
@@ -19,8 +19,8 @@ from bus.protocol.host_windows import (
     is_finite,
     summarize,
 )
-from bus.protocol.snapshot import Snapshot
-from bus.trace.phases import PHASES, read_phases
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.trace.phases import PHASES, read_phases
 
 LATE_NS = 5_000_000_000
 """For how long after its first rank has ended a window the others are waited for."""

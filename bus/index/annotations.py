@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
 
 _log = logging.getLogger("offloop.index")
 
@@ -97,7 +97,7 @@ def annotate(
 def check_tag(tag: str) -> str:
     """A tag without what surrounds it.
 
-    Raises :class:`bus.errors.ConfigurationError` for one that is empty, too long, or has a comma or a control
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that is empty, too long, or has a comma or a control
     character."""
     tag = tag.strip()
     if not tag or len(tag) > MAX_TAG or "," in tag or not tag.isprintable():

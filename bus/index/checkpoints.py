@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced
-from bus.checkpoints.folders import read_folders
-from bus.checkpoints.image import read_contents
-from bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
-from bus.files import walk_files
-from bus.runs.directory import RunInfo
-from bus.types.metrics import direction_of
+from offloop.bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced
+from offloop.bus.checkpoints.folders import read_folders
+from offloop.bus.checkpoints.image import read_contents
+from offloop.bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
+from offloop.bus.files import walk_files
+from offloop.bus.runs.directory import RunInfo
+from offloop.bus.types.metrics import direction_of
 
 SAVE_FOLDER = "save_folder"
 """What a trainer says of where it writes its checkpoints, among what stands in ``run.json``."""
@@ -52,7 +52,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     is_best: bool = False
     """Whether it is the best by the metric."""
     metric: str | None = None
-    """What it is compared by, see :mod:`bus.checkpoints.ratings`."""
+    """What it is compared by, see :mod:`offloop.bus.checkpoints.ratings`."""
     value: float | None = None
     """The metric's value."""
     metrics: dict[str, float] = {}

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from bus.errors import ProtocolError, RunDirectoryError
-from bus.files import walk_files
-from bus.index.annotations import Annotations
-from bus.index.checkpoints import Checkpoint, find_checkpoints
-from bus.protocol.frames import decode_whole_event
-from bus.protocol.listed_runs import SecondsSince1970
-from bus.protocol.order import Reached
-from bus.recording.summary import Metric, Summary
-from bus.runs.directory import RUN_FILE, RunInfo
-from bus.types.hyperparameters import FIELD, hyperparameters_in
-from bus.types.metrics import Mode as Mode
-from bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.errors import ProtocolError, RunDirectoryError
+from offloop.bus.files import walk_files
+from offloop.bus.index.annotations import Annotations
+from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
+from offloop.bus.protocol.frames import decode_whole_event
+from offloop.bus.protocol.listed_runs import SecondsSince1970
+from offloop.bus.protocol.order import Reached
+from offloop.bus.recording.summary import Metric, Summary
+from offloop.bus.runs.directory import RUN_FILE, RunInfo
+from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
+from offloop.bus.types.metrics import Mode as Mode
+from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
 GOING_ON = ("live", "paused")
 """The status of a run that has not ended."""
@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.encode
 
 
 class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A metric of a run, over all its attempts. Steps are those of :func:`bus.types.metrics.shown_step`."""
+    """A metric of a run, over all its attempts. Steps are those of :func:`offloop.bus.types.metrics.shown_step`."""
 
     last: float
     """The newest value: of a run that has ended, the final one."""
@@ -129,7 +129,7 @@ def make_entry(
 ) -> RunEntry:
     """What is known of a run by its ``run.json`` and the summaries of its attempts, the newest last.
 
-    Raises :class:`bus.errors.RunDirectoryError` for a ``run.json`` that has something else than it should."""
+    Raises :class:`offloop.bus.errors.RunDirectoryError` for a ``run.json`` that has something else than it should."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))

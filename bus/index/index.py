@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from bus.checkpoints.announced import ANNOUNCED_FILE
-from bus.checkpoints.folders import FOLDERS_FILE
-from bus.errors import OffloopError, RunDirectoryError
-from bus.index.annotations import ANNOTATIONS_FILE, read_annotations
-from bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable_entry
-from bus.index.store import IndexStore
-from bus.recording.recording import Recording
-from bus.recording.summary import Point, Summarizer, Summary
-from bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
-from bus.runs.directory import runs_dir as chosen_runs_dir
-from bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.checkpoints.announced import ANNOUNCED_FILE
+from offloop.bus.checkpoints.folders import FOLDERS_FILE
+from offloop.bus.errors import OffloopError, RunDirectoryError
+from offloop.bus.index.annotations import ANNOTATIONS_FILE, read_annotations
+from offloop.bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable_entry
+from offloop.bus.index.store import IndexStore
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.summary import Point, Summarizer, Summary
+from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
+from offloop.bus.runs.directory import runs_dir as chosen_runs_dir
+from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
 _log = logging.getLogger("offloop.index")
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError
-from bus.files import check_owner, open_directory, open_file
-from bus.protocol.frames import check_run_name
-from bus.runs import lock as run_lock
-from bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
+from offloop.bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError
+from offloop.bus.files import check_owner, open_directory, open_file
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.runs import lock as run_lock
+from offloop.bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
 
 _PATIENCE_SECONDS = 2.0
 """A broker has the lock of a run for a moment after it has ended."""

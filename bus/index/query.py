@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.index.entry import MetricValues, Mode, RunEntry
-from bus.types.metrics import GOALS, direction_of, goals_in
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import MetricValues, Mode, RunEntry
+from offloop.bus.types.metrics import GOALS, direction_of, goals_in
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 """Gives a run's value; ``None`` where it has none."""
@@ -71,7 +71,7 @@ class Columns:
         self.metrics = tuple(metrics)
         """The names of all of them."""
         self.goals = goals_in(entry.hyperparameters for entry in entries)
-        """What the runs say of metrics, see :func:`bus.types.metrics.goals_in`."""
+        """What the runs say of metrics, see :func:`offloop.bus.types.metrics.goals_in`."""
         self._found: dict[str, tuple[str, ValueOf]] = {}
 
     def find(self, name: str) -> tuple[str, ValueOf]:
@@ -181,7 +181,7 @@ def best(
     entries: Sequence[RunEntry], metric: str, mode: Mode | None = None, columns: Columns | None = None
 ) -> RunEntry | None:
     """The run with the best value of a metric at any step; ``None`` when no run has one. Without a ``mode``, the runs
-    or the metric's name say what is better, see :func:`bus.types.metrics.direction_of`.
+    or the metric's name say what is better, see :func:`offloop.bus.types.metrics.direction_of`.
 
     Raises:
         ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and nothing

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import ConfigurationError, OffloopError, RunDirectoryError
-from bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
+from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError
+from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
 
 VIEWS_FILE = "views.json"
 MAX_NAME = 64
@@ -71,7 +71,8 @@ def delete_view(folder: Path, name: str) -> dict[str, str]:
 def check_name(name: str) -> str:
     """A view's name without what surrounds it.
 
-    Raises :class:`bus.errors.ConfigurationError` for one that is empty, too long, or has a control character."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that is empty, too long, or has a control
+    character."""
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise ConfigurationError(

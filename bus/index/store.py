@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.files import check_owner, make_private, open_directory, open_file, read_file
-from bus.index.entry import RunEntry
-from bus.recording.summary import Point
+from offloop.bus.files import check_owner, make_private, open_directory, open_file, read_file
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.recording.summary import Point
 
 INDEX_FOLDER = ".index"
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import zmq
 import zmq.asyncio
 
-from bus.errors import OffloopError, ProtocolError, RecordingError
-from bus.jetstream import names
-from bus.jetstream.connection import in_words, passing_errors
-from bus.jetstream.copied import CopiedRun, HoleError
-from bus.jetstream.forwarding import Forwarding
-from bus.jetstream.heartbeats import Heartbeats
-from bus.jetstream.known import KnownRuns
-from bus.jetstream.relay import KINDS
-from bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
+from offloop.bus.errors import OffloopError, ProtocolError, RecordingError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import in_words, passing_errors
+from offloop.bus.jetstream.copied import CopiedRun, HoleError
+from offloop.bus.jetstream.forwarding import Forwarding
+from offloop.bus.jetstream.heartbeats import Heartbeats
+from offloop.bus.jetstream.known import KnownRuns
+from offloop.bus.jetstream.relay import KINDS
+from offloop.bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 _RUNS_SECONDS = 15.0
 _AGAIN_SECONDS = 0.25

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bus.jetstream import names
-from bus.jetstream.connection import answer_of, in_words, passing_errors
-from bus.jetstream.run_stream import FULL, STREAM_FULL
-from bus.runs.bridged import BridgeStatus
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import answer_of, in_words, passing_errors
+from offloop.bus.jetstream.run_stream import FULL, STREAM_FULL
+from offloop.bus.runs.bridged import BridgeStatus
 
 if TYPE_CHECKING:
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 _REST_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _AWAY_SECONDS = 0.2

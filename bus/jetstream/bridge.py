@@ -1,6 +1,6 @@
 """The bridge: copies the recordings of a run into JetStream, as they are on disk, and what its host says of its ranks.
 
-How a file is copied: :mod:`bus.jetstream.file_copy`.
+How a file is copied: :mod:`offloop.bus.jetstream.file_copy`.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, OffloopError, RecordingError, RunDirectoryError
-from bus.jetstream import names
-from bus.jetstream.asking import Asking
-from bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
-from bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
-from bus.jetstream.relay import Relay
-from bus.jetstream.run_stream import RunStream
-from bus.recording.growing import GrowingRecording
-from bus.recording.host_windows import GrowingWindows, windows_path
-from bus.runs.bridged import BridgeStatus
-from bus.runs.directory import Attempt, RunInfo, host_name, read_run
-from bus.runs.listing import describe_run
+from offloop.bus.errors import BrokerError, OffloopError, RecordingError, RunDirectoryError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.asking import Asking
+from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
+from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
+from offloop.bus.jetstream.relay import Relay
+from offloop.bus.jetstream.run_stream import RunStream
+from offloop.bus.recording.growing import GrowingRecording
+from offloop.bus.recording.host_windows import GrowingWindows, windows_path
+from offloop.bus.runs.bridged import BridgeStatus
+from offloop.bus.runs.directory import Attempt, RunInfo, host_name, read_run
+from offloop.bus.runs.listing import describe_run
 
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
@@ -64,11 +64,11 @@ class Bridge:
         servers: where JetStream is.
         replicas: how many servers keep each message; for a stream that does not exist yet.
         max_bytes: how large the stream may grow, where that is to be limited; for one that does not exist yet.
-        host: by default what this host is called (:func:`bus.runs.directory.host_name`).
+        host: by default what this host is called (:func:`offloop.bus.runs.directory.host_name`).
         say: shows a line to the user.
         watch: writes the windows of an attempt of this host until all are written, see
-            :func:`bus.hosts.watch.watch_host`; called where the run has other hosts too, and again while it raises
-            ``BlockingIOError``, because another process writes them.
+            :func:`offloop.bus.hosts.watch.watch_host`; called where the run has other hosts too, and again while it
+            raises ``BlockingIOError``, because another process writes them.
     """
 
     def __init__(

@@ -12,12 +12,12 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import Error, SecureConnRequiredError
 
-from bus.errors import BrokerError, OffloopError
-from bus.jetstream import names
-from bus.jetstream.connection import NatsServers, check_version, in_words, tls_context
-from bus.jetstream.roles import roles_for
-from bus.net.nkeys import load_nkey
-from bus.printing import one_line
+from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import NatsServers, check_version, in_words, tls_context
+from offloop.bus.jetstream.roles import roles_for
+from offloop.bus.net.nkeys import load_nkey
+from offloop.bus.printing import one_line
 
 _RECONNECT_SECONDS = 0.5
 _PENDING_BYTES = 4 << 20

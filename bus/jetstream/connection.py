@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from bus.errors import BrokerError, ConfigurationError, require
-from bus.net.nats_addresses import split_addresses
-from bus.printing import one_line
+from offloop.bus.errors import BrokerError, ConfigurationError, require
+from offloop.bus.net.nats_addresses import split_addresses
+from offloop.bus.printing import one_line
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
@@ -91,7 +91,7 @@ async def connected(
     require("a stream at nats://", "nats", "nats")
     from nats.errors import Error
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
     client = NatsClient(servers, say)
     try:

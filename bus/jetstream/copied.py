@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bus.errors import RecordingError
-from bus.jetstream import names
-from bus.jetstream.connection import passing_errors, pulled
+from offloop.bus.errors import RecordingError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import passing_errors, pulled
 
 if TYPE_CHECKING:
     from nats.js.api import RawStreamMsg

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from bus.errors import OffloopError
-from bus.jetstream import names
-from bus.net.sockets import connect_socket
-from bus.printing import one_line
-from bus.protocol.frames import encode_control
-from bus.runs.directory import read_run
-from bus.runs.flight import AnnouncedDump, read_announced
+from offloop.bus.errors import OffloopError
+from offloop.bus.jetstream import names
+from offloop.bus.net.sockets import connect_socket
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.frames import encode_control
+from offloop.bus.runs.directory import read_run
+from offloop.bus.runs.flight import AnnouncedDump, read_announced
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

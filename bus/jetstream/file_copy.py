@@ -10,14 +10,14 @@ one.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bus.errors import BrokerError, RecordingError
-from bus.jetstream.asking import Asking
-from bus.jetstream.connection import WRONG_LAST_SEQUENCE, in_words, passing_errors
-from bus.jetstream.run_stream import FULL, Copied, RunStream
-from bus.printing import one_line
-from bus.recording.growing import GrowingRecording
-from bus.recording.host_windows import GrowingWindows
-from bus.runs.bridged import BridgeStatus
+from offloop.bus.errors import BrokerError, RecordingError
+from offloop.bus.jetstream.asking import Asking
+from offloop.bus.jetstream.connection import WRONG_LAST_SEQUENCE, in_words, passing_errors
+from offloop.bus.jetstream.run_stream import FULL, Copied, RunStream
+from offloop.bus.printing import one_line
+from offloop.bus.recording.growing import GrowingRecording
+from offloop.bus.recording.host_windows import GrowingWindows
+from offloop.bus.runs.bridged import BridgeStatus
 
 _LOOK_SECONDS = 0.1
 

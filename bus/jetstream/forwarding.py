@@ -1,17 +1,17 @@
-"""The readers' end of requests that a run's host answers: the other end is :mod:`bus.jetstream.relay`."""
+"""The readers' end of requests that a run's host answers: the other end is :mod:`offloop.bus.jetstream.relay`."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bus.errors import BrokerError, ProtocolError
-from bus.jetstream import names
-from bus.protocol.frames import Control, encode_control
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.jetstream import names
+from offloop.bus.protocol.frames import Control, encode_control
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 _MOST_FETCHING = 10_000
 _NO_BRIDGE = (

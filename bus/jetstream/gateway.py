@@ -10,15 +10,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from bus.errors import BrokerError, OffloopError
-from bus.jetstream.answering import Answering
-from bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
-from bus.net.sockets import stand_in
+from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.jetstream.answering import Answering
+from offloop.bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
+from offloop.bus.net.sockets import stand_in
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
     Ask: TypeAlias = Callable[[JetStreamContext], Coroutine[Any, Any, "Answer"]]
 

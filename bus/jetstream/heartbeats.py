@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import zmq
 import zmq.asyncio
 
-from bus.jetstream import names
-from bus.jetstream.connection import passing_errors
-from bus.protocol.frames import encode_control, encode_heartbeat
-from bus.recording import records
-from bus.recording.records import DamageError, Mark
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.protocol.frames import encode_control, encode_heartbeat
+from offloop.bus.recording import records
+from offloop.bus.recording.records import DamageError, Mark
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 _BEAT_SECONDS = 0.5
 _GATHER_SECONDS = 0.02

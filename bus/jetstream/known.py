@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from bus.jetstream import names
-from bus.jetstream.connection import API_SECONDS, passing_errors, pulled
-from bus.protocol.listed_runs import listed_run
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import API_SECONDS, passing_errors, pulled
+from offloop.bus.protocol.listed_runs import listed_run
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -233,7 +233,7 @@ def _key_of(message: "Msg") -> str:
 
 
 def _run_of(key: str) -> str:
-    """The run of a key, see :func:`bus.jetstream.names.run_key`."""
+    """The run of a key, see :func:`offloop.bus.jetstream.names.run_key`."""
     return key.partition(".")[0]
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from bus.protocol.frames import check_run_name
+from offloop.bus.protocol.frames import check_run_name
 
 RUNS_BUCKET = "ol_runs"
 """The key-value bucket with what is known of each run."""

@@ -17,16 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from bus.errors import BrokerError, ConfigurationError, OffloopError
-from bus.jetstream import names
-from bus.jetstream.connection import NO_STREAM, WRONG_LAST_SEQUENCE, passing_errors
-from bus.printing import one_line
-from bus.runs.directory import host_name
+from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import NO_STREAM, WRONG_LAST_SEQUENCE, passing_errors
+from offloop.bus.printing import one_line
+from offloop.bus.runs.directory import host_name
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.gateway import Gateway
 
 _Answer = TypeVar("_Answer")
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bus.errors import BrokerError, ProtocolError
-from bus.processes import python_path
-from bus.protocol.frames import MAX_RANGE, Control, encode_control, encode_heartbeat
-from bus.recording.growing import GrowingRecording
-from bus.recording.window import parse_bound
-from bus.runs.directory import RunInfo, read_run
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.processes import python_path
+from offloop.bus.protocol.frames import MAX_RANGE, Control, encode_control, encode_heartbeat
+from offloop.bus.recording.growing import GrowingRecording
+from offloop.bus.recording.window import parse_bound
+from offloop.bus.runs.directory import RunInfo, read_run
 
 KINDS = ("fetch", "position", "cut")
 """Requests that a host answers out of its recordings."""

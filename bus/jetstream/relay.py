@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 import zmq.asyncio
 
-from bus.errors import OffloopError, ProtocolError
-from bus.jetstream import names
-from bus.jetstream.dumps import DumpRelay
-from bus.jetstream.raw import KINDS as RAW_KINDS
-from bus.jetstream.raw import RawRecordings
-from bus.net.sockets import connect_socket
-from bus.protocol.frames import PROTOCOL_VERSION, Control, decode_control, encode_control, split_frame
-from bus.runs.directory import read_run
+from offloop.bus.errors import OffloopError, ProtocolError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.dumps import DumpRelay
+from offloop.bus.jetstream.raw import KINDS as RAW_KINDS
+from offloop.bus.jetstream.raw import RawRecordings
+from offloop.bus.net.sockets import connect_socket
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control, decode_control, encode_control, split_frame
+from offloop.bus.runs.directory import read_run
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

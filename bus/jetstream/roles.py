@@ -7,7 +7,7 @@ for the API of JetStream, ``$JS.API.>``.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bus.jetstream import names
+from offloop.bus.jetstream import names
 
 
 class Role(NamedTuple):

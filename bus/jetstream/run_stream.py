@@ -3,16 +3,16 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from bus.errors import BrokerError
-from bus.jetstream import names
-from bus.jetstream.connection import NO_STREAM, answer_of, in_words, passing_errors
-from bus.jetstream.copied import last_range
-from bus.jetstream.positions import make_positions_bucket
+from offloop.bus.errors import BrokerError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import NO_STREAM, answer_of, in_words, passing_errors
+from offloop.bus.jetstream.copied import last_range
+from offloop.bus.jetstream.positions import make_positions_bucket
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from bus.jetstream.client import NatsClient
+    from offloop.bus.jetstream.client import NatsClient
 
 MAX_MESSAGE = 512 * 1024
 """Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""

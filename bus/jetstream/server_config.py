@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.jetstream.connection import is_loopback
-from bus.jetstream.roles import merged
+from offloop.bus.jetstream.connection import is_loopback
+from offloop.bus.jetstream.roles import merged
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.errors import ConfigurationError
-from bus.net.keys import check_not_writable_by_others, is_key, keys_dir
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.keys import check_not_writable_by_others, is_key, keys_dir
 
 ROLES = ("publish", "view", "command")
 """What a key may be allowed: to publish runs, to read the stream and the recordings, to give commands. No role contains
@@ -78,7 +78,7 @@ def _grants(path: Path, lines: Iterable[str]) -> Iterator[Grant]:
 
 
 def default_allow_list() -> Path:
-    """The list beside the keys: ``allowed`` in :func:`bus.net.keys.keys_dir`."""
+    """The list beside the keys: ``allowed`` in :func:`offloop.bus.net.keys.keys_dir`."""
     return keys_dir() / _FILE
 
 

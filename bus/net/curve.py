@@ -15,9 +15,9 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from bus.errors import ConfigurationError
-from bus.net.allow_list import AllowList
-from bus.net.keys import KeyPair, load_public_key, load_secret_key
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.allow_list import AllowList
+from offloop.bus.net.keys import KeyPair, load_public_key, load_secret_key
 
 _log = logging.getLogger("offloop.broker")
 

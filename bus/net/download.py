@@ -5,18 +5,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.errors import BrokerError, RunNotFoundError
-from bus.net.curve import ClientSecurity
-from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import RequestClient
-from bus.protocol.frames import check_run_name
+from offloop.bus.errors import BrokerError, RunNotFoundError
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.requests import RequestClient
+from offloop.bus.protocol.frames import check_run_name
 
 
 def download(address: str, run: str, attempt: int, path: Path, security: ClientSecurity | None = None) -> int:
     """Writes the recording of an attempt to ``path``, byte for byte as far as the broker has it, and returns how many
-    bytes that is. For NATS servers, which :class:`bus.jetstream.gateway.Gateway` stands for, it is put together from
-    the stream, and what that lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads the
-    file reports them as damage, by their offset.
+    bytes that is. For NATS servers, which :class:`offloop.bus.jetstream.gateway.Gateway` stands for, it is put together
+    from the stream, and what that lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads
+    the file reports them as damage, by their offset.
 
     Raises:
         BrokerError: no broker answers, or it refuses: the message says from which byte on; or nothing of it is left.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 SECRET_SUFFIX = ".key_secret"
 PUBLIC_SUFFIX = ".key"
@@ -156,7 +156,8 @@ def is_key(value: bytes) -> bool:
 
 
 def check_not_writable_by_others(path: Path) -> None:
-    """Raises :class:`~bus.errors.ConfigurationError` when others than its owner can change or replace what is there."""
+    """Raises :class:`~offloop.bus.errors.ConfigurationError` when others than its owner can change or replace what is
+    there."""
     mode = _mode(path)
     if mode & 0o022:
         raise ConfigurationError(

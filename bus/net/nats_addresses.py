@@ -3,7 +3,7 @@
 import os
 from urllib.parse import urlsplit
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 STREAM_VARIABLE = "OFFLOOP_STREAM"
 """The environment variable with the servers to which runs are copied."""

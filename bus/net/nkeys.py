@@ -8,8 +8,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bus.errors import ConfigurationError, require
-from bus.net.keys import write_pair
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.net.keys import write_pair
 
 SEED_SUFFIX = ".nkey_secret"
 NKEY_SUFFIX = ".nkey"

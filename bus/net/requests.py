@@ -7,12 +7,12 @@ from typing import Any
 
 import zmq
 
-from bus.errors import BrokerError, ProtocolError
-from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.sockets import connect_socket, is_stand_in
-from bus.protocol.frames import Control, decode_control, encode_control, split_frame
-from bus.protocol.listed_runs import listed_run
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.net.curve import ClientSecurity, client_security_for
+from offloop.bus.net.sockets import connect_socket, is_stand_in
+from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from offloop.bus.protocol.listed_runs import listed_run
+from offloop.bus.types.timeouts import Timeouts
 
 
 def ask_broker(
@@ -75,7 +75,7 @@ class RequestClient:
             raise
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a question. Raises :class:`bus.errors.BrokerError` when no broker answers, or it
+        """The answer to a question. Raises :class:`offloop.bus.errors.BrokerError` when no broker answers, or it
         refuses."""
         answer = request(self._socket, kind, content, self._timeouts.answer)
         if answer is None:
@@ -128,7 +128,7 @@ def request(socket: "zmq.Socket[bytes]", kind: str, content: dict[str, Any], pat
     """Asks at a connection and waits so many seconds for the answer, ``None`` when none comes. The answer has the
     ``id`` of ``content``, or one made here.
 
-    Raises :class:`bus.errors.BrokerError` when the broker refuses."""
+    Raises :class:`offloop.bus.errors.BrokerError` when the broker refuses."""
     asked = content.get("id") or os.urandom(8).hex()
     _send(socket, kind, {**content, "id": asked})
     deadline = time.monotonic() + patience

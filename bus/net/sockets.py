@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import zmq
 
-from bus.errors import BrokerError, ConfigurationError
-from bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
-from bus.protocol.frames import MAX_FRAME
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, ConfigurationError
+from offloop.bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
+from offloop.bus.protocol.frames import MAX_FRAME
+from offloop.bus.types.timeouts import Timeouts
 
 KEEPALIVE_PROBES = 3
 RECONNECT_MILLISECONDS = 100
@@ -19,7 +19,7 @@ RECONNECT_MAX_MILLISECONDS = 2000
 RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 600
-"""Messages for a slow consumer; each holds up to 80 KiB of events, see ``bus.broker.broker.LIVE_BATCH``."""
+"""Messages for a slow consumer; each holds up to 80 KiB of events, see ``offloop.bus.broker.broker.LIVE_BATCH``."""
 STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 

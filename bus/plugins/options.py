@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bus.errors import ConfigurationError, close_matches
-from bus.types.time import Time
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.types.time import Time
 
 REQUIRED = inspect.Parameter.empty
 """The default of an option that has none."""

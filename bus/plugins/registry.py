@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from bus.errors import ConfigurationError, close_matches
-from bus.plugins.options import Option, convert_options, options_of, parse_assignment
-from bus.processes import current_folder
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.plugins.options import Option, convert_options, options_of, parse_assignment
+from offloop.bus.processes import current_folder
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ their numbers are taken out together."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from bus.errors import ProtocolError
-from bus.protocol.frames import EventBody, decode_event, decode_whole_event
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import EventBody, decode_event, decode_whole_event
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import TrainingTime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -271,7 +271,7 @@ def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, float]]:
 class _Layout:
     """Where the numbers stand in bodies like this one.
 
-    Raises :class:`bus.errors.ProtocolError` when it is not an event."""
+    Raises :class:`offloop.bus.errors.ProtocolError` when it is not an event."""
 
     def __init__(self, body: bytes, bulk: Bulk) -> None:
         import numpy as np

@@ -32,8 +32,8 @@ from collections.abc import Generator, Iterator, Mapping
 from mmap import mmap
 from typing import Any
 
-from bus.errors import ProtocolError
-from bus.tensors.shared_memory import allocate_memory, create_memory, discard_memory, open_memory
+from offloop.bus.errors import ProtocolError
+from offloop.bus.tensors.shared_memory import allocate_memory, create_memory, discard_memory, open_memory
 
 BLOCK = 64 * 1024
 MEMORY = 256 * 1024 * 1024

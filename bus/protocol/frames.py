@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgpack
 import msgspec
 
-from bus.errors import ConfigurationError, InvalidRunNameError, ProtocolError
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import ConfigurationError, InvalidRunNameError, ProtocolError
+from offloop.bus.types.timestamp import TrainingTime
 
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
@@ -79,7 +79,7 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Raises :class:`~bus.errors.ProtocolError` when they are not a map within the protocol's limits."""
+        """Raises :class:`~offloop.bus.errors.ProtocolError` when they are not a map within the protocol's limits."""
         fields = self.fields_
         if not isinstance(fields, dict):
             fields = self.fields_ = _decode_map(self, "fields", fields)
@@ -122,8 +122,8 @@ class Control(NamedTuple):
 
 
 def check_run_name(name: str) -> str:
-    """Returns ``name``, or raises :class:`~bus.errors.InvalidRunNameError` when it cannot stand in a topic and a
-    path."""
+    """Returns ``name``, or raises :class:`~offloop.bus.errors.InvalidRunNameError` when it cannot stand in a topic and
+    a path."""
     if not isinstance(name, str) or not _RUN_NAME.match(name):
         raise InvalidRunNameError(
             f"{name!r} cannot be a run name: use 1 to {MAX_RUN_NAME} letters, digits, '.', '_' or '-', "
@@ -182,7 +182,7 @@ def copy_map(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_size(size: int) -> None:
-    """Raises :class:`~bus.errors.ConfigurationError` for an event of so many bytes that no peer accepts it."""
+    """Raises :class:`~offloop.bus.errors.ConfigurationError` for an event of so many bytes that no peer accepts it."""
     if size > MAX_FRAME:
         raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
 
@@ -291,7 +291,7 @@ def _too_large(what: str, size: int) -> ProtocolError:
 
 
 def parse_topic(topic: bytes) -> Topic:
-    """Reads ``RUN/NAME/RANK``; raises :class:`~bus.errors.ProtocolError` when it is anything else."""
+    """Reads ``RUN/NAME/RANK``; raises :class:`~offloop.bus.errors.ProtocolError` when it is anything else."""
     try:
         run, name, rank = topic.decode().split("/")
         parsed = Topic(run, name, int(rank))
@@ -370,7 +370,7 @@ def decode_event(body: bytes) -> EventBody:
 
 def _decode_longer_event(body: bytes) -> EventBody:
     """Decodes an event of a later version, which may add numbers to a training time; raises
-    :class:`~bus.errors.ProtocolError` for what is none either."""
+    :class:`~offloop.bus.errors.ProtocolError` for what is none either."""
     array = decode_body(body)
     for index in (EVENT_ELEMENTS.index("timestamp"), EVENT_ELEMENTS.index("previous")):
         if len(array) > index and type(array[index]) is list:

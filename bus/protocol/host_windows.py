@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from bus.errors import ProtocolError
+from offloop.bus.errors import ProtocolError
 
 MAX_WINDOW = 256 * 1024
 """Bytes of the longest message that is read."""
@@ -29,7 +29,7 @@ GRADIENT_NORM = "gradient_norm"
 THROUGHPUT = "throughput"
 """Samples a second."""
 PHASE = "phase/"
-"""Begins the name of a phase's time: seconds for each batch, see :data:`bus.trace.phases.PHASES`."""
+"""Begins the name of a phase's time: seconds for each batch, see :data:`offloop.bus.trace.phases.PHASES`."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bus.printing import shorten
-from bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
+from offloop.bus.printing import shorten
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
 
 _BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
 _INNER = frozenset(event.value for event in Event) - _BASE

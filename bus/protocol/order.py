@@ -8,9 +8,9 @@ from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from bus.errors import InvalidRunNameError, ProtocolError
-from bus.protocol.blocks import WINDOW, WINDOW_BYTES, BlockReader, BlockTable, Bulk, EventBlock
-from bus.protocol.frames import (
+from offloop.bus.errors import InvalidRunNameError, ProtocolError
+from offloop.bus.protocol.blocks import WINDOW, WINDOW_BYTES, BlockReader, BlockTable, Bulk, EventBlock
+from offloop.bus.protocol.frames import (
     ALL,
     BASE,
     CHECKPOINT,
@@ -27,12 +27,12 @@ from bus.protocol.frames import (
     decode_whole_event,
     parse_topic,
 )
-from bus.protocol.numbering import START, Numbering, Numbers
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Command, Outcome
-from bus.types.demand import BASE_EVENTS, Demand
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
+from offloop.bus.protocol.numbering import START, Numbering, Numbers
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
 
 BATCH = 256
 """Snapshots in a list at most."""
@@ -125,7 +125,7 @@ class CheckpointMark(NamedTuple):
     def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
         """Reads a ``$checkpoint`` mark of a run.
 
-        Raises :class:`bus.errors.ProtocolError` for a malformed one."""
+        Raises :class:`offloop.bus.errors.ProtocolError` for a malformed one."""
         action, checkpoint_run = event.fields.get("action"), event.fields.get("run", run)
         if action not in ("save", "load"):
             raise ProtocolError("a $checkpoint mark neither saves nor loads")

@@ -6,13 +6,13 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
-from bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
-from bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
-from bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
-from bus.types.commands import Command, check_command
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import Timestamp
+from offloop.bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
+from offloop.bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
+from offloop.bus.types.commands import Command, check_command
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
 
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
 """What takes a command from a snapshot."""
@@ -25,7 +25,8 @@ class Snapshot(msgspec.Struct, eq=False):
     Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
     ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and
     the same whether it came live or from a recording. A field that it does not carry raises
-    :class:`~bus.errors.FieldNotAvailableError`; an assignment raises :class:`~bus.errors.FrozenSnapshotError`."""
+    :class:`~offloop.bus.errors.FieldNotAvailableError`; an assignment raises
+    :class:`~offloop.bus.errors.FrozenSnapshotError`."""
 
     event: Event
     """Which event this is."""
@@ -107,7 +108,7 @@ class Snapshot(msgspec.Struct, eq=False):
         """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
         a setting and a value. As :meth:`stop_training` in every other way.
 
-        Raises :class:`bus.errors.ConfigurationError` for an unknown command."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown command."""
         command = check_command(name, arguments, reason)
         if self._send is not None:
             self._send(self, command)

@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection,
 from pathlib import Path
 from typing import TypeVar
 
-from bus.protocol.blocks import Bulk, EventBlock
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import CheckpointMark, Ending, Gap
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Outcome
-from bus.types.demand import Demand
-from bus.types.event import Event
+from offloop.bus.protocol.blocks import Bulk, EventBlock
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 
 Item = TypeVar("Item")
 

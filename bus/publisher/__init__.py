@@ -5,11 +5,11 @@ May import: net, protocol, runs. Begin with ``publisher``, then ``session_state`
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.publisher.publisher import Publisher, PublisherStatistics
+    from offloop.bus.publisher.publisher import Publisher, PublisherStatistics
 
 __all__ = ["Publisher", "PublisherStatistics"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"bus.publisher.publisher": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.bus.publisher.publisher": __all__})

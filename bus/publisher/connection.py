@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from bus import processes
-from bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
-from bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
-from bus.net.nats_addresses import find_servers
-from bus.net.sockets import notice_silence
-from bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
-from bus.publisher.launch import BrokerProcess, Taken, error_by_name
-from bus.redaction import redact
-from bus.runs.directory import (
+from offloop.bus import processes
+from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
+from offloop.bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
+from offloop.bus.net.nats_addresses import find_servers
+from offloop.bus.net.sockets import notice_silence
+from offloop.bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
+from offloop.bus.publisher.launch import BrokerProcess, Taken, error_by_name
+from offloop.bus.redaction import redact
+from offloop.bus.runs.directory import (
     SOCKET_FILES,
     absolute_runs_dir,
     host_name,
@@ -30,10 +30,10 @@ from bus.runs.directory import (
     new_run_name,
     socket_address,
 )
-from bus.runs.takeover import Predecessor
-from bus.types.event import Event
-from bus.types.source import check_unavailable
-from bus.types.timeouts import Timeouts
+from offloop.bus.runs.takeover import Predecessor
+from offloop.bus.types.event import Event
+from offloop.bus.types.source import check_unavailable
+from offloop.bus.types.timeouts import Timeouts
 
 SEND_QUEUE = 1000
 Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
@@ -322,7 +322,8 @@ def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
 
 def describe_process() -> dict[str, Any]:
     """What ``run.json`` says about the program that publishes: command and folder without secrets (see
-    :func:`bus.redaction.redact`), host, versions, git commit. What git does not say, or not soon, is ``None``."""
+    :func:`offloop.bus.redaction.redact`), host, versions, git commit. What git does not say, or not soon, is
+    ``None``."""
     commit = _git("rev-parse", "HEAD")
     changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return {

@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bus.protocol.frames import check_size
-from bus.publisher.outbox import Outbox
-from bus.publisher.sendable import keep_sendable
-from bus.types.deferred import Deferred, deferred_values
-from bus.types.left_out import LeftOut
-from bus.types.timestamp import TrainingTime
+from offloop.bus.protocol.frames import check_size
+from offloop.bus.publisher.outbox import Outbox
+from offloop.bus.publisher.sendable import keep_sendable
+from offloop.bus.types.deferred import Deferred, deferred_values
+from offloop.bus.types.left_out import LeftOut
+from offloop.bus.types.timestamp import TrainingTime
 
 _log = logging.getLogger("offloop")
 
 
 class PendingEvent(NamedTuple):
-    """What :func:`bus.protocol.frames.event_encoder` makes a frame of, kept until its fields are complete."""
+    """What :func:`offloop.bus.protocol.frames.event_encoder` makes a frame of, kept until its fields are complete."""
 
     encode: Callable[..., bytes]
     seq: int

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bus import errors, processes
-from bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
-from bus.net.nats_addresses import STREAM_VARIABLE
-from bus.processes import python_path
-from bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
-from bus.runs.directory import read_run
-from bus.runs.takeover import Predecessor
-from bus.types.timeouts import Timeouts
+from offloop.bus import errors, processes
+from offloop.bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
+from offloop.bus.net.nats_addresses import STREAM_VARIABLE
+from offloop.bus.processes import python_path
+from offloop.bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
+from offloop.bus.runs.directory import read_run
+from offloop.bus.runs.takeover import Predecessor
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 
@@ -42,8 +42,8 @@ class BrokerProcess:
 
     With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
     :meth:`taken`. With ``is_new`` it takes the first of the names that a new run may get, see
-    :func:`bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are those of
-    NATS to which it is copied, by default those that the environment names.
+    :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are
+    those of NATS to which it is copied, by default those that the environment names.
 
     Raises:
         OffloopError: the one that the process named, when it could not begin.
@@ -110,7 +110,7 @@ class BrokerProcess:
         # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the recording.
         return subprocess.Popen(
             # -P: what lies in the current folder must not take the place of a package.
-            [sys.executable, "-P", "-m", "bus.broker", what, str(self._root), self.name, *more],
+            [sys.executable, "-P", "-m", "offloop.bus.broker", what, str(self._root), self.name, *more],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -4,10 +4,10 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.protocol.frames import MAX_FRAME
-from bus.types.deferred import Deferred
-from bus.types.left_out import LeftOut
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import MAX_FRAME
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.left_out import LeftOut
 
 Entries: TypeAlias = list[list[Any]]
 """The field ``logged``: pairs of step and values by name."""
@@ -174,8 +174,8 @@ def check_value(name: str, value: Any) -> "float | Deferred":
         return value
     if getattr(value, "is_cuda", False):
         raise ConfigurationError(
-            f"{name[:100]!r} is on a GPU: make gpu = trainer.device.GpuDevice() once and log gpu.read_later(value), or "
-            "float(value) if the loop may wait for it"
+            f"{name[:100]!r} is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and log "
+            "gpu.read_later(value), or float(value) if the loop may wait for it"
         )
     return _number(name, value)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import zmq
 
-from bus.protocol.frames import MAX_FRAME, check_size, decode_frame_batch, encode_control, encode_frame_batch
+from offloop.bus.protocol.frames import MAX_FRAME, check_size, decode_frame_batch, encode_control, encode_frame_batch
 
 BATCH_FRAMES = 256
 BATCH_BYTES = 64 * 1024

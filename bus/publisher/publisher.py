@@ -17,9 +17,9 @@ from time import thread_time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bus.errors import ClosedError, ConfigurationError, ProtocolError
-from bus.net.curve import ClientSecurity
-from bus.protocol.frames import (
+from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.protocol.frames import (
     CHECKPOINT,
     COMMAND,
     DEMAND,
@@ -33,28 +33,28 @@ from bus.protocol.frames import (
     mark_context,
     pack_map,
 )
-from bus.protocol.order import Ending
-from bus.publisher.connection import Info, connect
-from bus.publisher.deferred import PendingEvent, PendingEvents
-from bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values, checked_step
-from bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
-from bus.publisher.session import BrokerSession
-from bus.redaction import redact
-from bus.runs.directory import absolute_runs_dir
-from bus.types.commands import Command
-from bus.types.consumers import ConsumerProgress
-from bus.types.deferred import Deferred
-from bus.types.demand import BASE_EVENTS, Demand, check_max_delay, shortest_delay
-from bus.types.event import Event
-from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
-from bus.types.intervals import EventPosition, batch_number
-from bus.types.left_out import LeftOut
-from bus.types.source import FIELDS as SOURCE_FIELDS
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp, TrainingTime, wall_clock
+from offloop.bus.protocol.order import Ending
+from offloop.bus.publisher.connection import Info, connect
+from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
+from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values, checked_step
+from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
+from offloop.bus.publisher.session import BrokerSession
+from offloop.bus.redaction import redact
+from offloop.bus.runs.directory import absolute_runs_dir
+from offloop.bus.types.commands import Command
+from offloop.bus.types.consumers import ConsumerProgress
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.demand import BASE_EVENTS, Demand, check_max_delay, shortest_delay
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
+from offloop.bus.types.intervals import EventPosition, batch_number
+from offloop.bus.types.left_out import LeftOut
+from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
 if TYPE_CHECKING:
-    from bus.protocol.flight_ring import FlightRing
+    from offloop.bus.protocol.flight_ring import FlightRing
 
 _log = logging.getLogger("offloop")
 
@@ -137,7 +137,7 @@ class Publisher:
 
     Where several hosts have brokers of their own, ``local_world_size`` is how many of the ranks publish to this one:
     its run ends with them. The first of them starts the broker, and the others join it at its :attr:`address`.
-    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`bus.runs.directory.next_attempt`.
+    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`offloop.bus.runs.directory.next_attempt`.
 
     ``run_name`` defaults to a new name. Where a run has that name already, this one gets it with a number,
     ``NAME-2``, as :attr:`run_name`; with ``resume`` it is the next attempt of the run of that name, if there is one, as
@@ -147,11 +147,11 @@ class Publisher:
     any case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info``, or what a function
     ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such as
     ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
-    ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each :class:`~bus.types.commands.Command` that
-    comes, once, while an event is published or in :meth:`poll`; it is to be answered with :meth:`answer`. Without it
-    ``stop`` sets :attr:`stop_requested`, and others are refused. ``timeouts`` says how long it waits for the broker.
-    ``flight`` is the memory of a flight recorder, from which the broker writes a recording when there is a reason; what
-    is put there is the caller's affair.
+    ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each
+    :class:`~offloop.bus.types.commands.Command` that comes, once, while an event is published or in :meth:`poll`; it is
+    to be answered with :meth:`answer`. Without it ``stop`` sets :attr:`stop_requested`, and others are refused.
+    ``timeouts`` says how long it waits for the broker. ``flight`` is the memory of a flight recorder, from which the
+    broker writes a recording when there is a reason; what is put there is the caller's affair.
 
     Raises:
         RunIsLiveError: the run that is to be resumed has a live publisher.
@@ -303,8 +303,8 @@ class Publisher:
         """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
         :attr:`wanted` themselves.
 
-        ``timestamp`` and ``previous`` are the 14 values of a :class:`~bus.types.timestamp.Timestamp`; ``context`` comes
-        from :meth:`pack_context`.
+        ``timestamp`` and ``previous`` are the 14 values of a :class:`~offloop.bus.types.timestamp.Timestamp`;
+        ``context`` comes from :meth:`pack_context`.
 
         With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
         it, is then held back in order until they are there; that is looked up at later events, and waited for only at
@@ -416,8 +416,8 @@ class Publisher:
         ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
         ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
         made. ``lr`` is a rate or a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever
-        ``float`` takes, or a :class:`~bus.types.deferred.Deferred`. Anything else becomes a field of the snapshot,
-        if MessagePack can hold it.
+        ``float`` takes, or a :class:`~offloop.bus.types.deferred.Deferred`. Anything else becomes a field of the
+        snapshot, if MessagePack can hold it.
 
         Raises:
             ConfigurationError: no such event, or a value that cannot be sent, such as a loss on a GPU: reading it
@@ -433,8 +433,8 @@ class Publisher:
         loss = fields.get("loss")
         if getattr(loss, "is_cuda", False):
             raise ConfigurationError(
-                "the loss is on a GPU: make gpu = trainer.device.GpuDevice() once and publish gpu.read_later(loss), "
-                "or float(loss) if the loop may wait for it"
+                "the loss is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and publish "
+                "gpu.read_later(loss), or float(loss) if the loop may wait for it"
             )
         has_deferred = isinstance(loss, Deferred)
         try:
@@ -513,8 +513,8 @@ class Publisher:
 
         Without ``step`` it is the number of batches that the last event counted. Before an event has counted any, the
         first step is 0, and a name that comes again begins the next. Values are numbers, NaN and infinities among
-        them, whatever ``float`` takes, or a :class:`~bus.types.deferred.Deferred`. Of several values of a name for
-        a step the last one counts.
+        them, whatever ``float`` takes, or a :class:`~offloop.bus.types.deferred.Deferred`. Of several values of a name
+        for a step the last one counts.
 
         They travel with the next event that is published. In a loop whose events count no batches, each step is a
         batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
@@ -972,7 +972,7 @@ def _read_loss(loss: Any) -> float:
 
 
 def check_backlog_bytes(value: int) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a bound in which no event could be kept."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for a bound in which no event could be kept."""
     if not isinstance(value, int) or value < MIN_BACKLOG_BYTES:
         raise ConfigurationError(
             f"backlog_bytes is {value!r}: it bounds the memory for events that are not on disk yet, in bytes, "

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from bus.protocol.frames import MAX_FRAME, check_size, pack_map
-from bus.types.deferred import Deferred
-from bus.types.left_out import LeftOut
+from offloop.bus.protocol.frames import MAX_FRAME, check_size, pack_map
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.left_out import LeftOut
 
 _MOST_BYTES = MAX_FRAME - (1 << 16)
 _LONGEST_REASON = 500

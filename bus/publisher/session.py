@@ -8,12 +8,12 @@ from typing import Any
 
 import zmq
 
-from bus.errors import OffloopError
-from bus.protocol.frames import Control, encode_control
-from bus.publisher.connection import BrokerConnection
-from bus.publisher.outbox import Outbox
-from bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.frames import Control, encode_control
+from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus.publisher.outbox import Outbox
+from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 _FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command"))

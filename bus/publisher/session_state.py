@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from bus.errors import OffloopError
-from bus.protocol.frames import CUT, Control, decode_event, event_encoder, pack_map, split_frame
-from bus.publisher.launch import TEMPORARY, Taken, error_by_name
-from bus.publisher.outbox import Outbox
-from bus.types.demand import BASE_EVENTS
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.frames import CUT, Control, decode_event, event_encoder, pack_map, split_frame
+from offloop.bus.publisher.launch import TEMPORARY, Taken, error_by_name
+from offloop.bus.publisher.outbox import Outbox
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 

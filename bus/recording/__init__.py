@@ -5,11 +5,11 @@ May import: protocol, runs. Begin with ``recording`` for reading and ``writer`` 
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.recording.recording import Recording
+    from offloop.bus.recording.recording import Recording
 
 __all__ = ["Recording"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"bus.recording.recording": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.bus.recording.recording": __all__})

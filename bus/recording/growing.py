@@ -7,10 +7,10 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.errors import RecordingError
-from bus.files import open_file
-from bus.recording import records
-from bus.recording.records import DamageError, Mark
+from offloop.bus.errors import RecordingError
+from offloop.bus.files import open_file
+from offloop.bus.recording import records
+from offloop.bus.recording.records import DamageError, Mark
 
 _MOST_PARTS = 9_999
 """Odd, so that the last of one more is among every second one of them."""

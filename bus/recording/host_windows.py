@@ -1,6 +1,6 @@
-"""The file beside a recording in which a host keeps its windows, see :mod:`bus.protocol.host_windows`: one after the
-other as they are sent, only ever appended to. One process at a time writes it. Made again from the recording it has the
-same batches but other bytes: what was measured meanwhile, which ranks were late, is in no recording."""
+"""The file beside a recording in which a host keeps its windows, see :mod:`offloop.bus.protocol.host_windows`: one
+after the other as they are sent, only ever appended to. One process at a time writes it. Made again from the recording
+it has the same batches but other bytes: what was measured meanwhile, which ranks were late, is in no recording."""
 
 import fcntl
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgpack
 
-from bus.errors import ProtocolError, RecordingError
-from bus.files import open_file
-from bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
-from bus.recording.growing import Backlog
+from offloop.bus.errors import ProtocolError, RecordingError
+from offloop.bus.files import open_file
+from offloop.bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
+from offloop.bus.recording.growing import Backlog
 
 _READ_BYTES = 4 * MAX_WINDOW
 

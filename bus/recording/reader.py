@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from bus.errors import RecordingError
-from bus.files import NotAFileError, open_file
-from bus.printing import Damage
-from bus.recording import records
-from bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
+from offloop.bus.errors import RecordingError
+from offloop.bus.files import NotAFileError, open_file
+from offloop.bus.printing import Damage
+from offloop.bus.recording import records
+from offloop.bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
 
 MAX_WASTED = 256 * 1024 * 1024
 WASTED_SHARE = 100

@@ -5,16 +5,16 @@ import os
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bus.errors import RecordingError, RunNotFoundError
-from bus.protocol.blocks import Bulk, EventBlock
-from bus.protocol.frames import CHECKPOINT, COMMAND, END
-from bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream, in_turns
-from bus.recording.reader import RecordingReader
-from bus.runs.directory import RUN_FILE, read_run
-from bus.types.commands import Outcome
-from bus.types.event import Event
+from offloop.bus.errors import RecordingError, RunNotFoundError
+from offloop.bus.protocol.blocks import Bulk, EventBlock
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, END
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream, in_turns
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.runs.directory import RUN_FILE, read_run
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
 
 
 class Recording(RunStream):
@@ -39,7 +39,8 @@ class Recording(RunStream):
             self.run_name = metadata["run"]
             self.attempt = int(metadata["attempt"])
             self.run_id = metadata.get("id")
-            """The run's identity: see :attr:`bus.runs.RunInfo.id`; ``None`` in a recording that does not say it."""
+            """The run's identity: see :attr:`offloop.bus.runs.RunInfo.id`; ``None`` in a recording that does not say
+            it."""
         except (KeyError, ValueError):
             raise RecordingError(
                 f"{self.path} is not a recording: it does not say of which run; nothing in it can be read",
@@ -61,7 +62,7 @@ class Recording(RunStream):
         return in_turns(self.snapshots())
 
     def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
-        """As :meth:`bus.protocol.stream.RunStream.read_in_blocks`, in every iteration from now on."""
+        """As :meth:`offloop.bus.protocol.stream.RunStream.read_in_blocks`, in every iteration from now on."""
         self._in_blocks = bulk, take
 
     def read(

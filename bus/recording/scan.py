@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import mcap.records
 
-from bus.errors import ProtocolError
-from bus.protocol.frames import END, decode_event, parse_topic
-from bus.recording import records
-from bus.recording.records import Chunk, ChunkHead, DamageError, Mark, Position
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import END, decode_event, parse_topic
+from offloop.bus.recording import records
+from offloop.bus.recording.records import Chunk, ChunkHead, DamageError, Mark, Position
 
 _FRONT = 64
 _BLOCK = 1 << 20

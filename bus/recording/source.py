@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.errors import ProtocolError
-from bus.printing import Damage
-from bus.protocol.frames import (
+from offloop.bus.errors import ProtocolError
+from offloop.bus.printing import Damage
+from offloop.bus.protocol.frames import (
     CUT,
     EventBody,
     Topic,
@@ -18,15 +18,15 @@ from bus.protocol.frames import (
     pack_map,
     parse_topic,
 )
-from bus.protocol.numbering import Numbering
-from bus.protocol.order import Ending, Gap, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import RecordingReader
-from bus.recording.recording import Recording
-from bus.types.commands import Outcome
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.timestamp import TrainingTime
+from offloop.bus.protocol.numbering import Numbering
+from offloop.bus.protocol.order import Ending, Gap, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import TrainingTime
 
 
 class LeftOut(NamedTuple):
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
     time: int
     """When the last of them happened, in nanoseconds since 1970."""
     timestamp: TrainingTime
-    """Training time at the last of them, see :attr:`bus.types.timestamp.Timestamp.values`."""
+    """Training time at the last of them, see :attr:`offloop.bus.types.timestamp.Timestamp.values`."""
 
     def encode(self, run: str, attempt: int) -> "Recorded":
         """The mark as it is recorded."""

@@ -14,15 +14,15 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from bus.errors import ProtocolError
-from bus.files import open_file
-from bus.protocol.frames import EventBody, decode_whole_event, parse_topic
-from bus.recording.reader import RecordingReader
-from bus.types.event import Event
-from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from bus.types.hyperparameters import hyperparameters_in
-from bus.types.metrics import is_of_evaluation
-from bus.types.source import Source
+from offloop.bus.errors import ProtocolError
+from offloop.bus.files import open_file
+from offloop.bus.protocol.frames import EventBody, decode_whole_event, parse_topic
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from offloop.bus.types.hyperparameters import hyperparameters_in
+from offloop.bus.types.metrics import is_of_evaluation
+from offloop.bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
 
@@ -154,7 +154,7 @@ class Summary(msgspec.Struct, array_like=True):
     Metrics have the names under which callbacks log them: ``loss/train/total``, ``loss/train/PART``,
     ``lr-OPTIMIZER/groupN``, ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and those that algorithms log. The step of
     a value is the number of batches before the one that it is of; of rates, evaluations and the ends of epochs that of
-    the batches that have ended. Readers show them where :func:`bus.types.metrics.shown_step` says."""
+    the batches that have ended. Readers show them where :func:`offloop.bus.types.metrics.shown_step` says."""
 
     version: int
     run: str
@@ -173,7 +173,7 @@ class Summary(msgspec.Struct, array_like=True):
     last: bytes = b""
     """The newest end of a batch, as it was recorded."""
     hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """By name: see :func:`bus.types.hyperparameters.hyperparameters_in`."""
+    """By name: see :func:`offloop.bus.types.hyperparameters.hyperparameters_in`."""
     is_imported: bool = False
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Protocol
 
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import TrainingTime
 
 SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay

@@ -13,13 +13,13 @@ import mcap.records
 import zstandard
 from mcap.opcode import Opcode
 
-from bus.errors import ProtocolError, RecordingError, RunDirectoryError
-from bus.files import open_file
-from bus.processes import with_reserve
-from bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
-from bus.recording import records
-from bus.recording.records import MAGIC, PROFILE, Mark, Position
-from bus.recording.scan import Scan, scan
+from offloop.bus.errors import ProtocolError, RecordingError, RunDirectoryError
+from offloop.bus.files import open_file
+from offloop.bus.processes import with_reserve
+from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
+from offloop.bus.recording import records
+from offloop.bus.recording.records import MAGIC, PROFILE, Mark, Position
+from offloop.bus.recording.scan import Scan, scan
 
 CHUNK_BYTES = 1024 * 1024
 MAX_INDEX_BYTES = 16 * 1024 * 1024
@@ -43,7 +43,7 @@ class RecordingWriter:
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
     good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
 
-    ``run_id`` is the run's identity: see :attr:`bus.runs.RunInfo.id`; ``about`` is what else its metadata has.
+    ``run_id`` is the run's identity: see :attr:`offloop.bus.runs.RunInfo.id`; ``about`` is what else its metadata has.
 
     Raises:
         RunDirectoryError: the file cannot be created.

@@ -5,11 +5,11 @@ May import: net, protocol, publisher, recording, runs. Begin with ``replay``.
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.replay.replay import Replay
+    from offloop.bus.replay.replay import Replay
 
 __all__ = ["Replay"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"bus.replay.replay": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.bus.replay.replay": __all__})

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgpack
 import zmq
 
-from bus.errors import BrokerError
-from bus.protocol.frames import Topic, encode_control, encode_frame_batch
-from bus.publisher.connection import BrokerConnection
-from bus.publisher.launch import TEMPORARY, error_by_name
-from bus.publisher.outbox import BATCH_BYTES, BATCH_FRAMES
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError
+from offloop.bus.protocol.frames import Topic, encode_control, encode_frame_batch
+from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus.publisher.launch import TEMPORARY, error_by_name
+from offloop.bus.publisher.outbox import BATCH_BYTES, BATCH_FRAMES
+from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 

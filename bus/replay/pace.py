@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
 """Which rates there are, in words."""

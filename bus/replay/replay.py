@@ -5,26 +5,26 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from bus.protocol.order import CheckpointMark, Ending, Gap
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
-from bus.recording.recording import Recording
-from bus.recording.window import Bound, Window, parse_bound, recording_began
-from bus.replay.pace import Pace
-from bus.types.commands import Outcome
-from bus.types.event import Event
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
+from offloop.bus.replay.pace import Pace
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
 
 
 class Replay(RunStream):
     """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
-    recording's: the snapshots are those of :class:`~bus.recording.Recording`, and a callback that takes time from them
-    computes the same numbers at any pace.
+    recording's: the snapshots are those of :class:`~offloop.bus.recording.Recording`, and a callback that takes time
+    from them computes the same numbers at any pace.
 
     ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
-    :class:`~bus.replay.pace.Pace`. ``start`` and ``until`` are moments in the words of
-    :func:`~bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins, the
-    events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained; the
-    others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
+    :class:`~offloop.bus.replay.pace.Pace`. ``start`` and ``until`` are moments in the words of
+    :func:`~offloop.bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins,
+    the events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained;
+    the others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
     wanted, all by default, ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last
     snapshot that need not come again.
 

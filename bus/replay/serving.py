@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bus.errors import RecordingError
-from bus.net.curve import ClientSecurity
-from bus.protocol.frames import (
+from offloop.bus.errors import RecordingError
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.protocol.frames import (
     CUT,
     END,
     MAX_FRAME,
@@ -15,17 +15,17 @@ from bus.protocol.frames import (
     event_encoder,
     mark_context,
 )
-from bus.protocol.order import SEVERITY, Ending
-from bus.publisher.connection import connect
-from bus.recording.recording import Recording
-from bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
-from bus.recording.window import Bound, Window, recording_began
-from bus.replay.feed import Feed, reframe, wait_for_any
-from bus.replay.pace import Pace
-from bus.runs.directory import Origin
-from bus.types.demand import BASE_EVENTS
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp
+from offloop.bus.protocol.order import SEVERITY, Ending
+from offloop.bus.publisher.connection import connect
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
+from offloop.bus.recording.window import Bound, Window, recording_began
+from offloop.bus.replay.feed import Feed, reframe, wait_for_any
+from offloop.bus.replay.pace import Pace
+from offloop.bus.runs.directory import Origin
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp
 
 MAX_RANKS = 1024
 ROUND_EVENTS = 256
@@ -66,8 +66,8 @@ class ReplayServer:
     not say how it ended, the run is lost.
 
     ``run_name``, ``runs_dir``, ``broker``, ``security`` and ``timeouts`` are those of
-    :class:`~bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~bus.replay.Replay`. ``place`` says
-    where the recording came from, by default its path."""
+    :class:`~offloop.bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~offloop.bus.replay.Replay`.
+    ``place`` says where the recording came from, by default its path."""
 
     def __init__(
         self,

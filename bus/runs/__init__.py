@@ -5,11 +5,11 @@ May import: protocol. Begin with ``directory``.
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
+    from offloop.bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
 
 __all__ = ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"bus.runs.directory": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.bus.runs.directory": __all__})

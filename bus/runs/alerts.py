@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.files import check_owner, open_directory, open_file
-from bus.protocol.listed_runs import SecondsSince1970
-from bus.strict_json import plain
+from offloop.bus.files import check_owner, open_directory, open_file
+from offloop.bus.protocol.listed_runs import SecondsSince1970
+from offloop.bus.strict_json import plain
 
 _log = logging.getLogger("offloop")
 

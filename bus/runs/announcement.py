@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus import processes
-from bus.files import open_file, replace_file
-from bus.runs.directory import runs_dir
+from offloop.bus import processes
+from offloop.bus.files import open_file, replace_file
+from offloop.bus.runs.directory import runs_dir
 
 _PREFIX = ".starting-"
 _MAX_BYTES = 4096

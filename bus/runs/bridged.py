@@ -7,10 +7,10 @@ import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from bus import processes
-from bus.errors import RunDirectoryError
-from bus.files import open_directory, open_file, replace_file
-from bus.processes import start_time
+from offloop.bus import processes
+from offloop.bus.errors import RunDirectoryError
+from offloop.bus.files import open_directory, open_file, replace_file
+from offloop.bus.processes import start_time
 
 BRIDGE_FILE = "bridge.json"
 """Its file in the run's directory."""
@@ -27,7 +27,7 @@ class BridgeStatus:
     host: str = ""
     pid: int = 0
     started: int | None = None
-    """When its process began, see :func:`bus.processes.start_time`."""
+    """When its process began, see :func:`offloop.bus.processes.start_time`."""
     state: str = "waiting"
     """``connecting``, until servers have answered for the first time; ``copying``; ``waiting`` for servers; ``paused``
     because they have no room; ``done``; ``failed``."""

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus import processes
-from bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
-from bus.files import (
+from offloop.bus import processes
+from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
+from offloop.bus.files import (
     check_owner,
     make_private,
     open_directory,
@@ -30,12 +30,12 @@ from bus.files import (
     replace_file_in_reserve,
     reserve_space,
 )
-from bus.processes import with_reserve
-from bus.protocol.frames import MAX_RUN_NAME, check_run_name
-from bus.protocol.order import Ending, Gap, Reached
-from bus.runs import lock as run_lock
-from bus.runs.run_file import BROKER_FILE as BROKER_FILE
-from bus.runs.run_file import (
+from offloop.bus.processes import with_reserve
+from offloop.bus.protocol.frames import MAX_RUN_NAME, check_run_name
+from offloop.bus.protocol.order import Ending, Gap, Reached
+from offloop.bus.runs import lock as run_lock
+from offloop.bus.runs.run_file import BROKER_FILE as BROKER_FILE
+from offloop.bus.runs.run_file import (
     MAX_BYTES_AT_BEGIN,
     MAX_TEXT,
     AttemptRecord,
@@ -44,8 +44,8 @@ from bus.runs.run_file import (
     read_record,
     read_values,
 )
-from bus.runs.run_file import RUN_FILE as RUN_FILE
-from bus.strict_json import plain
+from offloop.bus.runs.run_file import RUN_FILE as RUN_FILE
+from offloop.bus.strict_json import plain
 
 _log = logging.getLogger("offloop")
 
@@ -98,8 +98,8 @@ class Attempt:
     local_world_size: int = 1
     """How many of them publish here: fewer where other hosts have brokers of their own."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`bus.processes.start_time`), ``host``,
-    ``incarnation``."""
+    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`offloop.bus.processes.start_time`),
+    ``host``, ``incarnation``."""
     paused: Pause | None = None
     """Since when it is paused by a command, unless it has resumed."""
     missing: tuple[Gap, ...] = ()
@@ -272,7 +272,7 @@ def free_name(root: Path, name: str, launch: str | None = None) -> str:
 
 def is_own_name(path: Path, launch: str | None) -> bool:
     """Whether a run that starts now can have this directory: it is not taken, or by the run whose newest attempt is of
-    the same ``launch``, see :func:`bus.processes.restarted_launch`."""
+    the same ``launch``, see :func:`offloop.bus.processes.restarted_launch`."""
     if not is_taken(path):
         return True
     with contextlib.suppress(RunDirectoryError):

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.files import open_directory, open_file, replace_file
-from bus.strict_json import plain
+from offloop.bus.files import open_directory, open_file, replace_file
+from offloop.bus.strict_json import plain
 
 FLIGHT_FILE = "flight.json"
 """The newest dump of its broker, from when it is decided on: what bridges look at to let other hosts know."""

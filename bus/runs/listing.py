@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bus.runs.directory import RunInfo
+from offloop.bus.runs.directory import RunInfo
 
 
 def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:

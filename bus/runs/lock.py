@@ -6,7 +6,7 @@ import struct
 import sys
 import time
 
-from bus.types.timeouts import Timeouts
+from offloop.bus.types.timeouts import Timeouts
 
 CAN_ASK = sys.platform == "linux"
 """Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""

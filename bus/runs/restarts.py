@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterable
 
-from bus import processes
-from bus.runs.directory import RunInfo, host_name
+from offloop.bus import processes
+from offloop.bus.runs.directory import RunInfo, host_name
 
 
 def find_restart(run: RunInfo, known: Iterable[RunInfo]) -> int | None:

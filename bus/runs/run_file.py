@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from bus.files import plain_name, read_file
-from bus.protocol.listed_runs import SecondsSince1970
+from offloop.bus.files import plain_name, read_file
+from offloop.bus.protocol.listed_runs import SecondsSince1970
 
 RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.errors import ConfigurationError, OffloopError, RunDirectoryError, RunIsLiveError
-from bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, read_run, socket_address
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError, RunIsLiveError
+from offloop.bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, read_run, socket_address
+from offloop.bus.types.timeouts import Timeouts
 
 
 class Predecessor(NamedTuple):

@@ -5,11 +5,11 @@ May import: jetstream, net, protocol, recording, runs, tensors. Begin with ``sub
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from bus.subscriber.subscriber import AsyncSubscriber, Subscriber
+    from offloop.bus.subscriber.subscriber import AsyncSubscriber, Subscriber
 
 __all__ = ["AsyncSubscriber", "Subscriber"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"bus.subscriber.subscriber": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.bus.subscriber.subscriber": __all__})

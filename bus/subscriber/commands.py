@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 
 import zmq
 
-from bus.errors import BrokerError, ConfigurationError
-from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.requests import next_answer
-from bus.net.sockets import connect_socket
-from bus.protocol.frames import Control, encode_control
-from bus.runs.directory import RunInfo
-from bus.subscriber.subscription import wait_readable
-from bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, ConfigurationError
+from offloop.bus.net.curve import ClientSecurity, client_security_for
+from offloop.bus.net.requests import next_answer
+from offloop.bus.net.sockets import connect_socket
+from offloop.bus.protocol.frames import Control, encode_control
+from offloop.bus.runs.directory import RunInfo
+from offloop.bus.subscriber.subscription import wait_readable
+from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
+from offloop.bus.types.timeouts import Timeouts
 
 
 def send_command(

@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bus.errors import ProtocolError
-from bus.protocol.blocks import EventBlock
-from bus.protocol.frames import (
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.frames import (
     HEARTBEAT,
     decode_body,
     decode_frame_batch,
     decode_positions,
     split_frame,
 )
-from bus.protocol.order import CheckpointMark, Ending, Missing, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import Record
-from bus.types.timeouts import Timeouts
+from offloop.bus.protocol.order import CheckpointMark, Ending, Missing, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.reader import Record
+from offloop.bus.types.timeouts import Timeouts
 
 
 class RunStatus(enum.Enum):

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
 from types import TracebackType
 
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import SEVERITY, CheckpointMark, Ending, Gap
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream
-from bus.subscriber.subscriber import Subscriber
-from bus.types.commands import Outcome
-from bus.types.demand import Demand
-from bus.types.event import Event
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import SEVERITY, CheckpointMark, Ending, Gap
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 
 PATIENCE = 1.0
 """For how many seconds a host is waited for that gives nothing; then events of the others come without its own."""
@@ -84,7 +84,7 @@ class MergedSubscriber(RunStream):
 
     @property
     def commander(self) -> Callable[..., Outcome]:
-        """As :attr:`bus.subscriber.Subscriber.commander`."""
+        """As :attr:`offloop.bus.subscriber.Subscriber.commander`."""
         return self._subscribers[0].commander
 
     def answered(self) -> tuple[Outcome, ...]:
@@ -96,7 +96,7 @@ class MergedSubscriber(RunStream):
         return self._subscribers[0].checkpoints()
 
     def host_windows(self) -> list[HostWindow]:
-        """As :meth:`bus.subscriber.Subscriber.host_windows`: of all hosts of the run."""
+        """As :meth:`offloop.bus.subscriber.Subscriber.host_windows`: of all hosts of the run."""
         return self._subscribers[0].host_windows()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:

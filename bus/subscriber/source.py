@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import zmq
 
-from bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
-from bus.files import open_file
-from bus.net.curve import ClientSecurity
-from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import (
+from offloop.bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
+from offloop.bus.files import open_file
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.requests import (
     RequestClient,
     _keys_hint,
     _send,
@@ -24,18 +24,18 @@ from bus.net.requests import (
     patience_with,
     request,
 )
-from bus.net.sockets import connect_socket, is_stand_in
-from bus.protocol.frames import check_run_name
-from bus.protocol.host_windows import HostWindow, decode_window
-from bus.protocol.order import StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.host_windows import GrowingWindows, windows_path
-from bus.recording.reader import Hole, RecordingReader
-from bus.runs.directory import LOCK_FILE, RunInfo, read_run
-from bus.runs.lock import is_held
-from bus.subscriber.following import RunStatus
-from bus.subscriber.subscription import wait_readable
-from bus.types.timeouts import Timeouts
+from offloop.bus.net.sockets import connect_socket, is_stand_in
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.protocol.host_windows import HostWindow, decode_window
+from offloop.bus.protocol.order import StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.host_windows import GrowingWindows, windows_path
+from offloop.bus.recording.reader import Hole, RecordingReader
+from offloop.bus.runs.directory import LOCK_FILE, RunInfo, read_run
+from offloop.bus.runs.lock import is_held
+from offloop.bus.subscriber.following import RunStatus
+from offloop.bus.subscriber.subscription import wait_readable
+from offloop.bus.types.timeouts import Timeouts
 
 MAX_BEHIND = 32 << 20
 _MOST_REASON = 500
@@ -369,8 +369,8 @@ def _listed_runs(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _RemoteFile:
-    """A recording as :class:`~bus.recording.reader.RecordingReader` wants it, from ranges that are asked for as it goes
-    on."""
+    """A recording as :class:`~offloop.bus.recording.reader.RecordingReader` wants it, from ranges that are asked for
+    when they are read."""
 
     def __init__(
         self, socket: "zmq.Socket[bytes]", run: str, attempt: int, patience: float, of_host: Mapping[str, str]

@@ -10,29 +10,29 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
-from bus.net.curve import ClientSecurity, client_security_for
-from bus.net.requests import RequestClient
-from bus.net.sockets import is_stand_in
-from bus.protocol.blocks import Bulk, EventBlock
-from bus.protocol.frames import Control
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream
-from bus.runs.directory import find_run
-from bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
-from bus.subscriber.following import Action, Following, Phase, RunStatus, Step
-from bus.subscriber.source import Endpoints, LocalRun, RemoteRun, RunSource
-from bus.subscriber.subscription import LiveSubscription, wait_readable
-from bus.tensors.transfer import fetch_segment
-from bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
-from bus.types.demand import Demand
-from bus.types.event import Event
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
+from offloop.bus.net.curve import ClientSecurity, client_security_for
+from offloop.bus.net.requests import RequestClient
+from offloop.bus.net.sockets import is_stand_in
+from offloop.bus.protocol.blocks import Bulk, EventBlock
+from offloop.bus.protocol.frames import Control
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.runs.directory import find_run
+from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
+from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
+from offloop.bus.subscriber.source import Endpoints, LocalRun, RemoteRun, RunSource
+from offloop.bus.subscriber.subscription import LiveSubscription, wait_readable
+from offloop.bus.tensors.transfer import fetch_segment
+from offloop.bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.gateway import Gateway
 
 BURST = 1000
 
@@ -147,7 +147,7 @@ class Subscriber(RunStream):
             self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
-        """The run's identity: see :attr:`bus.runs.RunInfo.id`."""
+        """The run's identity: see :attr:`offloop.bus.runs.RunInfo.id`."""
         self.run_dir = self._source.run_dir
         """The run's directory; ``None`` for a run on another machine."""
         self.attempt = self._source.attempt
@@ -259,7 +259,7 @@ class Subscriber(RunStream):
         return self._order.in_effect.get(rank)
 
     def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
-        """As :meth:`bus.protocol.stream.RunStream.read_in_blocks`: what is recorded comes in blocks."""
+        """As :meth:`offloop.bus.protocol.stream.RunStream.read_in_blocks`: what is recorded comes in blocks."""
         self._order.read_in_blocks(bulk)
         self._take_block = take
 
@@ -272,7 +272,7 @@ class Subscriber(RunStream):
         ``reason`` says why it was sent. Returns whether it was sent: a run that has ended takes no commands.
         :attr:`outcomes` has what became of it.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is no such command."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when there is no such command."""
         command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
         if not self._takes_commands:
             return False
@@ -331,9 +331,9 @@ class Subscriber(RunStream):
         return tuple(self._order.outcomes)
 
     def host_windows(self) -> list[HostWindow]:
-        """As :meth:`bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first the last
-        one of each; from a directory the last ones of its host; through a broker none. Waits for nothing
-        but an answer in this process."""
+        """As :meth:`offloop.bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first
+        the last one of each; from a directory the last ones of its host; through a broker none. Waits for nothing but
+        an answer in this process."""
         return self._source.host_windows()
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
@@ -528,8 +528,8 @@ class Subscriber(RunStream):
 
 
 def _gateway_to(stream: str) -> "Gateway":
-    from bus.jetstream.connection import NatsServers
-    from bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.connection import NatsServers
+    from offloop.bus.jetstream.gateway import Gateway
 
     return Gateway.shared(NatsServers.parse(stream))
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import zmq
 
-from bus.errors import ProtocolError
-from bus.net.curve import ClientSecurity
-from bus.net.sockets import STREAM_QUEUE, connect_socket
-from bus.protocol.frames import Control, decode_control, encode_control, split_frame
-from bus.protocol.order import StreamOrder
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import ProtocolError
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket
+from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from offloop.bus.protocol.order import StreamOrder
+from offloop.bus.types.timeouts import Timeouts
 
 
 class LiveSubscription:
@@ -94,7 +94,8 @@ async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
     return True
 
 
-# See bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for ever.
+# See offloop.bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for
+# ever.
 _open_subscriptions: set[LiveSubscription] = set()
 
 

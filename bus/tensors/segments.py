@@ -35,8 +35,8 @@ from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Any, NamedTuple
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
-from bus.tensors.shared_memory import NO_DESCRIPTOR, create_memory, discard_memory, map_memory, open_memory
+from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from offloop.bus.tensors.shared_memory import NO_DESCRIPTOR, create_memory, discard_memory, map_memory, open_memory
 
 _log = logging.getLogger("offloop.segments")
 

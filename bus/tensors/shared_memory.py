@@ -16,7 +16,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from bus import processes
+from offloop.bus import processes
 
 HAS_MEMFD = hasattr(os, "memfd_create")
 

@@ -6,8 +6,8 @@ Both ends of the control messages ``fetch_segment`` and ``segment_data`` of ``do
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bus.errors import BrokerError, FieldNotAvailableError, ProtocolError
-from bus.tensors.segments import SegmentReference
+from offloop.bus.errors import BrokerError, FieldNotAvailableError, ProtocolError
+from offloop.bus.tensors.segments import SegmentReference
 
 PIECE = 256 * 1024
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from bus.errors import ClosedError, ConfigurationError, ProtocolError
-from bus.tensors.segments import SegmentElsewhereError, SegmentReference, open_segment
+from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
+from offloop.bus.tensors.segments import SegmentElsewhereError, SegmentReference, open_segment
 
 if TYPE_CHECKING:
     import numpy
@@ -77,7 +77,8 @@ _NUMPY = {
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 Fetch = Callable[[Mapping[str, Any]], "Buffer"]
-"""Gets the image that a segment map stands for from elsewhere, see :func:`bus.tensors.transfer.fetch_segment`."""
+"""Gets the image that a segment map stands for from elsewhere, see
+:func:`offloop.bus.tensors.transfer.fetch_segment`."""
 
 
 class TensorView:

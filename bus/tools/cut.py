@@ -5,13 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.files import atomic_output
-from bus.recording.recording import Recording
-from bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, snapshot_of
-from bus.recording.window import Bound, Window, parse_bound, recording_began
-from bus.recording.writer import RecordingWriter
-from bus.tools.written import Written, check_any, check_ranks
-from bus.types.event import Event
+from offloop.bus.files import atomic_output
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, snapshot_of
+from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.tools.written import Written, check_any, check_ranks
+from offloop.bus.types.event import Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,12 @@ def cut(
 ) -> Cut:
     """Writes the events of a recording from ``start`` to ``until`` to ``output``, a recording as every other.
 
-    The moments are those of :func:`bus.recording.window.parse_bound`, and choose what a replay between them shows:
-    events at either moment are kept, and the events before the training (``init``, ``fit_start``) as well. ``events``
-    and ``ranks`` choose further. Kept events keep their numbers and times, byte for byte. The stream's marks (how it
-    ended, its commands) are kept whatever is chosen. In the place of events that are left out there is a mark ``$cut``,
-    which says which ones; numbers that are missing in the original are missing in the cut too, without such a mark.
+    The moments are those of :func:`offloop.bus.recording.window.parse_bound`, and choose what a replay between them
+    shows: events at either moment are kept, and the events before the training (``init``, ``fit_start``) as well.
+    ``events`` and ``ranks`` choose further. Kept events keep their numbers and times, byte for byte. The stream's marks
+    (how it ended, its commands) are kept whatever is chosen. In the place of events that are left out there is a mark
+    ``$cut``, which says which ones; numbers that are missing in the original are missing in the cut too, without such a
+    mark.
 
     Raises:
         ConfigurationError: ``output`` exists and ``force`` is not set, there is no such rank, or no event is chosen.

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.errors import ConfigurationError
-from bus.printing import shorten
-from bus.protocol.frames import COMMAND, CUT, END
-from bus.protocol.order import Gap
-from bus.recording.source import Recorded, RecordSource, is_base, is_mark, ranks_in
-from bus.strict_json import flatten
-from bus.tools.rows import COUNTERS, DURATIONS, as_row
-from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from bus.types.hyperparameters import FIELD as HYPERPARAMETERS
-from bus.types.hyperparameters import hyperparameters_in, is_of_the_training
-from bus.types.source import FIELDS as SOURCE_FIELDS
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import shorten
+from offloop.bus.protocol.frames import COMMAND, CUT, END
+from offloop.bus.protocol.order import Gap
+from offloop.bus.recording.source import Recorded, RecordSource, is_base, is_mark, ranks_in
+from offloop.bus.strict_json import flatten
+from offloop.bus.tools.rows import COUNTERS, DURATIONS, as_row
+from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
+from offloop.bus.types.hyperparameters import hyperparameters_in, is_of_the_training
+from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
+from offloop.bus.types.timestamp import TrainingTime
 
 _TIMES = ("time", *DURATIONS)
 _NEVER = ("run", "attempt", "rank", "seq", "event", "utc", "id", "decided_at", "on_demand", "not_sent", HYPERPARAMETERS)

@@ -5,16 +5,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ConfigurationError, close_matches
-from bus.files import atomic_output
-from bus.protocol.frames import COMMAND, END
-from bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
-from bus.tools.json import write_json_mcap, write_jsonl
-from bus.tools.rows import FORMATS
-from bus.tools.tables import write_csv, write_parquet
-from bus.tools.written import Written, check_any, check_ranks
-from bus.trace.writer import TraceWriter
-from bus.types.event import Event
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.files import atomic_output
+from offloop.bus.protocol.frames import COMMAND, END
+from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
+from offloop.bus.tools.json import write_json_mcap, write_jsonl
+from offloop.bus.tools.rows import FORMATS
+from offloop.bus.tools.tables import write_csv, write_parquet
+from offloop.bus.tools.written import Written, check_any, check_ranks
+from offloop.bus.trace.writer import TraceWriter
+from offloop.bus.types.event import Event
 
 _Write = Callable[[Iterable[Recorded], Path], None]
 
@@ -50,12 +50,12 @@ def export(
 ) -> Exported:
     """Writes the events of a recording to ``output``, in the order in which they were recorded.
 
-    ``to`` is one of :data:`~bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a column for
-    each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace`` is a
-    timeline for Perfetto (see :class:`bus.trace.writer.TraceWriter`). Commands and how the run ended come too, as the
-    rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and named. Memory
-    does not grow with the recording, but for the list of the numbers that it lacks. It may still be written: what
-    is there at the beginning is exported.
+    ``to`` is one of :data:`~offloop.bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a
+    column for each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace``
+    is a timeline for Perfetto (see :class:`offloop.bus.trace.writer.TraceWriter`). Commands and how the run ended come
+    too, as the rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and
+    named. Memory does not grow with the recording, but for the list of the numbers that it lacks. It may still be
+    written: what is there at the beginning is exported.
 
     Raises:
         ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not

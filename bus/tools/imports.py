@@ -15,19 +15,19 @@ from typing import Any
 
 import msgpack
 
-from bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
-from bus.files import TEMPORARY_NAME, atomic_replace
-from bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
-from bus.protocol.order import Ending, Reached
-from bus.recording.writer import RecordingWriter
-from bus.redaction import redact
-from bus.runs.directory import IMPORTED_FROM, LOCK_FILE, RunDirectory, in_words, is_locked, runs_dir
-from bus.strict_json import plain
-from bus.tools.logs import Log, Row, find_logs, read_log
-from bus.types.event import Event
-from bus.types.hyperparameters import FIELD, hyperparameters_in
-from bus.types.source import IMPORTED
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
+from offloop.bus.files import TEMPORARY_NAME, atomic_replace
+from offloop.bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
+from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.redaction import redact
+from offloop.bus.runs.directory import IMPORTED_FROM, LOCK_FILE, RunDirectory, in_words, is_locked, runs_dir
+from offloop.bus.strict_json import plain
+from offloop.bus.tools.logs import Log, Row, find_logs, read_log
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
+from offloop.bus.types.source import IMPORTED
+from offloop.bus.types.timestamp import TrainingTime
 
 _Place = tuple[str, ...]
 """Where a value goes: ``loss``, ``lr`` with optimizer and group, ``time`` with a counter, ``train`` with the name of a
@@ -92,9 +92,9 @@ def import_logs(
 ) -> list[Imported]:
     """Makes a finished run of the log at ``path``; of a folder of TensorBoard logs one for each of them.
 
-    ``source`` is one of :data:`bus.tools.logs.SOURCES`; ``where`` the runs directory. ``name`` is by default that of
-    the log's folder or file; several runs have their folder's name behind it. ``step_column`` names what counts the
-    steps in CSV and JSON lines.
+    ``source`` is one of :data:`offloop.bus.tools.logs.SOURCES`; ``where`` the runs directory. ``name`` is by default
+    that of the log's folder or file; several runs have their folder's name behind it. ``step_column`` names what counts
+    the steps in CSV and JSON lines.
 
     Raises:
         ConfigurationError: it is not such a log, there are no numbers in it, or a run of that name exists.

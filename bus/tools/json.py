@@ -8,10 +8,10 @@ from typing import Any
 from mcap.well_known import MessageEncoding, SchemaEncoding
 from mcap.writer import Writer
 
-from bus.recording.source import Recorded
-from bus.strict_json import json_text
-from bus.tools.rows import as_row, clock
-from bus.tools.shape import Shape
+from offloop.bus.recording.source import Recorded
+from offloop.bus.strict_json import json_text
+from offloop.bus.tools.rows import as_row, clock
+from offloop.bus.tools.shape import Shape
 
 
 def write_jsonl(records: Iterable[Recorded], path: Path) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from bus.errors import ConfigurationError, require
-from bus.files import open_file
-from bus.printing import Damage
-from bus.protocol.frames import MAX_TIME
-from bus.strict_json import flatten, json_text
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.files import open_file
+from offloop.bus.printing import Damage
+from offloop.bus.protocol.frames import MAX_TIME
+from offloop.bus.strict_json import flatten, json_text
 
 TENSORBOARD = "tensorboard"
 

@@ -6,14 +6,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ConfigurationError, RecordingError
-from bus.files import atomic_output
-from bus.protocol.frames import END, EVENT_ELEMENTS
-from bus.protocol.order import Gap
-from bus.recording.source import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
-from bus.recording.writer import RecordingWriter
-from bus.tools.cut import append
-from bus.tools.written import Written
+from offloop.bus.errors import ConfigurationError, RecordingError
+from offloop.bus.files import atomic_output
+from offloop.bus.protocol.frames import END, EVENT_ELEMENTS
+from offloop.bus.protocol.order import Gap
+from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.tools.cut import append
+from offloop.bus.tools.written import Written
 
 
 @dataclass(frozen=True, kw_only=True)

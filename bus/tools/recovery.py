@@ -5,13 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.files import atomic_output
-from bus.recording.source import RecordSource, is_mark
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import is_locked, read_run
-from bus.tools.cut import append
-from bus.tools.written import Written
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.files import atomic_output
+from offloop.bus.recording.source import RecordSource, is_mark
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import is_locked, read_run
+from offloop.bus.tools.cut import append
+from offloop.bus.tools.written import Written
 
 
 @dataclass(frozen=True, kw_only=True)

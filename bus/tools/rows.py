@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from bus.protocol.frames import END
-from bus.types.timestamp import TrainingTime
+from offloop.bus.protocol.frames import END
+from offloop.bus.types.timestamp import TrainingTime
 
 if TYPE_CHECKING:
-    from bus.recording.source import Recorded
+    from offloop.bus.recording.source import Recorded
 
 
 FORMATS = {

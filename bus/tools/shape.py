@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from bus.strict_json import json_text
+from offloop.bus.strict_json import json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,8 +97,8 @@ class Shape:
     # -- as JSON Schema -----------------------------------------------------------------------------------------------
 
     def json_schema(self) -> dict[str, Any] | None:
-        """What :func:`bus.strict_json.plain` makes of the values; ``None`` when they have no one type in it. Only what
-        every viewer understands is used: a member of no type of its own is not mentioned."""
+        """What :func:`offloop.bus.strict_json.plain` makes of the values; ``None`` when they have no one type in it.
+        Only what every viewer understands is used: a member of no type of its own is not mentioned."""
         if len(self.kinds) != 1 and self.kinds != {"int", "float"}:
             return None
         if "float" in self.kinds:

@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import require
-from bus.recording.source import Recorded
-from bus.strict_json import flatten, json_text
-from bus.tools.rows import as_row, clock
-from bus.tools.shape import Shape, as_text
+from offloop.bus.errors import require
+from offloop.bus.recording.source import Recorded
+from offloop.bus.strict_json import flatten, json_text
+from offloop.bus.tools.rows import as_row, clock
+from offloop.bus.tools.shape import Shape, as_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

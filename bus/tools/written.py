@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ConfigurationError
-from bus.protocol.order import Ending, Gap
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.order import Ending, Gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ def beside(recording: Path, word: str) -> Path:
 
 
 def check_ranks(path: Path, wanted: Collection[int] | None, there: Collection[int]) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when a wanted rank is not there."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when a wanted rank is not there."""
     for rank in sorted(set(wanted or ()).difference(there)):
         named = ", ".join(map(str, sorted(there))) or "none"
         raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--rank'")
 
 
 def check_any(path: Path, events: int) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when no event was found."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when no event was found."""
     if not events:
         raise ConfigurationError(
             f"nothing of {path} is chosen: 'bus info' shows which events there are, and how far the training came"

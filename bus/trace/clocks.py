@@ -4,8 +4,8 @@ from collections import deque
 from statistics import median_low
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
 
 _PAIRS = 15
 _WAITING = 64

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.strict_json import plain
+from offloop.bus.strict_json import plain
 
 _TIDS_A_PROCESS = 10_000
 

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.trace.clocks import RankClocks
-from bus.trace.format import TraceEvents
-from bus.trace.phases import PHASES, BatchPhases, read_phases
-from bus.types.commands import Outcome
-from bus.types.event import Event
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.trace.clocks import RankClocks
+from offloop.bus.trace.format import TraceEvents
+from offloop.bus.trace.phases import PHASES, BatchPhases, read_phases
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
 
 _EVENTS, _EPOCHS, _BATCHES, _EVALUATION, _PREDICTION = "events", "epochs", "batches", "evaluation", "prediction"
 _TRACKS = (_EVENTS, _EPOCHS, _BATCHES, *PHASES, _EVALUATION, _PREDICTION)
@@ -61,13 +61,13 @@ class _Counted:
 
 
 class TraceWriter:
-    """Writes the events of a run, as they come, as a trace: see :mod:`bus.trace.format`.
+    """Writes the events of a run, as they come, as a trace: see :mod:`offloop.bus.trace.format`.
 
     Each rank is a process, whose number is the rank, and each phase is a track of it. Epochs, batches, phases and
     evaluations are spans; loss, learning rates and throughput are counters of the first rank; commands, checkpoints,
     ends of epochs and the run's own beginning and end are instants on its track ``events``. Times are microseconds from
     the first event; when that was, the instant of the run's beginning shows. Times of other hosts are put on the first
-    rank's clock, see :class:`bus.trace.clocks.RankClocks`.
+    rank's clock, see :class:`offloop.bus.trace.clocks.RankClocks`.
 
     Whatever was written when a process was killed can be opened. What is held in memory does not grow with the run.
 

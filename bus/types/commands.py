@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from bus.errors import ConfigurationError, ProtocolError, close_matches
+from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches
 
 COMMANDS: Mapping[str, str] = {
     "stop": "ends the training after the batch at hand",
@@ -50,7 +50,7 @@ class Command(NamedTuple):
     def from_wire(cls, content: Any) -> "Command":
         """Reads :meth:`to_wire`.
 
-        Raises :class:`bus.errors.ProtocolError` for what is not a command."""
+        Raises :class:`offloop.bus.errors.ProtocolError` for what is not a command."""
         try:
             name, arguments = content["command"], content.get("arguments", [])
             identity, decided_at = content.get("id", ""), content.get("decided_at")
@@ -138,7 +138,7 @@ class Outcome(NamedTuple):
 def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = None) -> Command:
     """The command of that name. A ``reason`` of more than 1,000 characters is shortened.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
     if name not in COMMANDS:
         raise ConfigurationError(
             f"command {name!r} is unknown: {close_matches(name, list(COMMANDS))}use {', '.join(COMMANDS)}"

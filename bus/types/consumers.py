@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bus.errors import ProtocolError
+from offloop.bus.errors import ProtocolError
 
 
 class ConsumerProgress(NamedTuple):
@@ -25,7 +25,7 @@ class ConsumerProgress(NamedTuple):
     def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
         """Reads :meth:`to_wire`.
 
-        Raises :class:`bus.errors.ProtocolError` for anything else."""
+        Raises :class:`offloop.bus.errors.ProtocolError` for anything else."""
         try:
             name, decides, fields, handled = wire[:4]
             return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bus.errors import ConfigurationError, ProtocolError
-from bus.types.event import Event
-from bus.types.intervals import BATCH_EVENTS, EventPosition, check_interval, is_due
+from offloop.bus.errors import ConfigurationError, ProtocolError
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import BATCH_EVENTS, EventPosition, check_interval, is_due
 
 MAX_EVENTS = 40
 MAX_FIELDS = 64
@@ -29,11 +29,12 @@ class Want:
 
     ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
     that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
-    :func:`bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come every time.
-    ``fields`` names further fields and how often each: one that is due brings its event with it. With ``None`` the
-    event is wanted for its fields' sake alone: where none of them can be had, it is not published.
+    :func:`offloop.bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come
+    every time. ``fields`` names further fields and how often each: one that is due brings its event with it. With
+    ``None`` the event is wanted for its fields' sake alone: where none of them can be had, it is not published.
 
-    Raises :class:`bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that name."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that
+    name."""
 
     every: int | str | None = 1
     fields: Mapping[str, int | str] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Want:
 def check_max_delay(seconds: Any, argument: str = "max_delay") -> float:
     """Returns a delay of events in seconds.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else than a number from 0 to 1."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else than a number from 0 to 1."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
         raise ConfigurationError(
             f"{argument} is {seconds!r}; it is in seconds: use 0 to {MAX_DELAY:g}, 0 sends every event at once"
@@ -119,7 +120,7 @@ class Demand:
     Intervals are kept apart when demands are merged: two consumers that want every 10th and every 15th batch cause 10,
     15, 20, 30, ... and no more. Of their delays the shortest remains.
 
-    Raises :class:`bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1.
     """
 
     __slots__ = ("_wanted", "max_delay")
@@ -185,7 +186,7 @@ class Demand:
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is wanted at a batch, by its :func:`bus.types.intervals.batch_number`;
+        """Whether an event is wanted at a batch, by its :func:`offloop.bus.types.intervals.batch_number`;
         ``position`` is what intervals other than numbers of batches are judged by."""
         wanted = self._wanted.get(event)
         return wanted is not None and wanted.intervals.are_due(number, position)
@@ -240,7 +241,8 @@ class Demand:
     def from_wire(cls, value: Any) -> "Demand":
         """Reads :meth:`to_wire`. Events that are not known are skipped.
 
-        Raises :class:`bus.errors.ProtocolError` for anything else, and for more than the limits of this module."""
+        Raises :class:`offloop.bus.errors.ProtocolError` for anything else, and for more than the limits of this
+        module."""
         delay = value.get(_DELAY_KEY) if isinstance(value, dict) else None
         names = _bounded(value, MAX_EVENTS + (delay is not None), "events")
         parts = {Event(name): names[name] for name in names if name in _NAMES}

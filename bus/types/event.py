@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from enum import Enum
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 
 class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
@@ -89,7 +89,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, and it equals both strings in any case. The
     hash is that of the value, so that a look-up in a set or dict costs what it costs for a plain string.
 
-    Raises :class:`bus.errors.ConfigurationError`, with the names that come close, for an unknown name.
+    Raises :class:`offloop.bus.errors.ConfigurationError`, with the names that come close, for an unknown name.
     Reference: ``composer/core/event.py``.
     """
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bus.strict_json import flatten, json_text
-from bus.types.event import Event
+from offloop.bus.strict_json import flatten, json_text
+from offloop.bus.types.event import Event
 
 FIELD = "hyperparameters"
 """The field that holds them, a map."""

@@ -5,10 +5,10 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from bus.errors import ConfigurationError, InvalidTimeError, TimeUnitError
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import TrainingTime
+from offloop.bus.errors import ConfigurationError, InvalidTimeError, TimeUnitError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import TrainingTime
 
 MAX_INTERVAL = 2**31
 AT_END = "end"
@@ -214,7 +214,7 @@ def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
 def check_interval(interval: object, event: Event | None = None) -> int | str:
     """An interval as it travels: a number of batches, or a time in its one spelling.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else, and for what cannot be due at ``event``."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and for what cannot be due at ``event``."""
     if type(interval) is int and 1 <= interval <= MAX_INTERVAL:
         return interval
     if not isinstance(interval, str):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 Mode: TypeAlias = Literal["min", "max"]
 Step = TypeVar("Step", int, float)
@@ -90,7 +90,8 @@ def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
 
 
 def check_goals(config: Mapping[str, Any], argument: str) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for goals of metrics that are neither ``min`` nor ``max``."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for goals of metrics that are neither ``min`` nor
+    ``max``."""
     goals = config.get(GOALS, {})
     if not isinstance(goals, Mapping):
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bus.types.event import Event
+from offloop.bus.types.event import Event
 
 BEGINS: Mapping[Event, str] = {
     Event.EPOCH_START: "data",

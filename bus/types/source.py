@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from bus.errors import ConfigurationError, close_matches
-from bus.types.event import Event
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.types.event import Event
 
 FIELDS = ("framework", "unavailable")
 """The entries of a run's description that say so; the first event, ``INIT``, has them as fields."""
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
     @property
     def is_imported(self) -> bool:
-        """Whether a log was imported, whose steps are its own: see :func:`bus.types.metrics.shown_step`."""
+        """Whether a log was imported, whose steps are its own: see :func:`offloop.bus.types.metrics.shown_step`."""
         return self.name.startswith(IMPORTED)
 
     @classmethod
@@ -62,7 +62,7 @@ class Source(NamedTuple):
 
 
 def check_unavailable(unavailable: Any) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a description that is not
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for a description that is not
     ``{"events": [names], "fields": {name: reason}}``."""
     if not isinstance(unavailable, Mapping) or not unavailable.keys() <= {"events", "fields"}:
         raise ConfigurationError(
@@ -76,7 +76,7 @@ def check_unavailable(unavailable: Any) -> None:
         if not isinstance(name, str) or name not in _EVENTS:
             raise ConfigurationError(
                 f"info['unavailable'] has the event {name!r}, which is none: {close_matches(str(name), _EVENTS)}"
-                "bus.Event has all of them"
+                "offloop.bus.Event has all of them"
             )
     fields = unavailable.get("fields", {})
     if not isinstance(fields, Mapping) or not all(isinstance(one, str) for pair in fields.items() for one in pair):

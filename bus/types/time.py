@@ -9,7 +9,7 @@ from enum import Enum
 from numbers import Real
 from typing import Any, TypeAlias
 
-from bus.errors import InvalidTimeError, TimeUnitError
+from offloop.bus.errors import InvalidTimeError, TimeUnitError
 
 
 class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
@@ -49,8 +49,8 @@ class Time:
     Times of two units are never equal, and ordering or adding them raises. ``*`` takes a number or a share; ``/`` gives
     a share when it divides by a time, and a time, rounded towards zero, when it divides by a number.
 
-    Raises :class:`bus.errors.InvalidTimeError` for a value that the unit cannot have and
-    :class:`bus.errors.TimeUnitError` for units that do not go together. Reference: ``composer/core/time.py``.
+    Raises :class:`offloop.bus.errors.InvalidTimeError` for a value that the unit cannot have and
+    :class:`offloop.bus.errors.TimeUnitError` for units that do not go together. Reference: ``composer/core/time.py``.
     """
 
     __slots__ = ("_unit", "_value")
@@ -73,7 +73,7 @@ class Time:
     def from_input(cls, value: "TimeInput", unit: TimeUnit | str | None = None) -> "Time":
         """Reads a time from what people pass: a time, a time string, a timedelta, or a number, which ``unit`` is for.
 
-        Raises :class:`bus.errors.InvalidTimeError` for a number without a unit and for everything else."""
+        Raises :class:`offloop.bus.errors.InvalidTimeError` for a number without a unit and for everything else."""
         if isinstance(value, Time):
             return value
         if isinstance(value, str):
@@ -89,7 +89,7 @@ class Time:
         """Reads ``10ep``, ``1e3ba``, ``0.25dur``, ``90sec``, ``1h30m``, ...: a number and a unit, or hours, minutes and
         seconds, each at most once and in this order; in any case, with spaces around either part.
 
-        Raises :class:`bus.errors.InvalidTimeError`, above all for a number without a unit."""
+        Raises :class:`offloop.bus.errors.InvalidTimeError`, above all for a number without a unit."""
         if len(text) > _LONGEST_TEXT:
             raise InvalidTimeError(
                 f"invalid duration {text[:20]!r}... ({len(text)} characters): {_HOW_TO_WRITE}", value=text

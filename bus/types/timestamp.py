@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-from bus.errors import TimeUnitError
-from bus.types.time import Time, TimeInput, TimeUnit
+from offloop.bus.errors import TimeUnitError
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
 _NO_TIME = datetime.timedelta(0)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -65,8 +65,8 @@ class Timestamp:
     It is compared with a time or a time string by the counter of that unit (``timestamp >= "100ba"``), with another
     timestamp by all of its values, which orders the moments of a run. Counters take ints, times and time strings.
 
-    Raises :class:`bus.errors.InvalidTimeError` for a value that is not a count and :class:`bus.errors.TimeUnitError`
-    for a count in another unit. Reference: ``composer/core/time.py``.
+    Raises :class:`offloop.bus.errors.InvalidTimeError` for a value that is not a count and
+    :class:`offloop.bus.errors.TimeUnitError` for a count in another unit. Reference: ``composer/core/time.py``.
     """
 
     __slots__ = ("values",)
@@ -106,7 +106,8 @@ class Timestamp:
     def get(self, unit: TimeUnit | str) -> Time:
         """The counter of a unit since the start of the run; ``sec`` gives whole seconds of training.
 
-        Raises :class:`bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will be."""
+        Raises :class:`offloop.bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will
+        be."""
         unit = TimeUnit(unit)
         if unit is TimeUnit.SECOND:
             return Time(self.values.total_wct // 1_000_000, unit)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bus.errors import ConfigurationError
-from consumers.adapters.adapter import TrainingAdapter, adapted_class, root_of
-from consumers.adapters.keras import KerasCallback
-from consumers.adapters.lightning import LightningCallback, LightningLogger
-from consumers.adapters.transformers import TransformersCallback
-from consumers.api.callback import Callback
-from consumers.api.logger import LoggerDestination
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers.adapters.adapter import TrainingAdapter, adapted_class, root_of
+from offloop.consumers.adapters.keras import KerasCallback
+from offloop.consumers.adapters.lightning import LightningCallback, LightningLogger
+from offloop.consumers.adapters.transformers import TransformersCallback
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import LoggerDestination
 
 _CALLBACKS: tuple[type[TrainingAdapter], ...] = (TransformersCallback, KerasCallback, LightningCallback)
 _INSTALL = {
@@ -25,7 +25,7 @@ _INSTALL = {
 def adapt_callback(found: Any) -> type[Callback] | None:
     """The class of ours for a class of callbacks of Transformers, Keras or Lightning; ``None`` for anything else.
 
-    Raises :class:`bus.errors.ConfigurationError` for one that needs more than a consumer has."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that needs more than a consumer has."""
     for adapter in _CALLBACKS:
         if _is_of(found, adapter):
             adapter.check_class(found)

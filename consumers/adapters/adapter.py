@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.hyperparameters import hyperparameters_in
-from bus.types.time import TimeUnit
-from consumers.api.callback import Callback, CannotWorkError, MaybeAwaitable
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import hyperparameters_in
+from offloop.bus.types.time import TimeUnit
+from offloop.consumers.api.callback import Callback, CannotWorkError, MaybeAwaitable
+from offloop.consumers.api.logger import Logger
 
 T = TypeVar("T")
 
@@ -181,7 +181,8 @@ class TrainingAdapter(Adapter):
     def check_class(cls, theirs: type[Any]) -> type[Any]:
         """The base class that a class of theirs has of the framework.
 
-        Raises :class:`bus.errors.ConfigurationError` for one that has none, or needs more than a consumer has."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for one that has none, or needs more than a consumer
+        has."""
         root = root_of(theirs, cls.roots)
         if root is None:
             raise ConfigurationError(

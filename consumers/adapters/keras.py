@@ -2,11 +2,11 @@
 
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
+from offloop.consumers.api.logger import Logger
 
 _THERE = "logs, params, model.stop_training and model.optimizer.learning_rate are there"
 

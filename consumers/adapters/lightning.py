@@ -6,11 +6,11 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
-from consumers.api.logger import Logger, LoggerDestination, Row
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
+from offloop.consumers.api.logger import Logger, LoggerDestination, Row
 
 _TRAINER = (
     "callback_metrics, current_epoch, global_step, should_stop, optimizers with their rates, loggers, max_epochs and "

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.adapters.adapter import IN_TRAINING, Missing, TrainingAdapter
-from consumers.api.callback import CannotWorkError
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.adapters.adapter import IN_TRAINING, Missing, TrainingAdapter
+from offloop.consumers.api.callback import CannotWorkError
+from offloop.consumers.api.logger import Logger
 
 _THERE = "args, state, control, logs and metrics are there"
 _WITHOUT = ("model", "processing_class", "optimizer", "lr_scheduler")

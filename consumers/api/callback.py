@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.protocol.blocks import Bulk, EventBlock
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want, check_max_delay
-from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
-from bus.types.timestamp import TrainingTime
-from consumers.api.logger import Logger, LoggerDestination
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.blocks import Bulk, EventBlock
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want, check_max_delay
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.consumers.api.logger import Logger, LoggerDestination
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
@@ -54,9 +54,9 @@ class Callback:
 
     every: ClassVar[int | str] = 1
     """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or in
-    another unit: ``2ep``, ``0.25dur``, see :func:`bus.types.intervals.is_due`. Holds for ``fields`` and for events that
-    are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`bus.BASE_EVENTS`) come at every batch.
-    An object may set its own in ``__init__``."""
+    another unit: ``2ep``, ``0.25dur``, see :func:`offloop.bus.types.intervals.is_due`. Holds for ``fields`` and for
+    events that are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`offloop.bus.BASE_EVENTS`)
+    come at every batch. An object may set its own in ``__init__``."""
 
     max_delay: ClassVar[float | None] = None
     """By how many seconds, from 0 to 1, events may be late in a fast loop, which sends them together; ``None`` for as
@@ -88,7 +88,7 @@ class Callback:
 
     def check(self) -> None:
         """Says what cannot work before anything is begun, such as a terminal that is not there. The command
-        ``consumer`` calls it before it looks for the run. Raise :class:`bus.errors.ConfigurationError`."""
+        ``consumer`` calls it before it looks for the run. Raise :class:`offloop.bus.errors.ConfigurationError`."""
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """Destinations for this callback, in addition to the consumer's: one that shows what others log gets it
@@ -106,7 +106,8 @@ class Callback:
         """What the training is asked for: :meth:`wanted_events` and :attr:`fields`, every so many batches. Override it
         to ask for each event or field at an interval of its own.
 
-        Raises :class:`bus.errors.ConfigurationError` for an interval, or a name of a field, that is not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an interval, or a name of a field, that is not
+        allowed."""
         if isinstance(self.fields, str):
             raise ConfigurationError(
                 f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
@@ -303,7 +304,7 @@ class Callback:
 def demand_of(callbacks: Iterable[Callback]) -> Demand:
     """What several callbacks ask for, together.
 
-    Raises :class:`bus.errors.ConfigurationError` for one whose demand is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one whose demand is not allowed."""
     return Demand.merge(part for callback in callbacks for part in (callback.demand(), _delay_of(callback)))
 
 

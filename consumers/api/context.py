@@ -1,6 +1,6 @@
 """For callbacks that have to know which run they look at, beside its events."""
 
-from consumers.api.logger import LoggerDestination, RunContext
+from offloop.consumers.api.logger import LoggerDestination, RunContext
 
 
 class ContextKeeper(LoggerDestination):

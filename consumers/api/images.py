@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.protocol.order import CheckpointMark
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Outcome
-from bus.types.source import Source
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.order import CheckpointMark
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.source import Source
 
 if TYPE_CHECKING:
     import numpy as np
 
 if TYPE_CHECKING:
-    from consumers.api.callback import Callback
+    from offloop.consumers.api.callback import Callback
 
 
 LogValue: TypeAlias = float | int | str | bool
@@ -124,7 +124,7 @@ class RunContext:
     """The commands that the training has answered, from all senders, in order, as far as the stream was read; from any
     thread."""
     run_id: str | None = None
-    """The run's identity, see :attr:`bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
+    """The run's identity, see :attr:`offloop.bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
     """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; from any thread."""
     source: Callable[[], Source] = field(default=Source, compare=False)
@@ -151,15 +151,16 @@ class LoggerDestination:
     """
 
     max_delay: ClassVar[float | None] = None
-    """By how many seconds what it takes may be late, as for :attr:`consumers.Callback.max_delay`."""
+    """By how many seconds what it takes may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
 
     background: ClassVar[bool] = False
     """Whether it is fed in the background: for what may be slow or unreachable, such as a server. What was logged
-    reaches it through a :class:`~consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
+    reaches it through a :class:`~offloop.consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
 
     A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
     have arrived already is for the destination to see. :meth:`load_state_dict` is called before each :meth:`open` but
-    the first. A :class:`~bus.errors.ConfigurationError`, before anything was sent, says that it would never work."""
+    the first. A :class:`~offloop.bus.errors.ConfigurationError`, before anything was sent, says that it would never
+    work."""
 
     writes_to_terminal: ClassVar[bool] = False
     """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
@@ -194,10 +195,12 @@ class LoggerDestination:
 
     def check(self) -> None:
         """Says what cannot work before anything is begun, such as a package that is not installed. Called in the
-        process and thread of the consumer, before :meth:`open`. Raise :class:`bus.errors.ConfigurationError`."""
+        process and thread of the consumer, before :meth:`open`. Raise
+        :class:`offloop.bus.errors.ConfigurationError`."""
 
     def open(self, context: RunContext) -> None:
-        """Called once, before the first event. Raise :class:`bus.errors.ConfigurationError` if it cannot be done."""
+        """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if it cannot be
+        done."""
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Takes everything that was logged during one event: a row for each step, in the order of first use.
@@ -320,7 +323,7 @@ class Logger:
         Raises:
             ConfigurationError: a shape or type that is not one of an image, or masks that do not fit the images.
         """
-        from consumers.api.images import as_images, as_masks
+        from offloop.consumers.api.images import as_images, as_masks
 
         step = self._step("log_images", step)
         converted = as_images(name, images, channels_last)

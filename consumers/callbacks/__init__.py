@@ -1,32 +1,32 @@
 """The callbacks that come with offloop, a module each.
 
 May import: bus.checkpoints, bus.protocol, bus.runs, bus.tensors, bus.trace, api, loggers. Begin with ``lr_monitor``,
-the shortest; ``consumers.cli.registry`` has their short names.
+the shortest; ``offloop.consumers.cli.registry`` has their short names.
 """
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from consumers.callbacks.activation_monitor import ActivationMonitor
-    from consumers.callbacks.alert.alert import Alert
-    from consumers.callbacks.checkpoint_saver import CheckpointSaver
-    from consumers.callbacks.export.export import ExportForInferenceCallback
-    from consumers.callbacks.image_visualizer import ImageVisualizer
-    from consumers.callbacks.lr_monitor import LRMonitor
-    from consumers.callbacks.memory_monitor import MemoryMonitor
-    from consumers.callbacks.mlperf import MLPerfCallback
-    from consumers.callbacks.nan_monitor import NaNMonitor
-    from consumers.callbacks.optimizer_monitor import OptimizerMonitor
-    from consumers.callbacks.phases.phases import Phases
-    from consumers.callbacks.runtime_estimator import RuntimeEstimator
-    from consumers.callbacks.speed_monitor import SpeedMonitor
-    from consumers.callbacks.stall_monitor import StallMonitor
-    from consumers.callbacks.stoppers import EarlyStopper, ThresholdStopper
-    from consumers.callbacks.system_monitor import SystemMonitor
-    from consumers.callbacks.trace import Trace
-    from consumers.callbacks.trainer_metrics import TrainerMetrics
+    from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
+    from offloop.consumers.callbacks.alert.alert import Alert
+    from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
+    from offloop.consumers.callbacks.export.export import ExportForInferenceCallback
+    from offloop.consumers.callbacks.image_visualizer import ImageVisualizer
+    from offloop.consumers.callbacks.lr_monitor import LRMonitor
+    from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
+    from offloop.consumers.callbacks.mlperf import MLPerfCallback
+    from offloop.consumers.callbacks.nan_monitor import NaNMonitor
+    from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor
+    from offloop.consumers.callbacks.phases.phases import Phases
+    from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
+    from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
+    from offloop.consumers.callbacks.stall_monitor import StallMonitor
+    from offloop.consumers.callbacks.stoppers import EarlyStopper, ThresholdStopper
+    from offloop.consumers.callbacks.system_monitor import SystemMonitor
+    from offloop.consumers.callbacks.trace import Trace
+    from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 __all__ = [
     "ActivationMonitor",
@@ -53,23 +53,23 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "consumers.callbacks.activation_monitor": ["ActivationMonitor"],
-        "consumers.callbacks.alert.alert": ["Alert"],
-        "consumers.callbacks.checkpoint_saver": ["CheckpointSaver"],
-        "consumers.callbacks.export.export": ["ExportForInferenceCallback"],
-        "consumers.callbacks.image_visualizer": ["ImageVisualizer"],
-        "consumers.callbacks.lr_monitor": ["LRMonitor"],
-        "consumers.callbacks.memory_monitor": ["MemoryMonitor"],
-        "consumers.callbacks.mlperf": ["MLPerfCallback"],
-        "consumers.callbacks.nan_monitor": ["NaNMonitor"],
-        "consumers.callbacks.optimizer_monitor": ["OptimizerMonitor"],
-        "consumers.callbacks.phases.phases": ["Phases"],
-        "consumers.callbacks.runtime_estimator": ["RuntimeEstimator"],
-        "consumers.callbacks.speed_monitor": ["SpeedMonitor"],
-        "consumers.callbacks.stall_monitor": ["StallMonitor"],
-        "consumers.callbacks.stoppers": ["EarlyStopper", "ThresholdStopper"],
-        "consumers.callbacks.system_monitor": ["SystemMonitor"],
-        "consumers.callbacks.trace": ["Trace"],
-        "consumers.callbacks.trainer_metrics": ["TrainerMetrics"],
+        "offloop.consumers.callbacks.activation_monitor": ["ActivationMonitor"],
+        "offloop.consumers.callbacks.alert.alert": ["Alert"],
+        "offloop.consumers.callbacks.checkpoint_saver": ["CheckpointSaver"],
+        "offloop.consumers.callbacks.export.export": ["ExportForInferenceCallback"],
+        "offloop.consumers.callbacks.image_visualizer": ["ImageVisualizer"],
+        "offloop.consumers.callbacks.lr_monitor": ["LRMonitor"],
+        "offloop.consumers.callbacks.memory_monitor": ["MemoryMonitor"],
+        "offloop.consumers.callbacks.mlperf": ["MLPerfCallback"],
+        "offloop.consumers.callbacks.nan_monitor": ["NaNMonitor"],
+        "offloop.consumers.callbacks.optimizer_monitor": ["OptimizerMonitor"],
+        "offloop.consumers.callbacks.phases.phases": ["Phases"],
+        "offloop.consumers.callbacks.runtime_estimator": ["RuntimeEstimator"],
+        "offloop.consumers.callbacks.speed_monitor": ["SpeedMonitor"],
+        "offloop.consumers.callbacks.stall_monitor": ["StallMonitor"],
+        "offloop.consumers.callbacks.stoppers": ["EarlyStopper", "ThresholdStopper"],
+        "offloop.consumers.callbacks.system_monitor": ["SystemMonitor"],
+        "offloop.consumers.callbacks.trace": ["Trace"],
+        "offloop.consumers.callbacks.trainer_metrics": ["TrainerMetrics"],
     },
 )

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 
 class ActivationMonitor(Callback):

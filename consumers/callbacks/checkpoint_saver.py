@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.checkpoints.folders import note_folder
-from bus.checkpoints.image import read_contents, write_draft
-from bus.checkpoints.names import CheckpointName, CheckpointNames
-from bus.checkpoints.ratings import Ratings
-from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from bus.types.intervals import AT_END, check_interval
-from bus.types.metrics import Mode, direction_of
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback
-from consumers.api.context import ContextKeeper
-from consumers.api.logger import Logger, LoggerDestination
-from consumers.callbacks.monitored_metric import MonitoredMetric
+from offloop.bus.checkpoints.folders import note_folder
+from offloop.bus.checkpoints.image import read_contents, write_draft
+from offloop.bus.checkpoints.names import CheckpointName, CheckpointNames
+from offloop.bus.checkpoints.ratings import Ratings
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import AT_END, check_interval
+from offloop.bus.types.metrics import Mode, direction_of
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.context import ContextKeeper
+from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.callbacks.monitored_metric import MonitoredMetric
 
 _log = logging.getLogger("offloop")
 
@@ -46,12 +46,12 @@ class CheckpointSaver(Callback):
 
     With ``monitor`` it also finds the best ones by a metric. A checkpoint is compared by the metric's value at the same
     batch, so save when the model is evaluated; one without such a value, or with one that is not finite, is never the
-    best. The values are in ``checkpoints.json`` beside the checkpoints, see :mod:`bus.checkpoints.ratings`.
+    best. The values are in ``checkpoints.json`` beside the checkpoints, see :mod:`offloop.bus.checkpoints.ratings`.
 
     Args:
         folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``; by default
             ``checkpoints`` in the run's folder. A line says where that is.
-        filename: the name of each checkpoint, see :class:`bus.checkpoints.names.CheckpointNames`.
+        filename: the name of each checkpoint, see :class:`offloop.bus.checkpoints.names.CheckpointNames`.
         remote_file_name: the name under which it is given to loggers that store files; ``None`` for not at all.
         latest_filename: a link to what was saved last; ``None`` for none.
         latest_remote_file_name: the name, but for ``.symlink``, of a file for those loggers that holds the remote name
@@ -67,13 +67,13 @@ class CheckpointSaver(Callback):
             (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``), or the end of that (``MulticlassAccuracy``),
             which is of the evaluation where the training has such a metric too.
         mode: whether the least value is the best, ``min``, or the greatest, ``max``. Not needed for a metric whose name
-            says that, see :func:`bus.types.metrics.direction_of`.
+            says that, see :func:`offloop.bus.types.metrics.direction_of`.
         keep: how many of the best stay, beside the newest; by default the best one of those that
             ``num_checkpoints_to_keep`` would remove.
         best_filename: a link to the best one, with ``monitor``; ``None`` for none.
 
-    Raises :class:`bus.errors.ConfigurationError` for a name or an interval that is not allowed, and
-    :class:`consumers.CannotWorkError` when several metrics have the name. Reference:
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a name or an interval that is not allowed, and
+    :class:`offloop.consumers.CannotWorkError` when several metrics have the name. Reference:
     ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``.
     """
 
@@ -174,7 +174,7 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """Looks whether another training's checkpoints are in the way.
 
-        Raises :class:`bus.errors.ConfigurationError` when they are; nothing is saved then."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when they are; nothing is saved then."""
         folder = self._begin(state)
         if self._ratings is not None:
             self._ratings.forget_after(state.timestamp.values.batch)

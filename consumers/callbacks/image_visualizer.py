@@ -5,18 +5,18 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bus.tensors.view import TensorView
+    from offloop.bus.tensors.view import TensorView
 
 
 ImageMode: TypeAlias = Literal["input", "segmentation"]

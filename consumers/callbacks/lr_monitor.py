@@ -1,8 +1,8 @@
 """Learning rates as metrics."""
 
-from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 
 class LRMonitor(Callback):

@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 _log = logging.getLogger("offloop")
 

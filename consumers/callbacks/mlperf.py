@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, get_args
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.strict_json import plain
-from bus.types.event import Event
-from consumers.api.callback import Callback, CannotWorkError
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.strict_json import plain
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback, CannotWorkError
+from offloop.consumers.api.logger import Logger
 
 Benchmark = Literal["resnet", "bert"]
 Division = Literal["open"]

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from bus.printing import shorten
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.metrics import direction_of, flatten, is_of_evaluation
-from consumers.api.callback import CannotWorkError
-from consumers.api.logger import Logger
-from consumers.callbacks.trainer_metrics import TrainerMetrics
+from offloop.bus.printing import shorten
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import direction_of, flatten, is_of_evaluation
+from offloop.consumers.api.callback import CannotWorkError
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 _MOST_NAMES = 100
 _TRAINING = ("loss/train/", "metrics/train/")
@@ -58,7 +58,7 @@ class MonitoredMetric:
     def newest(self) -> MonitoredValue | None:
         """The newest value; ``None`` before the first.
 
-        Raises :class:`consumers.CannotWorkError` when several metrics have that name."""
+        Raises :class:`offloop.consumers.CannotWorkError` when several metrics have that name."""
         if self.name is None:
             known = sorted(self._found.values(), key=lambda one: (direction_of(one.metric) == "min", one.metric))
             return known[0] if known else None

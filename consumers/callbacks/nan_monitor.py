@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.runs.alerts import FIRING, RunAlert, note_alert
-from bus.strict_json import plain
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.context import ContextKeeper
-from consumers.api.logger import Logger, LoggerDestination
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
+from offloop.bus.strict_json import plain
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.context import ContextKeeper
+from offloop.consumers.api.logger import Logger, LoggerDestination
 
 _GRADIENTS = ("gradient_norm", "gradient_norms")
 

@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 _GLOBAL = "l2_norm/grad/global"
 

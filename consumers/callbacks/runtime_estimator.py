@@ -2,13 +2,13 @@
 
 from typing import Any, Literal, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 

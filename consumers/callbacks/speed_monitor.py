@@ -3,11 +3,11 @@
 from collections import deque
 from typing import Any, Literal, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
-from consumers.callbacks.peak_flops import peak_flops
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.peak_flops import peak_flops
 
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 

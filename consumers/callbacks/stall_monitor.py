@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
-from bus.runs.directory import Origin, read_run
-from bus.types.commands import Outcome
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.context import ContextKeeper
-from consumers.api.logger import Logger, LoggerDestination
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.bus.runs.directory import Origin, read_run
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.context import ContextKeeper
+from offloop.consumers.api.logger import Logger, LoggerDestination
 
 _WINDOW = 51
 _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
@@ -58,7 +58,7 @@ class StallMonitor(Callback):
     ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more
     events a batch, and can tell the dataloader from the passes through the model and from the optimizer. A training
     that hangs keeps back the events of its last 50 ms unless it was started with ``max_delay=0``, see
-    :class:`bus.Publisher`; the phase is that of the last event which left.
+    :class:`offloop.bus.Publisher`; the phase is that of the last event which left.
     """
 
     resumes = False

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.printing import shorten
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback, CannotWorkError
-from consumers.api.logger import Logger
-from consumers.loggers.console import format_value
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import shorten
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback, CannotWorkError
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.loggers.console import format_value
 
 Comparison: TypeAlias = Callable[[float, float], Any]
 """Whether the first value is better than the second."""
@@ -35,8 +35,9 @@ class Stopper(Callback, ABC):
 
     With ``on_batch`` a metric of the training is looked at after each batch too, and not only after each epoch.
 
-    A label or a metric that does not exist ends it with :class:`consumers.CannotWorkError`, which says what there is:
-    at the start of the training where that tells the labels of its evaluators, otherwise at the first evaluation.
+    A label or a metric that does not exist ends it with :class:`offloop.consumers.CannotWorkError`, which says what
+    there is: at the start of the training where that tells the labels of its evaluators, otherwise at the first
+    evaluation.
     """
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
@@ -79,7 +80,7 @@ class Stopper(Callback, ABC):
         """Why the training is to end, now that the metric has that value."""
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`consumers.CannotWorkError` if the training says that it has no such evaluator."""
+        """Raises :class:`offloop.consumers.CannotWorkError` if the training says that it has no such evaluator."""
         labels = state.fields.get("evaluators")
         if isinstance(labels, list):
             self._is_announced = self.dataloader_label in labels
@@ -87,12 +88,13 @@ class Stopper(Callback, ABC):
                 raise self._problem(f"there is no evaluator {self.dataloader_label!r}", [TRAIN, *labels])
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`consumers.CannotWorkError` if an evaluation had no such evaluator and none is to come."""
+        """Raises :class:`offloop.consumers.CannotWorkError` if an evaluation had no such evaluator and none is to
+        come."""
         if not self._has_seen_label and not self._is_announced:
             raise self._not_evaluated("", state)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`consumers.CannotWorkError` if nothing was ever evaluated under that label."""
+        """Raises :class:`offloop.consumers.CannotWorkError` if nothing was ever evaluated under that label."""
         if not self._has_seen_label and self.dataloader_label not in state.eval_metrics:
             raise self._not_evaluated(" before the training was over", state)
 
@@ -193,8 +195,8 @@ class EarlyStopper(Stopper):
     batches at ``BATCH_END``. NaN is never better than a number, and any number is better than NaN. Numbers are compared
     in the precision in which the metric was computed.
 
-    Raises :class:`bus.errors.ConfigurationError` for a ``comp`` that is not known, and a ``patience`` in other units or
-    below zero. Reference: ``composer/callbacks/early_stopper.py``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``comp`` that is not known, and a ``patience`` in other
+    units or below zero. Reference: ``composer/callbacks/early_stopper.py``.
     """
 
     def __init__(
@@ -269,7 +271,7 @@ class ThresholdStopper(Stopper):
     Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with
     ``stop_on_batch`` at ``BATCH_END``. Numbers are compared in the precision in which the metric was computed.
 
-    Raises :class:`bus.errors.ConfigurationError` for a ``comp`` that is not known. Reference:
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``comp`` that is not known. Reference:
     ``composer/callbacks/threshold_stopper.py``.
     """
 

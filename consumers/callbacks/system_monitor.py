@@ -6,11 +6,11 @@ import socket
 import time
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 _FRESH_SECONDS = 60.0
 """How old an event may be for what is measured at its arrival to be logged for it."""
@@ -166,7 +166,7 @@ class _Gpus:
     """What NVML tells."""
 
     def __init__(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` when there is no GPU, or no way to see it."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` when there is no GPU, or no way to see it."""
         self._nvml = nvml = _import("pynvml", "nvidia-ml-py")
         try:
             nvml.nvmlInit()

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.trace.writer import TraceWriter
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, RunContext, Text
-from consumers.loggers.files import FileDestination
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.trace.writer import TraceWriter
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext, Text
+from offloop.consumers.loggers.files import FileDestination
 
 
 class Trace(Callback):
@@ -25,7 +25,7 @@ class Trace(Callback):
     There is a process for each rank with a track for each phase of a batch (waiting for data, forward, loss, backward,
     optimizer, publishing), for batches, epochs and evaluations; counters for loss, learning rates and throughput; and
     instants for commands, checkpoints, ends of epochs and the run's own end, and for texts that other callbacks of the
-    same consumer log. See :class:`bus.trace.writer.TraceWriter`.
+    same consumer log. See :class:`offloop.bus.trace.writer.TraceWriter`.
 
     The file can be opened while the run goes on, and after whatever ended it. An existing file that holds anything is
     refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then the file is cut back to where

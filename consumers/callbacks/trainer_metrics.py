@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.metrics import flatten
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import flatten
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
 
 
 class TrainerMetrics(Callback):
     """Training loss, training and evaluation metrics, how far the run is, and what algorithms or a loop's
-    :meth:`bus.Publisher.log` logged.
+    :meth:`offloop.bus.Publisher.log` logged.
 
     Names, values and steps are those of a trainer that logs by itself (reference: ``composer/trainer/trainer.py``):
 

@@ -1,4 +1,4 @@
-"""The process in which callbacks given to a trainer run: ``python -m consumers.cli.attached``.
+"""The process in which callbacks given to a trainer run: ``python -m offloop.consumers.cli.attached``.
 
 On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, with ``broker``,
 ``key``, ``broker_key`` and ``path`` where the run's directory, ``path``, is not there yet or on another machine, and
@@ -19,23 +19,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.net.curve import ClientSecurity, client_security
-from bus.net.requests import list_remote_runs
-from bus.printing import AboveLastLine, is_screen, say
-from bus.runs.directory import RUN_FILE
-from bus.subscriber.subscriber import Subscriber
-from bus.types.demand import shortest_delay
-from consumers.api.callback import Callback, demand_of
-from consumers.api.logger import LoggerDestination
-from consumers.callbacks import TrainerMetrics
-from consumers.loggers import ConsoleLogger
-from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import Subscription, barrier_events_of, wanted_events
-from consumers.runner.session import format_outcomes, format_places, run_session
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.net.curve import ClientSecurity, client_security
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.printing import AboveLastLine, is_screen, say
+from offloop.bus.runs.directory import RUN_FILE
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.demand import shortest_delay
+from offloop.consumers.api.callback import Callback, demand_of
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.callbacks import TrainerMetrics
+from offloop.consumers.loggers import ConsoleLogger
+from offloop.consumers.runner.checkpoint_states import CheckpointStates
+from offloop.consumers.runner.entries import Subscription, barrier_events_of, wanted_events
+from offloop.consumers.runner.session import format_outcomes, format_places, run_session
 
 if TYPE_CHECKING:
-    from bus.plugins.registry import Registry
+    from offloop.bus.plugins.registry import Registry
 
 NAME = "callbacks"
 """What the consumer of a trainer's own callbacks is called."""
@@ -76,12 +76,12 @@ def run_attached(
 def create_named(callbacks: Iterable[Any], loggers: Iterable[Any]) -> tuple[list[Callback], list[LoggerDestination]]:
     """The same with what has a name made, each name once.
 
-    Raises :class:`bus.errors.ConfigurationError` for a name that there is not."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that there is not."""
     given = [*callbacks], [*loggers]
     if not any(isinstance(one, str) for one in (*given[0], *given[1])):
         return given
     # Only now, because it takes time.
-    from consumers.cli.registry import CALLBACKS, LOGGERS
+    from offloop.consumers.cli.registry import CALLBACKS, LOGGERS
 
     return _create(CALLBACKS, given[0]), _create(LOGGERS, given[1])
 

@@ -10,21 +10,21 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from bus.cli.options import ReplayChoice
-from bus.errors import ConfigurationError
-from bus.net.nats_addresses import is_nats
-from bus.recording.window import Bound
-from bus.types.demand import check_max_delay, shortest_delay
-from consumers.api.callback import Callback, OnError, demand_of
-from consumers.api.logger import LoggerDestination
-from consumers.cli.metrics import list_metrics as print_metrics
-from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
-from consumers.cli.report import EXIT_TROUBLE, report, say, say_start
-from consumers.cli.selector import RunSelector, SourceStreams, open_state
-from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import unique_names, wanted_events
-from consumers.runner.session import run_session
-from consumers.runner.state_file import check_name
+from offloop.bus.cli.options import ReplayChoice
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.recording.window import Bound
+from offloop.bus.types.demand import check_max_delay, shortest_delay
+from offloop.consumers.api.callback import Callback, OnError, demand_of
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.cli.metrics import list_metrics as print_metrics
+from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
+from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
+from offloop.consumers.cli.selector import RunSelector, SourceStreams, open_state
+from offloop.consumers.runner.checkpoint_states import CheckpointStates
+from offloop.consumers.runner.entries import unique_names, wanted_events
+from offloop.consumers.runner.session import run_session
+from offloop.consumers.runner.state_file import check_name
 
 
 def consume(
@@ -85,7 +85,7 @@ def consume(
         callback.check()
     if callbacks == ["top"] and not destinations and name is None and source.names_nothing:
         # Only now, because it takes time.
-        from consumers.dashboard.terminal.home import show_all_runs
+        from offloop.consumers.dashboard.terminal.home import show_all_runs
 
         show_all_runs(runs_dir, made[0].every)
         return 0

@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import click
 
-from bus.cli.options import parse_bound_option, rate_given, stream_options
-from bus.terminal import run_command
-from consumers.api.callback import OnError
-from consumers.delivery.commit import COMMIT_EVENTS
+from offloop.bus.cli.options import parse_bound_option, rate_given, stream_options
+from offloop.bus.terminal import run_command
+from offloop.consumers.api.callback import OnError
+from offloop.consumers.delivery.commit import COMMIT_EVENTS
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def consumer(**options: Any) -> int:
     stopper whose metric does not exist; 4 when the run was lost or its recording is damaged; 130 after Ctrl-C before
     there was a run.
     """
-    from consumers.cli.consume import consume
+    from offloop.consumers.cli.consume import consume
 
     return consume(**options)
 

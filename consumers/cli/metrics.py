@@ -4,20 +4,20 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.printing import escape, say, table
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.subscriber.source import RemoteRun
-from bus.types.event import Event
-from bus.types.source import Source
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, LogValue, Row
-from consumers.callbacks.lr_monitor import LRMonitor
-from consumers.callbacks.trainer_metrics import TrainerMetrics
-from consumers.cli.selector import Found
-from consumers.loggers.console import format_value
-from consumers.runner.runner import Runner
-from consumers.runner.streams import RemoteRunInfo, is_live
+from offloop.bus.printing import escape, say, table
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.subscriber.source import RemoteRun
+from offloop.bus.types.event import Event
+from offloop.bus.types.source import Source
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger, LoggerDestination, LogValue, Row
+from offloop.consumers.callbacks.lr_monitor import LRMonitor
+from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
+from offloop.consumers.cli.selector import Found
+from offloop.consumers.loggers.console import format_value
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.runner.streams import RemoteRunInfo, is_live
 
 _COLUMNS = ("name", "label", "event", "last value")
 _KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from bus.plugins.registry import Registry, options_for
-from consumers.adapters.adapt import adapt_callback, adapt_logger, naming_package
-from consumers.api.callback import Callback
-from consumers.api.logger import LoggerDestination
-from consumers.composer.adapter import adapt
-from consumers.composer.names import stand_in
+from offloop.bus.plugins.registry import Registry, options_for
+from offloop.consumers.adapters.adapt import adapt_callback, adapt_logger, naming_package
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.composer.adapter import adapt
+from offloop.consumers.composer.names import stand_in
 
 
 def _adapt(found: object) -> type[Callback] | None:
@@ -26,27 +26,27 @@ CALLBACKS: Registry[Callback] = Registry(
     Callback,
     "offloop.callbacks",
     {
-        "activations": "consumers.callbacks.activation_monitor:ActivationMonitor",
-        "alert": "consumers.callbacks.alert.alert:Alert",
-        "checkpoint": "consumers.callbacks.checkpoint_saver:CheckpointSaver",
-        "dashboard": "consumers.dashboard.web.callback:Dashboard",
-        "early-stop": "consumers.callbacks.stoppers:EarlyStopper",
-        "export": "consumers.callbacks.export.export:ExportForInferenceCallback",
-        "images": "consumers.callbacks.image_visualizer:ImageVisualizer",
-        "lr": "consumers.callbacks.lr_monitor:LRMonitor",
-        "memory": "consumers.callbacks.memory_monitor:MemoryMonitor",
-        "metrics": "consumers.callbacks.trainer_metrics:TrainerMetrics",
-        "mlperf": "consumers.callbacks.mlperf:MLPerfCallback",
-        "nan": "consumers.callbacks.nan_monitor:NaNMonitor",
-        "optimizer": "consumers.callbacks.optimizer_monitor:OptimizerMonitor",
-        "phases": "consumers.callbacks.phases.phases:Phases",
-        "runtime": "consumers.callbacks.runtime_estimator:RuntimeEstimator",
-        "speed": "consumers.callbacks.speed_monitor:SpeedMonitor",
-        "stall": "consumers.callbacks.stall_monitor:StallMonitor",
-        "system": "consumers.callbacks.system_monitor:SystemMonitor",
-        "threshold-stop": "consumers.callbacks.stoppers:ThresholdStopper",
-        "top": "consumers.dashboard.terminal.top:Top",
-        "trace": "consumers.callbacks.trace:Trace",
+        "activations": "offloop.consumers.callbacks.activation_monitor:ActivationMonitor",
+        "alert": "offloop.consumers.callbacks.alert.alert:Alert",
+        "checkpoint": "offloop.consumers.callbacks.checkpoint_saver:CheckpointSaver",
+        "dashboard": "offloop.consumers.dashboard.web.callback:Dashboard",
+        "early-stop": "offloop.consumers.callbacks.stoppers:EarlyStopper",
+        "export": "offloop.consumers.callbacks.export.export:ExportForInferenceCallback",
+        "images": "offloop.consumers.callbacks.image_visualizer:ImageVisualizer",
+        "lr": "offloop.consumers.callbacks.lr_monitor:LRMonitor",
+        "memory": "offloop.consumers.callbacks.memory_monitor:MemoryMonitor",
+        "metrics": "offloop.consumers.callbacks.trainer_metrics:TrainerMetrics",
+        "mlperf": "offloop.consumers.callbacks.mlperf:MLPerfCallback",
+        "nan": "offloop.consumers.callbacks.nan_monitor:NaNMonitor",
+        "optimizer": "offloop.consumers.callbacks.optimizer_monitor:OptimizerMonitor",
+        "phases": "offloop.consumers.callbacks.phases.phases:Phases",
+        "runtime": "offloop.consumers.callbacks.runtime_estimator:RuntimeEstimator",
+        "speed": "offloop.consumers.callbacks.speed_monitor:SpeedMonitor",
+        "stall": "offloop.consumers.callbacks.stall_monitor:StallMonitor",
+        "system": "offloop.consumers.callbacks.system_monitor:SystemMonitor",
+        "threshold-stop": "offloop.consumers.callbacks.stoppers:ThresholdStopper",
+        "top": "offloop.consumers.dashboard.terminal.top:Top",
+        "trace": "offloop.consumers.callbacks.trace:Trace",
     },
     adapt=_adapt,
     importing=_importing,
@@ -58,15 +58,15 @@ LOGGERS: Registry[LoggerDestination] = Registry(
     LoggerDestination,
     "offloop.loggers",
     {
-        "console": "consumers.loggers.console:ConsoleLogger",
-        "csv": "consumers.loggers.csv:CsvLogger",
-        "jsonl": "consumers.loggers.jsonl:JsonlLogger",
-        "mlflow": "consumers.loggers.mlflow:MLFlowLogger",
-        "parquet": "consumers.loggers.parquet:ParquetLogger",
-        "progress": "consumers.loggers.progress:ProgressLogger",
-        "prometheus": "consumers.loggers.prometheus:PrometheusLogger",
-        "tensorboard": "consumers.loggers.tensorboard:TensorboardLogger",
-        "wandb": "consumers.loggers.wandb:WandBLogger",
+        "console": "offloop.consumers.loggers.console:ConsoleLogger",
+        "csv": "offloop.consumers.loggers.csv:CsvLogger",
+        "jsonl": "offloop.consumers.loggers.jsonl:JsonlLogger",
+        "mlflow": "offloop.consumers.loggers.mlflow:MLFlowLogger",
+        "parquet": "offloop.consumers.loggers.parquet:ParquetLogger",
+        "progress": "offloop.consumers.loggers.progress:ProgressLogger",
+        "prometheus": "offloop.consumers.loggers.prometheus:PrometheusLogger",
+        "tensorboard": "offloop.consumers.loggers.tensorboard:TensorboardLogger",
+        "wandb": "offloop.consumers.loggers.wandb:WandBLogger",
     },
     adapt=adapt_logger,
     importing=naming_package,
@@ -78,7 +78,7 @@ def create_selected(
     callbacks: Sequence[str], loggers: Sequence[str], assignments: Sequence[str]
 ) -> tuple[list[Callback], list[LoggerDestination]]:
     """Makes the callbacks and loggers of those names, each once, with options such as ``speed.window_size=50``, see
-    :func:`bus.plugins.registry.options_for`.
+    :func:`offloop.bus.plugins.registry.options_for`.
 
     Raises:
         ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the names.

@@ -2,17 +2,17 @@
 
 from collections.abc import Collection
 
-from bus import printing
-from bus.printing import shorten
-from bus.recording.recording import Recording
-from bus.replay.replay import Replay
-from bus.runs.directory import RUN_FILE, read_run
-from bus.subscriber.merged import MergedSubscriber
-from bus.subscriber.subscriber import Subscriber
-from consumers.delivery.commit import Committed
-from consumers.runner.session import format_outcomes, format_places
-from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.streams import Stream
+from offloop.bus import printing
+from offloop.bus.printing import shorten
+from offloop.bus.recording.recording import Recording
+from offloop.bus.replay.replay import Replay
+from offloop.bus.runs.directory import RUN_FILE, read_run
+from offloop.bus.subscriber.merged import MergedSubscriber
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.consumers.delivery.commit import Committed
+from offloop.consumers.runner.session import format_outcomes, format_places
+from offloop.consumers.runner.statistics import RunnerStatistics
+from offloop.consumers.runner.streams import Stream
 
 EXIT_TROUBLE = 1
 EXIT_LOST = 4

@@ -8,20 +8,20 @@ from typing import TypeAlias
 
 import click
 
-from bus.cli.options import ReplayChoice
-from bus.errors import ConfigurationError, RunNotFoundError
-from bus.net.curve import client_security
-from bus.net.nats_addresses import is_nats
-from bus.recording.recording import Recording
-from bus.replay.pace import Pace
-from bus.replay.replay import Replay
-from bus.runs.directory import RunInfo, find_run
-from consumers.api.callback import Callback
-from consumers.delivery.commit import CommitStore
-from consumers.runner.checkpoint_states import STATE_DIR
-from consumers.runner.entries import Subscription, wanted_events
-from consumers.runner.state_file import StateFile
-from consumers.runner.streams import (
+from offloop.bus.cli.options import ReplayChoice
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.net.curve import client_security
+from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.recording.recording import Recording
+from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.replay import Replay
+from offloop.bus.runs.directory import RunInfo, find_run
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.delivery.commit import CommitStore
+from offloop.consumers.runner.checkpoint_states import STATE_DIR
+from offloop.consumers.runner.entries import Subscription, wanted_events
+from offloop.consumers.runner.state_file import StateFile
+from offloop.consumers.runner.streams import (
     RemoteRunInfo,
     Stream,
     attach,
@@ -122,7 +122,7 @@ class SourceStreams:
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
-        """The stream for these callbacks, as :data:`consumers.runner.session.OpenStream` has it.
+        """The stream for these callbacks, as :data:`offloop.consumers.runner.session.OpenStream` has it.
 
         Raises:
             RunError: another attempt of the run has begun meanwhile.
@@ -158,7 +158,7 @@ def open_state(
     if isinstance(found, RemoteRunInfo):
         if directory is not None:
             return StateFile(directory, name, found.name, found.attempt)
-        from consumers.runner.state_bucket import StateBucket
+        from offloop.consumers.runner.state_bucket import StateBucket
 
         return StateBucket(found.broker, name, found.name, found.attempt, say)
     if isinstance(found, Recording):

@@ -1,25 +1,25 @@
 """Callbacks that were written for MosaicML Composer, in a consumer.
 
-Such a callback is recognised by its methods. :func:`adapt` makes a :class:`~consumers.api.callback.Callback` of its
-class that hands it a :class:`~consumers.composer.state.ComposerState`, which offers what a snapshot has under the names
-and in the forms that such callbacks know: ``state.loss.item()``, ``state.eval_metrics["eval"]["Accuracy"].compute()``.
-What only the training's own process has, such as ``state.model``, raises :class:`~bus.errors.FieldNotAvailableError`
-and says what is available instead.
+Such a callback is recognised by its methods. :func:`adapt` makes a :class:`~offloop.consumers.api.callback.Callback` of
+its class that hands it a :class:`~offloop.consumers.composer.state.ComposerState`, which offers what a snapshot has
+under the names and in the forms that such callbacks know: ``state.loss.item()``,
+``state.eval_metrics["eval"]["Accuracy"].compute()``. What only the training's own process has, such as ``state.model``,
+raises :class:`~offloop.bus.errors.FieldNotAvailableError` and says what is available instead.
 
-Composer itself is not needed: where it cannot be imported, :func:`~consumers.composer.names.stand_in` answers for the
-few names that a callback's file imports from it, and only while that file is loaded and its callback made.
+Composer itself is not needed: where it cannot be imported, :func:`~offloop.consumers.composer.names.stand_in` answers
+for the few names that a callback's file imports from it, and only while that file is loaded and its callback made.
 """
 
 import sys
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.adapters.adapter import Adapter, adapted_class
-from consumers.api.callback import Callback, MaybeAwaitable
-from consumers.api.logger import Logger
-from consumers.composer.names import METHODS, ROOT, stand_in
-from consumers.composer.state import ComposerState, handling
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.adapters.adapter import Adapter, adapted_class
+from offloop.consumers.api.callback import Callback, MaybeAwaitable
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.composer.names import METHODS, ROOT, stand_in
+from offloop.consumers.composer.state import ComposerState, handling
 
 
 class AdaptedCallback(Adapter):

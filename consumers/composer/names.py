@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from bus.types.event import Event
-from bus.types.time import Time, TimeInput, TimeUnit
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination
-from consumers.composer.state import ComposerState, handled_snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.composer.state import ComposerState, handled_snapshot
 
 ROOT = "composer"
 """The package that they import from."""

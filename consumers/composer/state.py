@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from bus.errors import FieldNotAvailableError, FrozenSnapshotError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
+from offloop.bus.errors import FieldNotAvailableError, FrozenSnapshotError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
 
 _BATCH = "a batch's inputs and targets are fields on demand (inputs, targets), its size is state.batch_size"
 _RATES = "the learning rates are state.lr, {optimizer: [rate of each group]}"
@@ -91,8 +91,8 @@ class ComposerState:
     def loss(self) -> Scalar | None:
         """The loss of the last batch.
 
-        Raises :class:`bus.errors.FieldNotAvailableError` between a microbatch's loss and its gradients, where it would
-        be that of the batch before."""
+        Raises :class:`offloop.bus.errors.FieldNotAvailableError` between a microbatch's loss and its gradients, where
+        it would be that of the batch before."""
         if self._snapshot.event in _OF_A_MICROBATCH:
             raise AttributeError("loss")  # Python asks __getattr__ then, which says why
         loss = self._snapshot.loss

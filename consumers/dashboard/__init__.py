@@ -5,15 +5,15 @@
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from consumers.dashboard.terminal.top import Top
-    from consumers.dashboard.web.callback import Dashboard
+    from offloop.consumers.dashboard.terminal.top import Top
+    from offloop.consumers.dashboard.web.callback import Dashboard
 
 __all__ = ["Dashboard", "Top"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
-    {"consumers.dashboard.terminal.top": ["Top"], "consumers.dashboard.web.callback": ["Dashboard"]},
+    {"offloop.consumers.dashboard.terminal.top": ["Top"], "offloop.consumers.dashboard.web.callback": ["Dashboard"]},
 )

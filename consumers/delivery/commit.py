@@ -1,10 +1,10 @@
 """How far a consumer is, in a form that can be stored: after ``kill -9`` it continues as if nothing had happened.
 
-Everything that a :class:`~consumers.runner.runner.Runner` knows between two events is one :class:`Committed`, stored as
-a whole or not at all. An event that was handled after the last commit is handled again, from the state before it, and
-what it had written is taken back first: that makes every event count exactly once. It asks two things of a callback:
-what it knows is in its ``state_dict()``, and what it has to say goes through the logger. A callback that writes a file
-or sends a message by itself does that again for the events after the last commit.
+Everything that a :class:`~offloop.consumers.runner.runner.Runner` knows between two events is one :class:`Committed`,
+stored as a whole or not at all. An event that was handled after the last commit is handled again, from the state before
+it, and what it had written is taken back first: that makes every event count exactly once. It asks two things of a
+callback: what it knows is in its ``state_dict()``, and what it has to say goes through the logger. A callback that
+writes a file or sends a message by itself does that again for the events after the last commit.
 """
 
 import zlib
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
-from bus.errors import ConfigurationError, ProtocolError, RecordingError
-from bus.protocol.frames import Topic, decode_event, event_encoder, pack_map, split_frame
-from bus.protocol.order import Ending, Gap
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
+from offloop.bus.errors import ConfigurationError, ProtocolError, RecordingError
+from offloop.bus.protocol.frames import Topic, decode_event, event_encoder, pack_map, split_frame
+from offloop.bus.protocol.order import Ending, Gap
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
 
 Content = TypeVar("Content")
 
@@ -149,7 +149,7 @@ class Committed:
 def seal(content: bytes) -> bytes:
     """Adds a version and a checksum to packed content.
 
-    Raises :class:`bus.errors.ConfigurationError` when it is too large."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when it is too large."""
     packed: bytes = msgpack.packb([_VERSION, zlib.crc32(content), content])
     if len(packed) > MAX_BYTES:
         raise ConfigurationError(
@@ -162,8 +162,8 @@ def seal(content: bytes) -> bytes:
 def unseal(packed: bytes, read: Callable[[Any], Content]) -> Content:
     """What ``read`` makes of the map in what :func:`seal` gave.
 
-    Raises :class:`bus.errors.RecordingError` when it is damaged, or of a newer version; the message is to be completed
-    by what it is about."""
+    Raises :class:`offloop.bus.errors.RecordingError` when it is damaged, or of a newer version; the message is to be
+    completed by what it is about."""
     try:
         version, checksum, content = msgpack.unpackb(packed)
         if version > _VERSION:
@@ -210,7 +210,7 @@ def _whole(value: Any) -> int:
 def pack_state(kind: str, name: str, state: dict[str, Any]) -> bytes:
     """A ``state_dict()`` as MessagePack.
 
-    Raises :class:`bus.errors.ConfigurationError` when it holds something that cannot be stored."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when it holds something that cannot be stored."""
     try:
         return bytes(msgpack.packb(state))
     except (TypeError, ValueError, OverflowError) as error:

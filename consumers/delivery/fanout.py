@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus import errors
-from bus.errors import OffloopError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Logger, LoggerDestination, Row, RunContext
+from offloop.bus import errors
+from offloop.bus.errors import OffloopError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import Logger, LoggerDestination, Row, RunContext
 
 RAISED = (Exception, asyncio.CancelledError)
 """What calls of other people's code may raise. That something of theirs was cancelled is an error like any other."""

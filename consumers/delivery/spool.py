@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
-from consumers.delivery.commit import pack_snapshot, unpack_snapshot
-from consumers.delivery.fanout import RAISED
-from consumers.delivery.spool_file import Offset, SpoolDirectory
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.delivery.commit import pack_snapshot, unpack_snapshot
+from offloop.consumers.delivery.fanout import RAISED
+from offloop.consumers.delivery.spool_file import Offset, SpoolDirectory
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between two attempts to send; the last one is kept to."""
@@ -39,8 +39,8 @@ class Spool(LoggerDestination):
 
     What the destination raises makes the thread close it, pause, open it again and continue after what it took last;
     pauses grow from half a second to a minute. How far it came is kept beside the records, so that a process that goes
-    on sends nothing twice. Only a :class:`~bus.errors.ConfigurationError` is final: from ``open`` it ends the sending,
-    and from a later method it leaves out the one entry that cannot be taken, and says so.
+    on sends nothing twice. Only a :class:`~offloop.bus.errors.ConfigurationError` is final: from ``open`` it ends the
+    sending, and from a later method it leaves out the one entry that cannot be taken, and says so.
 
     For a consumer that keeps its progress, what is not committed (:meth:`on_commit`) is not sent: those events may
     come again. Without, everything is sent at once.

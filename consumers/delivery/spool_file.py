@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
-from bus.errors import ConfigurationError
-from consumers.loggers.files import append_whole
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers.loggers.files import append_whole
 
 _LENGTH = struct.Struct(">I")
 _MARK = "sent"

@@ -1,22 +1,23 @@
 """The destinations that come with offloop, a module each.
 
-May import: bus.protocol, api. Begin with ``jsonl``, then ``files``; ``consumers.cli.registry`` has their short names.
+May import: bus.protocol, api. Begin with ``jsonl``, then ``files``; ``offloop.consumers.cli.registry`` has their short
+names.
 """
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from consumers.loggers.console import ConsoleLogger
-    from consumers.loggers.csv import CsvLogger
-    from consumers.loggers.jsonl import JsonlLogger
-    from consumers.loggers.mlflow import MLFlowLogger
-    from consumers.loggers.parquet import ParquetLogger
-    from consumers.loggers.progress import ProgressLogger
-    from consumers.loggers.prometheus import PrometheusLogger
-    from consumers.loggers.tensorboard import TensorboardLogger
-    from consumers.loggers.wandb import WandBLogger
+    from offloop.consumers.loggers.console import ConsoleLogger
+    from offloop.consumers.loggers.csv import CsvLogger
+    from offloop.consumers.loggers.jsonl import JsonlLogger
+    from offloop.consumers.loggers.mlflow import MLFlowLogger
+    from offloop.consumers.loggers.parquet import ParquetLogger
+    from offloop.consumers.loggers.progress import ProgressLogger
+    from offloop.consumers.loggers.prometheus import PrometheusLogger
+    from offloop.consumers.loggers.tensorboard import TensorboardLogger
+    from offloop.consumers.loggers.wandb import WandBLogger
 
 __all__ = [
     "ConsoleLogger",
@@ -33,14 +34,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "consumers.loggers.console": ["ConsoleLogger"],
-        "consumers.loggers.csv": ["CsvLogger"],
-        "consumers.loggers.jsonl": ["JsonlLogger"],
-        "consumers.loggers.mlflow": ["MLFlowLogger"],
-        "consumers.loggers.parquet": ["ParquetLogger"],
-        "consumers.loggers.progress": ["ProgressLogger"],
-        "consumers.loggers.prometheus": ["PrometheusLogger"],
-        "consumers.loggers.tensorboard": ["TensorboardLogger"],
-        "consumers.loggers.wandb": ["WandBLogger"],
+        "offloop.consumers.loggers.console": ["ConsoleLogger"],
+        "offloop.consumers.loggers.csv": ["CsvLogger"],
+        "offloop.consumers.loggers.jsonl": ["JsonlLogger"],
+        "offloop.consumers.loggers.mlflow": ["MLFlowLogger"],
+        "offloop.consumers.loggers.parquet": ["ParquetLogger"],
+        "offloop.consumers.loggers.progress": ["ProgressLogger"],
+        "offloop.consumers.loggers.prometheus": ["PrometheusLogger"],
+        "offloop.consumers.loggers.tensorboard": ["TensorboardLogger"],
+        "offloop.consumers.loggers.wandb": ["WandBLogger"],
     },
 )

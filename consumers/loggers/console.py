@@ -7,13 +7,13 @@ from fnmatch import fnmatchcase
 from time import monotonic
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.printing import one_line, say
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.metrics import shown_step
-from bus.types.source import Source
-from consumers.api.logger import Images, LoggerDestination, LogValue, Row, RunContext, Table, Text
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import one_line, say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import shown_step
+from offloop.bus.types.source import Source
+from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, RunContext, Table, Text
 
 _GAP = "  "
 _INDENT = " " * 4

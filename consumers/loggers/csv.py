@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Row
-from consumers.loggers.files import FileDestination
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import Row
+from offloop.consumers.loggers.files import FileDestination
 
 _FIXED = ["step", "time"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.files import open_file, sync
-from consumers.api.logger import LoggerDestination, RunContext
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.files import open_file, sync
+from offloop.consumers.api.logger import LoggerDestination, RunContext
 
 _BLOCK = 1024 * 1024
 

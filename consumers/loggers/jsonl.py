@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from bus.errors import ClosedError
-from bus.protocol.snapshot import Snapshot
-from bus.strict_json import plain
-from consumers.api.logger import Row
-from consumers.loggers.files import FileDestination
+from offloop.bus.errors import ClosedError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.strict_json import plain
+from offloop.consumers.api.logger import Row
+from offloop.consumers.loggers.files import FileDestination
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _encode_numbers = msgspec.json.Encoder().encode

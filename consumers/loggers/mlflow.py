@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError, require
-from bus.protocol.snapshot import Snapshot
-from bus.strict_json import plain
-from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.strict_json import plain
+from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
 _TAG = "offloop.run"
 _ID_TAG = "offloop.run_id"
@@ -84,7 +84,7 @@ class MLFlowLogger(LoggerDestination):
         self._known: dict[str, set[int] | None] = {}
 
     def check(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` where MLflow is not installed."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` where MLflow is not installed."""
         require("logger mlflow", "mlflow", "mlflow")
 
     @property
@@ -155,7 +155,7 @@ class MLFlowLogger(LoggerDestination):
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Keeps each as a PNG file, and its masks as such of class numbers."""
-        from consumers.api.images import as_bytes, class_numbers
+        from offloop.consumers.api.images import as_bytes, class_numbers
 
         self._reach(entry.time)
         folder = f"images/{_part(entry.name)}"

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ClosedError, ConfigurationError, require
-from bus.files import open_directory, open_file, sync
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
-from consumers.loggers.files import default_path, lock
+from offloop.bus.errors import ClosedError, ConfigurationError, require
+from offloop.bus.files import open_directory, open_file, sync
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
+from offloop.consumers.loggers.files import default_path, lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ class ParquetLogger(LoggerDestination):
         self._committed: int | None = None
 
     def check(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` where PyArrow is not installed."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` where PyArrow is not installed."""
         require("logger parquet", "parquet", "pyarrow.parquet")
 
     def open(self, context: RunContext) -> None:

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, TextIO
 
-from bus.errors import ConfigurationError
-from bus.printing import one_line
-from bus.protocol.snapshot import Snapshot
-from bus.screen import Screen
-from bus.types.event import Event
-from bus.types.time import TimeUnit
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger, LoggerDestination, RunContext
-from consumers.loggers.console import format_value, shown_epoch
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.screen import Screen
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeUnit
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
+from offloop.consumers.loggers.console import format_value, shown_epoch
 
 _BAR_WIDTH = 25
 _REDRAW_SECONDS = 0.1

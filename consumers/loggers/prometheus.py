@@ -5,10 +5,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ClosedError, ConfigurationError, require
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import LoggerDestination, Row, RunContext
+from offloop.bus.errors import ClosedError, ConfigurationError, require
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import LoggerDestination, Row, RunContext
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -61,7 +61,7 @@ class PrometheusLogger(LoggerDestination):
         return f"http://{host}:{self._server.server_port}/metrics"
 
     def check(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` where the Prometheus client is not installed."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` where the Prometheus client is not installed."""
         require("logger prometheus", "prometheus", "prometheus_client")
 
     def open(self, context: RunContext) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import ConfigurationError, require
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
-from consumers.loggers.files import FileDestination
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
+from offloop.consumers.loggers.files import FileDestination
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ class TensorboardLogger(FileDestination):
         self._waiting_since = (0.0, 0)
 
     def check(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` where TensorBoard is not installed."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` where TensorBoard is not installed."""
         require("logger tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def open(self, context: RunContext) -> None:
@@ -211,7 +211,7 @@ def _cell(value: Any) -> str:
 
 
 def _pictures(entry: Images) -> Iterator[Any]:
-    from consumers.api.images import as_bytes
+    from offloop.consumers.api.images import as_bytes
 
     labels = entry.mask_class_labels or {}
     legend = ", ".join(f"{number}: {label}" for number, label in labels.items())
@@ -227,7 +227,7 @@ def _picture(tag: str, pixels: "np.ndarray[Any, Any]", description: str = "") ->
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.image.metadata import create_summary_metadata
 
-    from consumers.api.images import as_png
+    from offloop.consumers.api.images import as_png
 
     height, width, channels = pixels.shape
     picture = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(pixels))

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from bus.errors import ConfigurationError, require
-from bus.protocol.snapshot import Snapshot
-from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
 _ACCOUNTS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _STEP = "step"

@@ -15,20 +15,20 @@ from typing import Any
 
 import msgpack
 
-from bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError
-from bus.printing import say
-from bus.protocol.order import CheckpointMark
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream, in_turns
-from bus.recording.recording import Recording
-from bus.runs.directory import read_run
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger, RunContext
-from consumers.delivery.commit import pack_state, seal, unpack_state, unseal
-from consumers.runner.dispatcher import Dispatcher, Handling
-from consumers.runner.entries import CallbackEntry
-from consumers.runner.state_file import read_state, write_state
+from offloop.bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError
+from offloop.bus.printing import say
+from offloop.bus.protocol.order import CheckpointMark
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream, in_turns
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import read_run
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.delivery.commit import pack_state, seal, unpack_state, unseal
+from offloop.consumers.runner.dispatcher import Dispatcher, Handling
+from offloop.consumers.runner.entries import CallbackEntry
+from offloop.consumers.runner.state_file import read_state, write_state
 
 STATE_DIR = "consumers"
 """Where in a run's directory consumers keep their states."""
@@ -38,7 +38,7 @@ _KEPT = 100
 
 class CheckpointStates:
     """Keeps the states of the consumer ``name``, one file for each checkpoint of the training, and restores them where
-    one was loaded. Only callbacks with :meth:`~consumers.Callback.state_dict` that resume take part.
+    one was loaded. Only callbacks with :meth:`~offloop.consumers.Callback.state_dict` that resume take part.
 
     They are kept in the run's directory, or in ``directory``. A checkpoint may be of another run beside this one.
 

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.jetstream.positions import ReplacedError
-from bus.printing import say
-from bus.protocol.order import Ending
-from consumers.api.callback import Callback
-from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import CallbackState, CommitStore, Committed, DestinationState
-from consumers.delivery.fanout import Fanout
-from consumers.runner.dispatcher import Dispatcher
-from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.worker import CallbackWorker
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.jetstream.positions import ReplacedError
+from offloop.bus.printing import say
+from offloop.bus.protocol.order import Ending
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.delivery.commit import CallbackState, CommitStore, Committed, DestinationState
+from offloop.consumers.delivery.fanout import Fanout
+from offloop.consumers.runner.dispatcher import Dispatcher
+from offloop.consumers.runner.statistics import RunnerStatistics
+from offloop.consumers.runner.worker import CallbackWorker
 
 _COMMIT_SECONDS = 1.0
 

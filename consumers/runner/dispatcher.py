@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from bus.errors import OffloopError
-from bus.protocol.blocks import EventBlock
-from bus.protocol.order import CheckpointMark
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream
-from bus.types.event import Event
-from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from bus.types.hyperparameters import hyperparameters_in
-from bus.types.source import Source
-from consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
-from consumers.api.logger import Logger, RunContext
-from consumers.delivery.commit import CallbackState
-from consumers.delivery.fanout import RAISED
-from consumers.runner.entries import CallbackEntry, barrier_events_of
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.order import CheckpointMark
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from offloop.bus.types.hyperparameters import hyperparameters_in
+from offloop.bus.types.source import Source
+from offloop.consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
+from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.delivery.commit import CallbackState
+from offloop.consumers.delivery.fanout import RAISED
+from offloop.consumers.runner.entries import CallbackEntry, barrier_events_of
 
 _NOWHERE = (0, 0)
 _FLUSH_SECONDS = 0.05

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, Demand
-from bus.types.event import Event
-from bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from bus.types.source import Source, shorten_names
-from consumers.api.callback import Callback, MaybeAwaitable, demand_of
-from consumers.api.logger import Logger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
+from offloop.bus.types.source import Source, shorten_names
+from offloop.consumers.api.callback import Callback, MaybeAwaitable, demand_of
+from offloop.consumers.api.logger import Logger
 
 
 def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -55,7 +55,7 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
 
 @dataclass(frozen=True)
 class Subscription:
-    """What callbacks ask of a run's stream; the fields are arguments of :class:`~bus.subscriber.Subscriber`."""
+    """What callbacks ask of a run's stream; the fields are arguments of :class:`~offloop.bus.subscriber.Subscriber`."""
 
     events: frozenset[Event]
     demand: Demand

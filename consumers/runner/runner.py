@@ -12,49 +12,50 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import get_args
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import as_stream
-from bus.types.source import Source
-from consumers.api.callback import Callback, CannotWorkError, OnError
-from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import COMMIT_EVENTS, CommitStore
-from consumers.delivery.fanout import Fanout, show_failure
-from consumers.delivery.spool import wrap_in_spool
-from consumers.runner.commits import Commits
-from consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, Handling
-from consumers.runner.entries import CallbackEntry, missing_lines, unique_names
-from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.worker import LOOK_SECONDS, CallbackWorker
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import as_stream
+from offloop.bus.types.source import Source
+from offloop.consumers.api.callback import Callback, CannotWorkError, OnError
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.delivery.commit import COMMIT_EVENTS, CommitStore
+from offloop.consumers.delivery.fanout import Fanout, show_failure
+from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.runner.commits import Commits
+from offloop.consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, Handling
+from offloop.consumers.runner.entries import CallbackEntry, missing_lines, unique_names
+from offloop.consumers.runner.statistics import RunnerStatistics
+from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 
 
 class Runner:
     """Runs callbacks over a stream, once.
 
-    ``stream`` is a :class:`~bus.subscriber.Subscriber`, a :class:`~bus.recording.Recording` or any iterable, plain or
-    asynchronous, of snapshots in order. Each snapshot goes to every callback that wants its event, in the order in
-    which they are given, those of further ranks only to callbacks with ``all_ranks``; then what they logged goes to the
-    destinations. When the stream ends, every callback is closed, then ``post_close`` is called on each, and the
-    destinations come last.
+    ``stream`` is a :class:`~offloop.bus.subscriber.Subscriber`, a :class:`~offloop.bus.recording.Recording` or any
+    iterable, plain or asynchronous, of snapshots in order. Each snapshot goes to every callback that wants its event,
+    in the order in which they are given, those of further ranks only to callbacks with ``all_ranks``; then what they
+    logged goes to the destinations. When the stream ends, every callback is closed, then ``post_close`` is called on
+    each, and the destinations come last.
 
     A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
     says what comes next: ``continue`` gives it the next event all the same, ``disable`` gives it none any more,
-    ``stop`` ends the run with :class:`CallbackError`. One that raises :class:`~consumers.api.callback.CannotWorkError`
-    is given nothing more unless ``on_error`` is ``stop``, and when none is left, that ends the run with
+    ``stop`` ends the run with :class:`CallbackError`. One that raises
+    :class:`~offloop.consumers.api.callback.CannotWorkError` is given nothing more unless ``on_error`` is ``stop``, and
+    when none is left, that ends the run with
     :class:`CallbackError` too. A destination that raises is shown and given nothing more, so that what it wrote has no
     holes.
 
-    With ``progress``, such as a :class:`~consumers.runner.state_file.StateFile`, it continues from what was committed
-    there, and commits after ``commit_every`` events handled, or when a second has gone by since the last commit, and at
-    the end. Events up to the committed position are passed over; a stream that can start after it, should. At the end
-    it commits before the callbacks are closed, and what they log then is written once more by a runner that continues;
-    when the run has ended, a last commit after that says that all is done, and later runners do nothing. While a
-    destination has failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before
-    that failure.
+    With ``progress``, such as a :class:`~offloop.consumers.runner.state_file.StateFile`, it continues from what was
+    committed there, and commits after ``commit_every`` events handled, or when a second has gone by since the last
+    commit, and at the end. Events up to the committed position are passed over; a stream that can start after it,
+    should. At the end it commits before the callbacks are closed, and what they log then is written once more by a
+    runner that continues; when the run has ended, a last commit after that says that all is done, and later runners do
+    nothing. While a destination has failed, and once ``stop`` has ended the run, nothing is committed: the next runner
+    begins before that failure.
 
-    ``at_checkpoint``, such as :meth:`~consumers.runner.checkpoint_states.CheckpointStates.take`, is called where the
-    training has saved or loaded a checkpoint, with each dispatcher whose callbacks have come there.
+    ``at_checkpoint``, such as :meth:`~offloop.consumers.runner.checkpoint_states.CheckpointStates.take`, is called
+    where the training has saved or loaded a checkpoint, with each dispatcher whose callbacks have come there.
 
     SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
     one interrupts at once, and so does the first when nothing is left but to wait for servers.

@@ -4,19 +4,19 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from bus.subscriber.merged import MergedSubscriber
-from bus.subscriber.subscriber import Subscriber
-from consumers.api.callback import Callback, OnError
-from consumers.api.logger import LoggerDestination
-from consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
-from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.entries import partition
-from consumers.runner.runner import Runner
-from consumers.runner.statistics import RunnerStatistics
-from consumers.runner.streams import Stream
+from offloop.bus.subscriber.merged import MergedSubscriber
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.consumers.api.callback import Callback, OnError
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
+from offloop.consumers.runner.checkpoint_states import CheckpointStates
+from offloop.consumers.runner.entries import partition
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.runner.statistics import RunnerStatistics
+from offloop.consumers.runner.streams import Stream
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
-"""Opens a stream for some callbacks, from where on it is to go: see :class:`~bus.subscriber.Subscriber`."""
+"""Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.subscriber.Subscriber`."""
 
 
 def format_outcomes(statistics: RunnerStatistics) -> list[str]:
@@ -51,7 +51,7 @@ def run_session(
 
     ``open_progress`` keeps how far it is, ``checkpoint_states`` what callbacks knew where the training saved
     checkpoints. ``on_start`` is called when all is open, with the shared stream and what was
-    committed before. Raises what :meth:`consumers.runner.runner.Runner.run` does."""
+    committed before. Raises what :meth:`offloop.consumers.runner.runner.Runner.run` does."""
     watchers = [watcher for destination in destinations for watcher in destination.companions()]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from types import TracebackType
 
-from bus.errors import BrokerError, ConfigurationError, RunDirectoryError
-from bus.jetstream.gateway import Gateway
-from bus.jetstream.positions import HeldPosition
-from consumers.delivery.commit import Committed
-from consumers.runner.state_file import check_name, unpack_committed
+from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.positions import HeldPosition
+from offloop.consumers.delivery.commit import Committed
+from offloop.consumers.runner.state_file import check_name, unpack_committed
 
 
 class StateBucket:
     """What the consumer ``name`` of one attempt of a run has committed, in a key-value bucket of the servers at
-    ``address``, which this process reads from: as :class:`~consumers.runner.state_file.StateFile`, from any machine.
-    ``say`` is given what the user waits for.
+    ``address``, which this process reads from: as :class:`~offloop.consumers.runner.state_file.StateFile`, from any
+    machine. ``say`` is given what the user waits for.
 
     Raises:
         ConfigurationError: the name is not allowed, a consumer of that name is at work, or this process does not read

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
-from bus.files import open_file
-from bus.protocol.frames import check_run_name
-from consumers.delivery.commit import MAX_BYTES, Committed
+from offloop.bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
+from offloop.bus.files import open_file
+from offloop.bus.protocol.frames import check_run_name
+from offloop.consumers.delivery.commit import MAX_BYTES, Committed
 
 
 def check_name(name: str) -> str:

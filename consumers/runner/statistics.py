@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bus.protocol.order import Ending, Gap
-from bus.types.commands import Outcome
-from bus.types.source import Source
+from offloop.bus.protocol.order import Ending, Gap
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.source import Source
 
 
 @dataclass(frozen=True)

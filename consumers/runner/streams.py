@@ -7,20 +7,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from bus.errors import ConfigurationError, RunError, RunNotFoundError
-from bus.net.curve import ClientSecurity
-from bus.net.nats_addresses import how_to_list, what_is_at
-from bus.net.requests import is_silent, list_remote_hosts, list_remote_runs
-from bus.net.sockets import is_stand_in
-from bus.recording.recording import Recording
-from bus.replay.replay import Replay
-from bus.runs.announcement import Announcement, list_announcements
-from bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
-from bus.runs.restarts import find_restart
-from bus.subscriber.merged import MergedSubscriber
-from bus.subscriber.subscriber import Subscriber
-from bus.terminal import exit_on_signal
-from consumers.runner.entries import Subscription
+from offloop.bus.errors import ConfigurationError, RunError, RunNotFoundError
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.requests import is_silent, list_remote_hosts, list_remote_runs
+from offloop.bus.net.sockets import is_stand_in
+from offloop.bus.recording.recording import Recording
+from offloop.bus.replay.replay import Replay
+from offloop.bus.runs.announcement import Announcement, list_announcements
+from offloop.bus.runs.directory import Origin, RunInfo, find_run, in_words, list_runs, runs_dir
+from offloop.bus.runs.restarts import find_restart
+from offloop.bus.subscriber.merged import MergedSubscriber
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.terminal import exit_on_signal
+from offloop.consumers.runner.entries import Subscription
 
 Stream: TypeAlias = Subscriber | MergedSubscriber | Recording | Replay
 

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
-from consumers.delivery.commit import CallbackState, WorkerProgress
-from consumers.delivery.fanout import Fanout
-from consumers.runner.dispatcher import Dispatcher, Handling
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.delivery.commit import CallbackState, WorkerProgress
+from offloop.consumers.delivery.fanout import Fanout
+from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 
 LOOK_SECONDS = 0.05
 """How often a thread checks whether another one is done."""

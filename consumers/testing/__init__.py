@@ -3,7 +3,7 @@ files.
 
 May import: bus.protocol, bus.recording, bus.runs, bus.subscriber, api, runner. Begin with ``harness``.
 
-    from consumers.testing import MemoryStream, replay
+    from offloop.consumers.testing import MemoryStream, replay
 
     logged = replay(Perplexity(), "recordings/digits.mcap")
     assert logged.last["perplexity"] < 2
@@ -14,14 +14,14 @@ Everything here works with any test framework. With pytest the fixtures ``record
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from consumers.testing.golden import Golden
-    from consumers.testing.harness import replay
-    from consumers.testing.live_run import LiveRun
-    from consumers.testing.logged import Logged
-    from consumers.testing.memory_stream import MemoryStream
+    from offloop.consumers.testing.golden import Golden
+    from offloop.consumers.testing.harness import replay
+    from offloop.consumers.testing.live_run import LiveRun
+    from offloop.consumers.testing.logged import Logged
+    from offloop.consumers.testing.memory_stream import MemoryStream
 
 __all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
 
@@ -29,10 +29,10 @@ __all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "consumers.testing.golden": ["Golden"],
-        "consumers.testing.harness": ["replay"],
-        "consumers.testing.live_run": ["LiveRun"],
-        "consumers.testing.logged": ["Logged"],
-        "consumers.testing.memory_stream": ["MemoryStream"],
+        "offloop.consumers.testing.golden": ["Golden"],
+        "offloop.consumers.testing.harness": ["replay"],
+        "offloop.consumers.testing.live_run": ["LiveRun"],
+        "offloop.consumers.testing.logged": ["Logged"],
+        "offloop.consumers.testing.memory_stream": ["MemoryStream"],
     },
 )

@@ -9,9 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError
-from consumers.api.logger import Images
-from consumers.testing.logged import Logged
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers.api.logger import Images
+from offloop.consumers.testing.logged import Logged
 
 _SHOWN = 5
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=repr).encode
@@ -46,7 +46,7 @@ class Golden:
         """Compares what was logged with the file ``NAME.jsonl``.
 
         Args:
-            logged: what :func:`~consumers.testing.replay` returned, for one.
+            logged: what :func:`~offloop.consumers.testing.replay` returned, for one.
             name: of the file, without its ending; with slashes for folders.
             tolerance: how far metrics may be from the file's, in parts of the larger one, and near zero as such:
                 ``1e-6`` where another machine's last digits may be others. Steps, times and all else are compared

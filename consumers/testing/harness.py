@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
-from bus.errors import OffloopError
-from bus.protocol.order import CheckpointMark, Ending, Gap
-from bus.protocol.snapshot import CommandSender, Snapshot
-from bus.protocol.stream import RunStream, as_stream
-from bus.recording.recording import Recording
-from bus.subscriber.subscriber import Subscriber
-from bus.types.commands import Command, Outcome
-from bus.types.event import Event
-from consumers.api.callback import Callback, OnError
-from consumers.api.logger import LoggerDestination
-from consumers.runner.dispatcher import CallbackError
-from consumers.runner.entries import CallbackEntry, wanted_events
-from consumers.runner.runner import Runner
-from consumers.testing.logged import Collector, Logged
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
+from offloop.bus.protocol.snapshot import CommandSender, Snapshot
+from offloop.bus.protocol.stream import RunStream, as_stream
+from offloop.bus.recording.recording import Recording
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback, OnError
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.runner.dispatcher import CallbackError
+from offloop.consumers.runner.entries import CallbackEntry, wanted_events
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.testing.logged import Collector, Logged
 
 Result = TypeVar("Result")
 
@@ -51,8 +51,8 @@ def _outside_event_loops(function: Callable[..., Result], *arguments: Any) -> Re
 class Harness:
     """Callbacks with all that they log to, in the order of events: also those that would have a stream of their own.
 
-    ``on_error`` is as for :class:`consumers.runner.runner.Runner`; with ``stop`` :meth:`check` raises what a callback
-    raised."""
+    ``on_error`` is as for :class:`offloop.consumers.runner.runner.Runner`; with ``stop`` :meth:`check` raises what a
+    callback raised."""
 
     def __init__(
         self,
@@ -267,7 +267,8 @@ def replay(
 
     Args:
         callbacks: one, or several; objects that have not run before.
-        source: a recording, the path of one or of a run's directory, a :class:`~consumers.testing.MemoryStream`, or
+        source: a recording, the path of one or of a run's directory, a
+        :class:`~offloop.consumers.testing.MemoryStream`, or
             snapshots in order.
         loggers: destinations of your own, to be given what is logged as well.
         on_error: what happens when a callback raises. ``stop`` raises its exception here, with its traceback, also when

@@ -16,20 +16,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-from bus import processes
-from bus.errors import OffloopError
-from bus.protocol.order import Ending
-from bus.recording.recording import Recording
-from bus.runs.directory import RUN_FILE, RunInfo, read_run
-from bus.subscriber.commands import send_command
-from bus.subscriber.subscriber import Subscriber
-from bus.types.commands import Argument, Outcome
-from bus.types.event import Event
-from consumers.api.callback import Callback, OnError
-from consumers.api.logger import LoggerDestination
-from consumers.runner.entries import Subscription
-from consumers.testing.harness import Harness, as_callbacks
-from consumers.testing.logged import Logged
+from offloop.bus import processes
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import RUN_FILE, RunInfo, read_run
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.commands import Argument, Outcome
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback, OnError
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.runner.entries import Subscription
+from offloop.consumers.testing.harness import Harness, as_callbacks
+from offloop.consumers.testing.logged import Logged
 
 SECONDS = 120.0
 """How long a test waits for a training, unless it is given."""
@@ -40,7 +40,7 @@ WATCHER = "test"
 _MARK = "OFFLOOP_LIVE_RUN"
 """The environment variable by which the processes of a training are known, wherever they stand."""
 
-_BROKER = b"bus.broker"
+_BROKER = b"offloop.bus.broker"
 _POLL = 0.02
 _BROKER_SECONDS = 5.0
 _SHOWN = 50
@@ -92,9 +92,9 @@ class LiveRun:
         """The run's directory; there once the training has begun."""
         self._opened = ExitStack()
         launcher = (
-            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "trainer"]
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "offloop.trainer"]
             if ranks > 1
-            else ["-m", "trainer"]
+            else ["-m", "offloop.trainer"]
         )
         words = [task, *arguments, *_flags(options), "--runs-dir", str(self._reachable(runs)), "--run-name", self.name]
         before = self._found_on_disk()
@@ -161,7 +161,8 @@ class LiveRun:
         They run here, in the test's process. Events and fields beyond the base set are there from the moment that the
         training has heard of them, and a stop takes effect some batches later. A training that was started with
         ``wait_for="test"``, or another ``name``, waits before its first batch until they are attached, and after each
-        batch until they have handled it. ``loggers`` and ``on_error`` are as for :func:`~consumers.testing.replay`.
+        batch until they have handled it. ``loggers`` and ``on_error`` are as for
+        :func:`~offloop.consumers.testing.replay`.
 
         Raises:
             AssertionError: the training did not begin, or has not ended within ``timeout`` seconds.

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Command
-from consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
-from consumers.runner.statistics import RunnerStatistics
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Command
+from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
+from offloop.consumers.runner.statistics import RunnerStatistics
 
 
 class Logged:
     """Everything that callbacks logged, in the order in which they did.
 
-    While a stream is attached (:meth:`consumers.testing.MemoryStream.attach`) it grows with every event.
+    While a stream is attached (:meth:`offloop.consumers.testing.MemoryStream.attach`) it grows with every event.
     """
 
     def __init__(self, statistics: Callable[[], RunnerStatistics]) -> None:

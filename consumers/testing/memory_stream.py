@@ -5,18 +5,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.frames import PROTOCOL_VERSION, EventBody, check_run_name
-from bus.protocol.order import SEVERITY, Ending
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream, in_turns
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.time import Time
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback, OnError
-from consumers.api.logger import LoggerDestination
-from consumers.testing.logged import Logged
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody, check_run_name
+from offloop.bus.protocol.order import SEVERITY, Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream, in_turns
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback, OnError
+from offloop.consumers.api.logger import LoggerDestination
+from offloop.consumers.testing.logged import Logged
 
 OfBatch: TypeAlias = Callable[[int], Any] | Any
 """A value, or a function of the number of the batch, from 1, that returns it."""
@@ -53,7 +53,7 @@ _START_NS = 1_700_000_000 * 10**9
 
 
 class MemoryStream(RunStream):
-    """A made-up training; iterate over it for its snapshots, give it to :func:`~consumers.testing.replay`, or
+    """A made-up training; iterate over it for its snapshots, give it to :func:`~offloop.consumers.testing.replay`, or
     :meth:`attach` callbacks and see what they do after each batch.
 
         stream = MemoryStream(loss=lambda batch: 1 / batch)
@@ -171,12 +171,12 @@ class MemoryStream(RunStream):
     ) -> Iterator[Logged]:
         """Runs callbacks on the training: they are given what has happened so far at once, and everything that follows
         while it happens, before the method that makes it happen returns. At the end of the ``with`` block they are
-        closed. ``loggers`` and ``on_error`` are as for :func:`~consumers.testing.replay`.
+        closed. ``loggers`` and ``on_error`` are as for :func:`~offloop.consumers.testing.replay`.
 
         Raises:
             ConfigurationError: a callback handles no event.
         """
-        from consumers.testing.harness import Stepper
+        from offloop.consumers.testing.harness import Stepper
 
         stepper = Stepper(self, callbacks, loggers, on_error)
         with stepper:

@@ -24,7 +24,7 @@ srun bash -c '
     export OFFLOOP_HOST=host-$SLURM_NODEID OFFLOOP_RUNS_DIR=$PWD/runs/host-$SLURM_NODEID
     torchrun --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node="$RANKS" \
         --master-addr="$MASTER" --master-port="$PORT" \
-        -m trainer digits --max-duration 100ep --run-name "$RUN" \
+        -m offloop.trainer digits --max-duration 100ep --run-name "$RUN" \
         --save-folder "checkpoints/{run_name}" --keep 3 --autoresume
     code=$?
     timeout 90 bus bridge "$RUN" || echo "run $RUN is not all in NATS: send the rest by hand" >&2

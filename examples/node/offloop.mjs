@@ -60,7 +60,7 @@ class ControlConnection {
 
 // The broker of one run, at Unix sockets in the run's directory; with `resume` after one that has died.
 export async function startBroker(runsDir, run, what = "begin", python = process.env.PYTHON ?? "python3") {
-  const child = spawn(python, ["-P", "-m", "bus.broker", what, runsDir, run], {
+  const child = spawn(python, ["-P", "-m", "offloop.bus.broker", what, runsDir, run], {
     stdio: ["ignore", "pipe", "inherit"],
     detached: true,
   });

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bus.errors import OffloopError
+from offloop.bus.errors import OffloopError
 
 _log = logging.getLogger("offloop")
 _Adapter = TypeVar("_Adapter", bound=type[Any])

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.engine.state import State
-from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
-from trainer.fields.registry import FieldRegistry
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
+from offloop.trainer.fields.registry import FieldRegistry
 
 _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
 
@@ -30,8 +30,8 @@ class GradientProbe:
     def found(self) -> Any:
         """What was computed in the batch that has just ended.
 
-        Raises :class:`trainer.fields.field.FieldNotReadyError` for a batch that began before the field was asked
-        for."""
+        Raises :class:`offloop.trainer.fields.field.FieldNotReadyError` for a batch that began before the field was
+        asked for."""
         found, self._found = self._found, None
         if self._trouble is not None:
             raise self._trouble

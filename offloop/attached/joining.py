@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bus.errors import ConfigurationError, RankError
-from trainer.distributed.ranks import Ranks
+from offloop.bus.errors import ConfigurationError, RankError
+from offloop.trainer.distributed.ranks import Ranks
 
 PATIENCE = 60.0
 """Seconds that the ranks wait for each other when offloop is attached."""

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from bus.errors import ConfigurationError, close_matches
-from bus.protocol.frames import check_run_name
-from bus.types.event import Event
-from trainer.arguments.checks import check_function
-from trainer.arguments.config import PathInput, StreamConfig
-from trainer.stream.hyperparameters import plain_value
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.types.event import Event
+from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.arguments.config import PathInput, StreamConfig
+from offloop.trainer.stream.hyperparameters import plain_value
+from offloop.trainer.stream.run_stream import TrainingStream
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of every adapter; they mean what they mean in :class:`trainer.Trainer`.
+    """The keyword arguments of every adapter; they mean what they mean in :class:`offloop.trainer.Trainer`.
 
     ``on_set`` has what ``bus send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value, by
     name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
 
 
 def check_options(options: Options) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for what is not allowed, before anything is started."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for what is not allowed, before anything is started."""
     allowed = list(Options.__annotations__)
     for name in options:
         if name not in allowed:

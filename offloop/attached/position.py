@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from bus.errors import ConfigurationError
-from bus.types.timestamp import Timestamp, wall_clock
-from trainer.data.resume import is_stateful
-from trainer.data.spec import count_samples, count_tokens
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.timestamp import Timestamp, wall_clock
+from offloop.trainer.data.resume import is_stateful
+from offloop.trainer.data.spec import count_samples, count_tokens
 
 EpochState = Literal["open", "trained", "ended"]
 """How a training resumes in the epoch of a state: ``open``, with what its dataloader gives; ``trained``, after its last
@@ -122,7 +122,7 @@ class LoopPosition:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Resumes from what :meth:`offloop.own_loop.WatchedRun.state_dict` has returned.
 
-        Raises :class:`bus.errors.ConfigurationError` for anything else."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
         try:
             values, name, state = saved["timestamp"], saved["run_name"], saved["epoch"]
             is_known = len(values) >= len(self.reached.values) and state in ("open", "trained", "ended")

@@ -14,31 +14,31 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bus.checkpoints.announced import Score, announce_checkpoint
-from bus.errors import ConfigurationError
-from bus.printing import say, share_terminal
-from bus.protocol.frames import as_utf8
-from bus.publisher.logged import LoggedValues, check_name, check_value
-from bus.publisher.program_end import error_at_exit, watch_main_thread
-from bus.publisher.publisher import Publisher, ending_for
-from bus.runs.directory import is_name_for, new_run_name
-from bus.types.deferred import Deferred
-from bus.types.event import Event
-from bus.types.metrics import Mode
-from bus.types.time import TimeInput
-from bus.types.timestamp import Timestamp, wall_clock
 from offloop.attached.gradients import keep_gradients
 from offloop.attached.joining import join_ranks
 from offloop.attached.options import Options, make_stream
 from offloop.attached.position import count
 from offloop.automatic import note_attached
-from trainer.control.remote_control import RemoteControl
-from trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
-from trainer.data.spec import DataSpec
-from trainer.device.device import GpuDevice, get_device
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
-from trainer.fields.field import Field, FieldUnsupportedError
+from offloop.bus.checkpoints.announced import Score, announce_checkpoint
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say, share_terminal
+from offloop.bus.protocol.frames import as_utf8
+from offloop.bus.publisher.logged import LoggedValues, check_name, check_value
+from offloop.bus.publisher.program_end import error_at_exit, watch_main_thread
+from offloop.bus.publisher.publisher import Publisher, ending_for
+from offloop.bus.runs.directory import is_name_for, new_run_name
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import Mode
+from offloop.bus.types.time import TimeInput
+from offloop.bus.types.timestamp import Timestamp, wall_clock
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.device.device import GpuDevice, get_device
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
 ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT}
@@ -82,7 +82,7 @@ class Framework(NamedTuple):
 class AttachedTraining:
     """The run of a training in another framework's loop. An adapter makes it when the training is about to begin,
     and calls the methods that are named after events when these happen, in the order of
-    :class:`bus.types.event.Event`.
+    :class:`offloop.bus.types.event.Event`.
 
     The run begins with :meth:`open`, by default with the first event: by then a checkpoint is loaded, if one is, which
     decides whether this is the next attempt of a run.
@@ -102,7 +102,8 @@ class AttachedTraining:
         evaluate, checkpoint, set_lr: what does on command what its name says; or why that cannot be done. ``set_lr`` is
             called with the rate; by default it is set in the optimizers.
 
-    Raises :class:`bus.errors.RankError` or :class:`bus.errors.ConfigurationError` when the ranks do not come together.
+    Raises :class:`offloop.bus.errors.RankError` or :class:`offloop.bus.errors.ConfigurationError` when the ranks do not
+    come together.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class AttachedTraining:
         :meth:`state_dict` said, of the run with that name and a number; also if it ``continues`` an earlier training in
         another way. Otherwise, and with the state of a run of another name, it is another run than all before.
 
-        Raises :class:`bus.errors.OffloopError` when it cannot be started."""
+        Raises :class:`offloop.bus.errors.OffloopError` when it cannot be started."""
         if self.publisher is not None:
             return
         state, asked = self.state, self._asked_name

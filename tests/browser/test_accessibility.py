@@ -9,8 +9,8 @@ import pytest
 from axe import has_nothing_serious
 from browser import Dashboard, home_of, visit
 
-from bus import Event, Publisher
-from bus.index.annotations import annotate
+from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import annotate
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,8 +14,8 @@ from browser import Dashboard, Visit, commanded, dashboard_of, running, visit
 from helpers import wait_for
 from proxy import StandingBroker
 
-from bus import Event, Publisher
-from bus.runs.directory import find_run
+from offloop.bus import Event, Publisher
+from offloop.bus.runs.directory import find_run
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -193,7 +193,7 @@ def test_the_keyboard_reaches_every_control_and_charts_have_words(served, browse
 
 
 def test_points_arrive_live_and_the_stop_button_stops_the_run(runs_dir, browser):
-    command = (sys.executable, "-m", "consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
+    command = (sys.executable, "-m", "offloop.consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
     with running("live", pause=0.005) as run:
         wait_for(lambda: (runs_dir / "live" / "run.json").exists(), "the run")
         with commanded(*command, "--run", "live") as served, visit(browser, served.url, color_scheme="dark") as there:

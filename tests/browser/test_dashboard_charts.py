@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from browser import Dashboard, Visit, dashboard_of, running, visit
 
-from bus import Event, Publisher
-from consumers.dashboard.web.page import FRAME_SECONDS, rest_after
+from offloop.bus import Event, Publisher
+from offloop.consumers.dashboard.web.page import FRAME_SECONDS, rest_after
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,9 +14,9 @@ import pytest
 from browser import Dashboard, Visit, dashboard_of, visit
 from PIL import Image
 
-from bus import Event, Publisher
-from bus.types.commands import Command
-from bus.types.timestamp import Timestamp
+from offloop.bus import Event, Publisher
+from offloop.bus.types.commands import Command
+from offloop.bus.types.timestamp import Timestamp
 
 pytestmark = pytest.mark.timeout(180)
 

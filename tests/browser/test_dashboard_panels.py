@@ -11,18 +11,18 @@ from browser import commanded, dashboard_of, visit
 from helpers import wait_for
 from playwright.sync_api import Page
 
-from bus import Event, Publisher
-from bus.runs.directory import find_run
+from offloop.bus import Event, Publisher
+from offloop.bus.runs.directory import find_run
 
 pytestmark = pytest.mark.timeout(120)
 
 MARKUP = "<img src=x onerror='hacked=1'><script>hacked=1</script>{{7*7}}\"'"
-CONSUMER = (sys.executable, "-m", "consumers", "-o", "dashboard.port=0", "--log", "")
+CONSUMER = (sys.executable, "-m", "offloop.consumers", "-o", "dashboard.port=0", "--log", "")
 MILLISECOND = 1_000_000
 
 CALLBACK = textwrap.dedent("""
     import numpy as np
-    from consumers import Callback
+    from offloop.consumers import Callback
 
     class Odd(Callback):
         def fit_start(self, state, logger):
@@ -116,7 +116,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
 
 def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path, browser):
     train = ("--max-duration", "2000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
-    training = subprocess.Popen([sys.executable, "-m", "trainer", "digits", *train], stdout=subprocess.DEVNULL)
+    training = subprocess.Popen([sys.executable, "-m", "offloop.trainer", "digits", *train], stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=90)
         wait_for(lambda: find_run("obedient").live, "the broker")

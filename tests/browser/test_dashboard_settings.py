@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from browser import Dashboard, Visit, dashboard_of, running, visit
 
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -13,11 +13,11 @@ from browser import Visit, commanded, dashboard_of, home_of, visit
 from helpers import wait_for
 from proxy import StandingBroker
 
-from bus import Event, Publisher
-from bus.index.annotations import read_annotations
-from bus.index.store import INDEX_FOLDER
-from consumers.dashboard.web.all_runs import AllRuns
-from consumers.dashboard.web.places import Places, RunsHere
+from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import read_annotations
+from offloop.bus.index.store import INDEX_FOLDER
+from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.places import Places, RunsHere
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -49,7 +49,7 @@ def names(there: Visit) -> list[str]:
 
 def consumer_of(runs: Path, name: str):
     options = ("--replay", str(runs / name), "-o", "dashboard.port=0")
-    return commanded(sys.executable, "-m", "consumers", "--callbacks", "dashboard", *options)
+    return commanded(sys.executable, "-m", "offloop.consumers", "--callbacks", "dashboard", *options)
 
 
 def dashboard_at(runs: Path, name: str):
@@ -81,7 +81,7 @@ def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_ea
 
 def test_a_recording_that_lies_elsewhere_leads_to_no_folder(runs, tmp_path, browser):
     shutil.copy(runs / "one" / "recording-1.mcap", tmp_path / "alone.mcap")
-    command = (sys.executable, "-m", "consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
+    command = (sys.executable, "-m", "offloop.consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
     with (
         commanded(*command, "--replay", str(tmp_path / "alone.mcap")) as served,
         visit(browser, served.url) as there,
@@ -148,7 +148,7 @@ def test_what_the_doors_are_told_is_checked(runs):
 
 
 def test_a_table_that_nobody_looks_at_any_more_is_left(runs, monkeypatch):
-    monkeypatch.setattr("consumers.dashboard.web.all_runs.KEEP_SECONDS", 0.05)
+    monkeypatch.setattr("offloop.consumers.dashboard.web.all_runs.KEEP_SECONDS", 0.05)
     every = AllRuns(Places([RunsHere(runs)]))
 
     def threads() -> list[str]:

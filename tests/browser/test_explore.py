@@ -11,7 +11,7 @@ from browser import Dashboard, Visit, home_of, visit
 from playwright.sync_api import Browser
 from run_folders import write_run
 
-from bus.index.saved_views import VIEWS_FILE, read_views, save_view
+from offloop.bus.index.saved_views import VIEWS_FILE, read_views, save_view
 
 pytestmark = pytest.mark.timeout(180)
 

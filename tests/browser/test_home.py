@@ -10,9 +10,9 @@ import pytest
 from browser import Dashboard, Visit, home_of, running, visit
 from helpers import wait_for
 
-from bus import Event, Publisher
-from bus.index.annotations import annotate, read_annotations
-from bus.index.store import INDEX_FOLDER
+from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import annotate, read_annotations
+from offloop.bus.index.store import INDEX_FOLDER
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,10 +15,10 @@ from browser import Dashboard, Visit, home_of, visit
 from helpers import wait_for
 from playwright.sync_api import Error
 
-from bus import Event, Publisher
-from bus.index.annotations import annotate, read_annotations
-from bus.index.index import RunIndex
-from bus.index.store import INDEX_FOLDER
+from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import annotate, read_annotations
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.store import INDEX_FOLDER
 
 pytestmark = pytest.mark.timeout(180)
 

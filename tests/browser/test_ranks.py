@@ -9,11 +9,11 @@ from browser import Visit, visit
 from many_hosts import many_hosts
 from playwright.sync_api import Browser
 
-from bus.protocol.host_windows import MEMORY
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.site import Site
+from offloop.bus.protocol.host_windows import MEMORY
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.dashboard.web.site import Site
 
 pytestmark = pytest.mark.timeout(120)
 HOSTS, RANKS = 256, 8

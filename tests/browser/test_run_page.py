@@ -10,17 +10,17 @@ import pytest
 from browser import Visit, commanded, home_of, visit
 from helpers import wait_for
 
-from bus import Event, Publisher
-from bus.index.annotations import annotate, read_annotations
-from bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import annotate, read_annotations
+from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 
 pytestmark = pytest.mark.timeout(120)
 
-CONSUMER = (sys.executable, "-m", "consumers", "-o", "dashboard.port=0", "--log", "")
+CONSUMER = (sys.executable, "-m", "offloop.consumers", "-o", "dashboard.port=0", "--log", "")
 
 PICTURES = textwrap.dedent("""
     import numpy as np
-    from consumers import Callback
+    from offloop.consumers import Callback
 
     class Pictures(Callback):
         def batch_end(self, state, logger):

@@ -19,14 +19,14 @@ TRAINING = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from training import Act, gold_trainer
-from bus.types.event import Event
+from offloop.bus.types.event import Event
 slow = Act(lambda event, state, logger: time.sleep(0.02), Event.BATCH_END)
 with gold_trainer(240, 6, publish=True, run_name="fruit", max_duration="1000ep", algorithms=[slow]) as trainer:
     trainer.fit()
 """
 LOOP = """
 import time
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 with Publisher("fruit") as publisher:
     publisher.publish(Event.FIT_START, max_duration="1000ep")
     publisher.publish(Event.EPOCH_START, max_duration="1000ep")
@@ -209,7 +209,7 @@ def test_beside_a_dashboard_that_stays_it_gives_the_terminal_back(
 ) -> None:
     (tmp_path / "own.py").write_text(
         "import time\n"
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Stays(Callback):\n"
         "    def fit_end(self, state, logger):\n"
         "        pass\n"
@@ -242,7 +242,7 @@ def test_the_last_of_what_was_printed_is_printed_again(
     recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Own(Callback):\n"
         "    def batch_end(self, state, logger):\n"
         "        for number in range(200):\n"
@@ -263,7 +263,7 @@ def test_what_other_callbacks_log_and_print_is_shown(
 ) -> None:
     (tmp_path / "own.py").write_text(
         "import sys\n"
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Own(Callback):\n"
         "    def batch_end(self, state, logger):\n"
         "        logger.log_metrics({'own/value': 42})\n"
@@ -322,8 +322,8 @@ def test_a_defect_while_drawing_gives_the_terminal_back_and_is_shown(
     recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     (tmp_path / "broken.py").write_text(
-        "import consumers.dashboard.terminal.display as display\n"
-        "from consumers.dashboard.terminal.top import Top\n"
+        "import offloop.consumers.dashboard.terminal.display as display\n"
+        "from offloop.consumers.dashboard.terminal.top import Top\n"
         "def frame(*_):\n"
         "    raise ZeroDivisionError('no frame')\n"
         "display.frame = frame\n"

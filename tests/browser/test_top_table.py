@@ -12,7 +12,7 @@ from browser import running
 from helpers import wait_for
 from terminals import Terminal
 
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,21 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Act
 
 import offloop
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.tensors.segments import SegmentPool
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from consumers import Callback
-from consumers.callbacks.checkpoint_saver import CheckpointSaver
-from trainer import Classifier, State
-from trainer.checkpoints.file import read_checkpoint
-from trainer.device.device import get_device
-from trainer.distributed.ranks import Ranks
-from trainer.fields.registry import BUILT_IN
-from trainer.stream.run_metadata import describe_system
-from trainer.stream.tensor_sharing import pin
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback
+from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
+from offloop.trainer import Classifier, State
+from offloop.trainer.checkpoints.file import read_checkpoint
+from offloop.trainer.device.device import get_device
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.fields.registry import BUILT_IN
+from offloop.trainer.stream.run_metadata import describe_system
+from offloop.trainer.stream.tensor_sharing import pin
 
 CPU, GPU = "cpu", pytest.param("gpu", marks=pytest.mark.gpu)
 

@@ -33,13 +33,13 @@ from attached_runs import (
 from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
-from bus.errors import ConfigurationError
-from bus.index.index import read_entry
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.event import Event
 from offloop.accelerate import attach
 from offloop.attached import AttachedTraining
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.index import read_entry
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import Event
 
 BEGIN = ["before_forward", "after_forward", "after_loss", "before_backward", "after_backward"]
 EVALUATED = ["eval_before_all", "eval_start", "eval_end", "eval_after_all"]

@@ -44,7 +44,7 @@ def test_a_command_that_is_to_ignore_ctrl_c_does(tmp_path: Path) -> None:
 FORGETTING = """
 import signal, time
 import click
-from bus.terminal import run_command
+from offloop.bus.terminal import run_command
 
 class Forgotten:
     def __del__(self):

@@ -16,9 +16,9 @@ import pytest
 from attached_runs import RUN, events_of, logged_in, snapshots_of, values_of
 from paths import FOLDERS, ROOT
 
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.event import Event
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import Event
 
 JOBS = ROOT / "tests" / "support" / "composer_jobs.py"
 

@@ -11,12 +11,12 @@ from attached_runs import snapshots_of
 from helpers import wait_for
 from paths import FOLDERS, ROOT
 
-from bus import Event
-from bus.runs.directory import find_run, list_runs
-from bus.subscriber.commands import send_command
+from offloop.bus import Event
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.subscriber.commands import send_command
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*_quickstart.py"))
-CONSUMER = [sys.executable, "-m", "consumers", "--callbacks", "speed,lr,metrics", "--log", "jsonl"]
+CONSUMER = [sys.executable, "-m", "offloop.consumers", "--callbacks", "speed,lr,metrics", "--log", "jsonl"]
 
 
 @pytest.mark.slow

@@ -29,12 +29,12 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite_jobs import LENGTH, ROWS, SIZE, Training
 
-from bus.errors import ConfigurationError
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.commands import Command
-from bus.types.event import Event
 from offloop.attached import AttachedTraining
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.commands import Command
+from offloop.bus.types.event import Event
 from offloop.ignite import OffloopLogger
 
 pytestmark = pytest.mark.usefixtures("runs_dir")

@@ -21,16 +21,16 @@ from field_stream import Stream
 from helpers import wait_for
 from paths import ROOT
 
-from bus.errors import ConfigurationError
-from bus.index.index import read_entry
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from consumers import CheckpointSaver
 from offloop.attached import AttachedTraining
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.index import read_entry
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers import CheckpointSaver
 from offloop.keras import OffloopCallback
-from trainer.stream.run_stream import TrainingStream
+from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCHES, SIZE = 5, 8
 INPUTS, TARGETS = (one.numpy() for one in make_rows(BATCHES * SIZE))

@@ -37,13 +37,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offloop
-from bus import Event, list_runs
-from bus.errors import ConfigurationError
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
 from offloop.attached import AttachedTraining
+from offloop.bus import Event, list_runs
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
 from offloop.lightning import OffloopCallback
-from trainer.device.device import CpuDevice
+from offloop.trainer.device.device import CpuDevice
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),

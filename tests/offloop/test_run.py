@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from helpers import wait_for
 
-from bus import Event, Recording, find_run
 from offloop.automatic import VARIABLE, lightning_callbacks
+from offloop.bus import Event, Recording, find_run
 
 OFFLOOP = [sys.executable, "-m", "offloop", "run"]
 
@@ -65,7 +65,7 @@ for pl in (lightning.pytorch, pytorch_lightning):
     pl.Trainer(**quiet, callbacks=[OffloopCallback(run_name="own")]).fit(Module(), data)
 """
 CALLBACK = """
-from consumers import Callback
+from offloop.consumers import Callback
 
 
 class Counter(Callback):

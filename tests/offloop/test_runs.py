@@ -17,10 +17,10 @@ from helpers import wait_for
 from paths import DATA
 
 import offloop
-from bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
-from bus.index.annotations import read_annotations
-from bus.runs.directory import is_locked
-from consumers.cli.main import main as consumer_main
+from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
+from offloop.bus.index.annotations import read_annotations
+from offloop.bus.runs.directory import is_locked
+from offloop.consumers.cli.main import main as consumer_main
 
 RECORDED = DATA / "recordings" / "0.1.0"
 LOSS = "loss/train/total"

@@ -64,7 +64,7 @@ for batch in run.batches(tqdm(range(60))):
     optimizer.step()
 """
 ROWS = """
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Rows(Callback):
     def fit_start(self, state, logger):
@@ -108,7 +108,7 @@ def test_lines_of_callbacks_and_the_bar_of_the_training_are_whole(
 
 SAYING = """
 import logging, sys, time
-from bus.printing import AboveLastLine, say, share_terminal
+from offloop.bus.printing import AboveLastLine, say, share_terminal
 
 share_terminal()
 if sys.argv[1] == "tqdm":

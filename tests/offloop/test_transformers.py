@@ -41,16 +41,16 @@ from transformers import (
     TrainingArguments,
 )
 
-from bus import Event, Recording
-from bus.errors import ConfigurationError
-from bus.index.index import read_entry
-from bus.runs.directory import find_run, list_runs
-from bus.types.commands import Command
-from bus.types.demand import Demand, Want
-from consumers import CheckpointSaver
 from offloop.attached import PREDICTION, AttachedTraining
+from offloop.bus import Event, Recording
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.index import read_entry
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.types.commands import Command
+from offloop.bus.types.demand import Demand, Want
+from offloop.consumers import CheckpointSaver
+from offloop.trainer.stream.run_stream import TrainingStream
 from offloop.transformers import OffloopCallback
-from trainer.stream.run_stream import TrainingStream
 
 ROWS = 44
 CONFIG = GPT2Config(

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from bus import Event
-from bus.runs.directory import find_run
+from offloop.bus import Event
+from offloop.bus.runs.directory import find_run
 from offloop.transformers import OffloopCallback
 
 # TRL uses names that Transformers is about to give up.

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offloop
-from bus import ConfigurationError, Event, Publisher, Snapshot, find_run
-from bus.cli.main import bus
-from bus.types.source import Source
-from consumers import Callback, ImageVisualizer, Logger, LRMonitor, TrainerMetrics
-from consumers.cli.attached import run_attached
-from consumers.cli.main import consumer
-from consumers.testing import replay
+from offloop.bus import ConfigurationError, Event, Publisher, Snapshot, find_run
+from offloop.bus.cli.main import bus
+from offloop.bus.types.source import Source
+from offloop.consumers import Callback, ImageVisualizer, Logger, LRMonitor, TrainerMetrics
+from offloop.consumers.cli.attached import run_attached
+from offloop.consumers.cli.main import consumer
+from offloop.consumers.testing import replay
 
 INFO = {
     "framework": {"name": "Foo", "version": "1.2"},

@@ -21,13 +21,13 @@ from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 import offloop
-from bus import Event, Recording, Subscriber
-from bus.errors import ConfigurationError
-from bus.runs.directory import find_run, list_runs
-from bus.types.commands import Command
-from bus.types.demand import Demand, Want
 from offloop.attached import EVALUATION, AttachedTraining
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus import Event, Recording, Subscriber
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.types.commands import Command
+from offloop.bus.types.demand import Demand, Want
+from offloop.trainer.stream.run_stream import TrainingStream
 
 ROWS, SIZE = 80, 8
 
@@ -684,7 +684,7 @@ def test_values_and_nan_are_logged_for_the_batch_at_work() -> None:
         ({"run_nam": "w"}, "there is no option 'run_nam': did you mean run_name"),
         ({"run_name": "a b/c"}, "a b/c"),
         ({"on_set": {"heat": 3}}, "on_set"),
-        ({"callbacks": [object()]}, "consumers.Callback"),
+        ({"callbacks": [object()]}, "offloop.consumers.Callback"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:

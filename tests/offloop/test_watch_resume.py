@@ -11,13 +11,13 @@ import torch
 from field_stream import Stream
 
 import offloop
-from bus.errors import ConfigurationError
-from bus.runs.directory import list_runs
-from bus.types.demand import Demand
-from bus.types.event import Event
 from offloop.attached import AttachedTraining
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.runs.directory import list_runs
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 from offloop.own_loop import WatchedRun
-from trainer.stream.run_stream import TrainingStream
+from offloop.trainer.stream.run_stream import TrainingStream
 
 EPOCHS, BATCHES = 3, 10
 

@@ -13,7 +13,7 @@ from common import Report, argument_parser, run
 from compare import compare, read
 from paths import ROOT
 
-from bus import ConfigurationError
+from offloop.bus import ConfigurationError
 
 BENCHMARKS = ROOT / "benchmarks"
 OTHERS = ("all", "common", "compare", "comparison", "gpu", "jobs", "models", "peer_trainings", "sleeper", "stopwatch")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paths import ROOT
 
-from bus.recording.recording import Recording
-from consumers.cli.registry import CALLBACKS
+from offloop.bus.recording.recording import Recording
+from offloop.consumers.cli.registry import CALLBACKS
 
 PAGE = (ROOT / "docs" / "callbacks.md").read_text()
 [TRAINING] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

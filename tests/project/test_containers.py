@@ -20,8 +20,8 @@ from command_lines import COMMANDS, problem
 from documents import CommandLine
 from paths import ROOT
 
-from bus.net.allow_list import ROLES, AllowList
-from bus.net.keys import load_public_key
+from offloop.bus.net.allow_list import ROLES, AllowList
+from offloop.bus.net.keys import load_public_key
 
 CONTAINERS = ROOT / "containers"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

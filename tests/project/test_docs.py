@@ -22,9 +22,9 @@ from documents import NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
 from helpers import wait_for
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
-from bus import Event, Recording, find_run, list_runs
-from bus.types.demand import BASE_EVENTS
-from consumers.cli.main import main as consumer_main
+from offloop.bus import Event, Recording, find_run, list_runs
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.consumers.cli.main import main as consumer_main
 
 CODE = [block for page in PAGES for block in blocks(page, "python")]
 RUN_BY_THE_TEST_OF_THEIR_PART = {
@@ -55,7 +55,15 @@ with Publisher("my-run") as publisher:
 """
 """What the callbacks and loggers on the pages are attached to."""
 REFERENCE = "docs/reference"
-EXPORTING = ("bus", "consumers", "consumers.testing", "trainer", "trainer.algorithms", "trainer.schedulers", "offloop")
+EXPORTING = (
+    "offloop.bus",
+    "offloop.consumers",
+    "offloop.consumers.testing",
+    "offloop.trainer",
+    "offloop.trainer.algorithms",
+    "offloop.trainer.schedulers",
+    "offloop",
+)
 """The packages whose public names are all on reference pages."""
 
 
@@ -272,7 +280,9 @@ def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(
     written.unlink()
     command += ["--callbacks", "spikes_named.py:NamedSpikes,killed.py:Killed", "--name", "archive"]
     for _ in range(2):
-        killed = subprocess.run([sys.executable, "-m", "consumers", *map(str, command)], cwd=recorded, check=False)
+        killed = subprocess.run(
+            [sys.executable, "-m", "offloop.consumers", *map(str, command)], cwd=recorded, check=False
+        )
         assert killed.returncode == -signal.SIGKILL
     consumer(*command)
     assert written.read_bytes() == undisturbed
@@ -281,7 +291,7 @@ def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(
 KILLED = """
 import os, signal
 from pathlib import Path
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Killed(Callback):
     def batch_end(self, state, logger):
@@ -378,7 +388,7 @@ def test_the_map_of_the_rooms_lists_their_imports() -> None:
     shown = {path.removesuffix(".py").strip("/").replace("/", "."): imports for path, imports in rows}
     for room, imports in shown.items():
         package = room.split(".")[0]
-        below = {name for name in allowed[room] if name in shown}
+        below = {name for name in allowed[room.removeprefix("offloop.")] if name in shown}
         named = imports.split()
         full = {name if f"{package}.{name}" not in allowed else f"{package}.{name}" for name in named}
         assert full == below, f"design.md says that {room} imports {imports or 'nothing'}"

@@ -108,7 +108,7 @@ def test_every_page_of_the_navigation_is_there_and_found_by_the_search(site: Pat
         assert found[location]["title"] == title
         home = [link for link in pages[site / "index.html"].links if link == (location or ".")]
         assert home, f"{source} cannot be reached from the first page"
-    assert "starts that broker when none is named" in found["reference/bus/#bus.Publisher"]["text"]
+    assert "starts that broker when none is named" in found["reference/bus/#offloop.bus.Publisher"]["text"]
     assert "--tolerance" in found["commands/#bus-diff"]["text"]
 
 
@@ -146,8 +146,8 @@ def test_nothing_of_the_docstrings_is_shown_as_it_is_written(pages: dict[Path, P
 def test_docstrings_link_to_what_they_name(site: Path, pages: dict[Path, Page]) -> None:
     links = pages[site / "reference/consumers/index.html"].links
     # From the docstrings of LoggerDestination.check and of Callback.every.
-    assert "../errors/#bus.ConfigurationError" in links
-    assert "../bus/#bus.BASE_EVENTS" in links
+    assert "../errors/#offloop.bus.ConfigurationError" in links
+    assert "../bus/#offloop.bus.BASE_EVENTS" in links
     own = pages[site / "own_loop/index.html"].links
     assert any(link.endswith("sources/bus/types/event.py/") for link in own)
 

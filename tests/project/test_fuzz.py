@@ -12,9 +12,9 @@ from inputs import Target, spoiled_bytes
 from paths import ROOT
 from targets import TARGETS
 
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.intervals import MAX_INTERVAL
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import MAX_INTERVAL
 
 FUZZ = ROOT / "fuzz"
 

@@ -13,7 +13,7 @@ from brokers import free_address, start_broker
 from helpers import wait_for
 from paths import ROOT
 
-from bus import Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
 
 pytestmark = pytest.mark.needs("node", "node_modules")
 
@@ -156,7 +156,11 @@ def test_it_commands_and_obeys(standing, runs_dir):
         publisher.stdout.readline()
         wait_for(lambda: (runs_dir / "theirs" / "broker.json").exists(), "the first event")
         done = subprocess.run(
-            [sys.executable, "-m", "bus", "stop", "theirs"], capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, "-m", "offloop.bus", "stop", "theirs"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert "published" in answers(publisher)[-1]

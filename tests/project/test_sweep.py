@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paths import ROOT
 
-from bus import Event, Recording, list_runs
+from offloop.bus import Event, Recording, list_runs
 
 
 def test_a_sweep_stops_the_runs_that_optuna_prunes_and_reports_the_best(runs_dir: Path) -> None:

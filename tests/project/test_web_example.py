@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from paths import ROOT
 
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from training import Act
 
-from bus.types.event import Event
-from trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
 
 
 class Image(Classifier):

@@ -4,7 +4,7 @@ it: one that imports a framework takes seconds."""
 from pathlib import Path
 from typing import Any
 
-from consumers import Callback
+from offloop.consumers import Callback
 
 
 class Requests(Callback):

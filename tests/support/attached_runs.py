@@ -13,13 +13,13 @@ from forked import Program, run_forked
 from helpers import wait_for
 from torch import nn
 
-from bus.protocol.snapshot import Snapshot
-from bus.publisher.publisher import Publisher
-from bus.recording.recording import Recording
-from bus.runs.directory import RunInfo, find_run
-from bus.subscriber.commands import send_command
-from bus.types.commands import Argument, Outcome
-from bus.types.event import Event
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import RunInfo, find_run
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.commands import Argument, Outcome
+from offloop.bus.types.event import Event
 
 RUN = "r"
 """The run's name, unless a test gives another."""

@@ -30,7 +30,9 @@ def free_address() -> str:
 def start_broker(address: str, *arguments: str) -> "subprocess.Popen[str]":
     """The command ``bus broker`` at an address, once it serves."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bus", "broker", "--listen", address, *arguments], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "offloop.bus", "broker", "--listen", address, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None  # it is a pipe
     assert "serving at" in process.stdout.readline()

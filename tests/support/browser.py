@@ -23,7 +23,7 @@ FLAGS = ["--headless=new", "--no-sandbox", "--renderer-process-limit=1", "--disa
 
 LOOP = textwrap.dedent("""
     import math, sys, time
-    from bus import Event, Publisher
+    from offloop.bus import Event, Publisher
 
     name, batches, pause, odd = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
     def loss_at(batch):
@@ -154,8 +154,8 @@ def home_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
 
 def _served(command: str, *arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     code = (
-        "from bus.terminal import run_command;"
-        f" from consumers.dashboard.web.command import {command}; run_command({command})"
+        "from offloop.bus.terminal import run_command;"
+        f" from offloop.consumers.dashboard.web.command import {command}; run_command({command})"
     )
     return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from consumers import Callback, Logger
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Callback, Logger
 
 
 class CallLog(Logger):

@@ -14,12 +14,12 @@ from faults import Training, assert_counted, read_recording
 from helpers import wait_for
 from nats_servers import NatsCluster
 
-from bus.runs.bridged import read_bridge
+from offloop.bus.runs.bridged import read_bridge
 
 KINDS = ("leader", "follower", "all servers", "bridge", "broker", "consumer")
 FOLLOW = """
 import sys
-from bus import Event, Subscriber
+from offloop.bus import Event, Subscriber
 from faults import numbers_in
 with Subscriber(sys.argv[1], stream=sys.argv[2], events=[Event.BATCH_END]) as subscriber:
     for number in numbers_in(iter(subscriber)):

@@ -8,15 +8,15 @@ from typing import Any
 import click
 from documents import ROOT, CommandLine, blocks
 
-from bus.cli.main import bus
-from bus.errors import ConfigurationError
-from bus.plugins.options import convert_options, options_of
-from bus.plugins.registry import Registry, options_for
-from consumers.cli.main import consumer
-from consumers.cli.registry import CALLBACKS, LOGGERS
+from offloop.bus.cli.main import bus
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.plugins.registry import Registry, options_for
+from offloop.consumers.cli.main import consumer
+from offloop.consumers.cli.registry import CALLBACKS, LOGGERS
 from offloop.run import offloop
-from trainer.algorithms import ALGORITHMS
-from trainer.cli.main import trainer
+from offloop.trainer.algorithms import ALGORITHMS
+from offloop.trainer.cli.main import trainer
 
 COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "offloop": offloop, "trainer": trainer}
 """The commands that offloop installs."""

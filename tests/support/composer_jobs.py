@@ -21,12 +21,12 @@ from composer.models import ComposerClassifier
 from field_stream import Stream
 from torch.utils.data import DataLoader, TensorDataset
 
-from bus.runs.directory import find_run
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
 from offloop.attached import AttachedTraining
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
 from offloop.composer import OffloopCallback
-from trainer.stream.run_stream import TrainingStream
+from offloop.trainer.stream.run_stream import TrainingStream
 
 ROWS, SIZE = 40, 8
 

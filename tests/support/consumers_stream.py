@@ -6,14 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bus.protocol.frames import END, Topic, event_encoder, pack_map
-from bus.protocol.snapshot import Snapshot
-from bus.recording.writer import RecordingWriter
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import LoggerDestination
-from consumers.api.logger import Row, RunContext
+from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import LoggerDestination
+from offloop.consumers.api.logger import Row, RunContext
 
 BATCH_NS = 250_000_000
 SAMPLES = 8

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from consumers import Callback, Logger
+from offloop.consumers import Callback, Logger
 
 
 class Counter(Callback):

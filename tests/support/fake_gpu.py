@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.device.device import DeferredScalar, DeferredVector, PinnedRings
+from offloop.trainer.device.device import DeferredScalar, DeferredVector, PinnedRings
 
 
 class FakeGpu:

@@ -24,8 +24,8 @@ import psutil
 from brokers import free_address
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
-from bus.types.timeouts import Timeouts
+from offloop.bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
+from offloop.bus.types.timeouts import Timeouts
 
 ENTRY = struct.Struct("<QQ")
 MEBIBYTE = 1024 * 1024
@@ -63,7 +63,7 @@ def backward_clock(folder: Path) -> dict[str, str]:
 
 BACKWARD_CLOCK = """
 import itertools, sys, time
-now, hours = time.time_ns, itertools.count(24 if "bus.broker" in sys.orig_argv else 0)
+now, hours = time.time_ns, itertools.count(24 if "offloop.bus.broker" in sys.orig_argv else 0)
 time.time_ns = lambda: now() - next(hours) * 3600 * 10**9
 time.time = lambda: time.time_ns() / 1e9
 """
@@ -279,7 +279,7 @@ class Training(Program):
             return [
                 child.pid
                 for child in psutil.Process(self.pid).children()
-                if child.status() != psutil.STATUS_ZOMBIE and "bus.broker" in child.cmdline()
+                if child.status() != psutil.STATUS_ZOMBIE and "offloop.bus.broker" in child.cmdline()
             ]
         return []
 
@@ -336,7 +336,7 @@ class StandingBroker:
 
     def start(self) -> None:
         """Starts it, and waits until it serves."""
-        command = ["-m", "bus", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
+        command = ["-m", "offloop.bus", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
         self.process = subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

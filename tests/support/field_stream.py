@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import pytest
 from training import gold_trainer
 
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from bus.types.left_out import LeftOut
-from trainer import Trainer
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.left_out import LeftOut
+from offloop.trainer import Trainer
+from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCH_END = Event.BATCH_END
 

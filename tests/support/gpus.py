@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer import Classifier, Trainer
-from trainer.data.models import Accuracy
+from offloop.trainer import Classifier, Trainer
+from offloop.trainer.data.models import Accuracy
 
 ROWS = 96
 SIZE = 8

@@ -11,13 +11,13 @@ from typing import Any
 from ranks_jobs import rank_loader, train
 from training import Act
 
-from bus.errors import BrokerError, OffloopError
-from bus.net.nats_addresses import STREAM_VARIABLE
-from bus.publisher.publisher import Publisher
-from bus.runs.directory import host_name, runs_dir
-from bus.types.event import Event
-from trainer.distributed.ranks import Ranks, join_ranks
-from trainer.stream.hosts import start_on_hosts
+from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.net.nats_addresses import STREAM_VARIABLE
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.runs.directory import host_name, runs_dir
+from offloop.bus.types.event import Event
+from offloop.trainer.distributed.ranks import Ranks, join_ranks
+from offloop.trainer.stream.hosts import start_on_hosts
 
 KILLED_AT = 3
 """The batch of the second attempt at which the second host's broker is killed."""

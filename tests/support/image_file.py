@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.protocol.snapshot import Snapshot
-from consumers import LoggerDestination
-from consumers.api.logger import Images
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import LoggerDestination
+from offloop.consumers.api.logger import Images
 
 
 class ImageFile(LoggerDestination):

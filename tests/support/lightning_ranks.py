@@ -19,8 +19,8 @@ import torch
 from attached_runs import make_network, make_rows
 from torch.utils.data import DataLoader, TensorDataset
 
-from bus.types.commands import Command
 from offloop.attached import AttachedTraining, joining
+from offloop.bus.types.commands import Command
 from offloop.lightning import OffloopCallback
 
 ROWS, SIZE, EPOCHS = 36, 6, 4

@@ -10,13 +10,13 @@ from typing import Any
 
 from consumers_stream import record_run, snapshots_of_training
 
-from bus.protocol.snapshot import Snapshot
-from consumers import Callback, Logger, LoggerDestination, Runner
-from consumers.runner.state_file import StateFile
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Callback, Logger, LoggerDestination, Runner
+from offloop.consumers.runner.state_file import StateFile
 
 KILLED = """
 import os, signal
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Losses(Callback):
     def __init__(self, last: int | None = None):
@@ -112,7 +112,9 @@ def run_killed_and_again(tmp_path: Path, logger: str, *options: str, batches: in
     ]
     for last in (batches // 3, batches - 3, None):
         killed = [] if last is None else ["-o", f"Losses.last={last}"]
-        done = subprocess.run([sys.executable, "-m", "consumers", *words, *killed], capture_output=True, timeout=100)
+        done = subprocess.run(
+            [sys.executable, "-m", "offloop.consumers", *words, *killed], capture_output=True, timeout=100
+        )
         expected = 0 if last is None else -signal.SIGKILL
         assert done.returncode == expected, done.stderr.decode()
     return directory

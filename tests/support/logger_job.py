@@ -9,15 +9,15 @@ from pathlib import Path
 
 from helpers import wait_for
 
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from consumers import Callback, Logger, LoggerDestination
-from consumers.api.logger import Row
-from consumers.delivery.spool import wrap_in_spool
-from consumers.loggers.mlflow import MLFlowLogger
-from consumers.loggers.wandb import WandBLogger
-from consumers.runner.runner import Runner
-from consumers.runner.state_file import StateFile
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.consumers import Callback, Logger, LoggerDestination
+from offloop.consumers.api.logger import Row
+from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.loggers.mlflow import MLFlowLogger
+from offloop.consumers.loggers.wandb import WandBLogger
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.runner.state_file import StateFile
 
 COMMIT_EVERY = 5
 

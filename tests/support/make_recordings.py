@@ -21,10 +21,10 @@ from typing import Any
 
 from paths import DATA
 
-from bus import Event, Recording, Snapshot
-from bus.types.timestamp import Timestamp
-from consumers import ActivationMonitor, Callback, Logger, MemoryMonitor, NaNMonitor, OptimizerMonitor
-from consumers.testing import LiveRun
+from offloop.bus import Event, Recording, Snapshot
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import ActivationMonitor, Callback, Logger, MemoryMonitor, NaNMonitor, OptimizerMonitor
+from offloop.consumers.testing import LiveRun
 
 RECORDINGS = DATA / "recordings"
 FACTS = "facts.json"
@@ -42,9 +42,9 @@ def digits(batch_size: int = 32) -> dict[str, Any]:
     """Handwritten digits, on the made-up machine."""
     import torch
 
-    from bus.publisher import connection as link
-    from trainer.stream import publishing
-    from trainer.tasks.digits import digits as task
+    from offloop.bus.publisher import connection as link
+    from offloop.trainer.stream import publishing
+    from offloop.trainer.tasks.digits import digits as task
 
     facts = {**MACHINE, "python": sys.version.partition(" ")[0], "torch": torch.__version__.partition("+")[0]}
     facts["offloop"] = version("offloop")
@@ -55,7 +55,7 @@ def digits(batch_size: int = 32) -> dict[str, Any]:
 
 def failing() -> dict[str, Any]:
     """As ``digits``, with an error after the seventh batch."""
-    from trainer import Algorithm, State
+    from offloop.trainer import Algorithm, State
 
     class Fails(Algorithm):
         def match(self, event: Event, state: State) -> bool:

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Collection
 
-from bus.protocol.host_windows import (
+from offloop.bus.protocol.host_windows import (
     ARRIVAL,
     GRADIENT_NORM,
     LOSS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers import REFERENCE
 
-from consumers.callbacks.mlperf import MLPerfCallback
+from offloop.consumers.callbacks.mlperf import MLPerfCallback
 
 GOLDEN = json.loads((REFERENCE / "cb_mlperf.json").read_text())
 

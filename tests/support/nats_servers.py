@@ -17,9 +17,9 @@ from brokers import free_address
 from helpers import wait_for
 from paths import FOLDERS
 
-from bus.jetstream.connection import NatsServers
-from bus.processes import is_running
-from bus.runs.bridged import read_bridge
+from offloop.bus.jetstream.connection import NatsServers
+from offloop.bus.processes import is_running
+from offloop.bus.runs.bridged import read_bridge
 
 BESIDE_PYTHON = Path(sys.executable).with_name("nats-server")
 DEBIANS = FOLDERS["nats-server"]

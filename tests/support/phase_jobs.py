@@ -8,11 +8,11 @@ from gold import gold_data, gold_optimizer
 from ranks_jobs import make_model
 from torch.utils.data import DataLoader, Dataset
 
-from consumers import JsonlLogger
-from consumers.callbacks.phases.phases import Phases
-from consumers.callbacks.trace import Trace
-from trainer import RankBatchSampler, Trainer
-from trainer.distributed.ranks import rank_and_world_size
+from offloop.consumers import JsonlLogger
+from offloop.consumers.callbacks.phases.phases import Phases
+from offloop.consumers.callbacks.trace import Trace
+from offloop.trainer import RankBatchSampler, Trainer
+from offloop.trainer.distributed.ranks import rank_and_world_size
 
 NAME = "phases"
 BATCHES = 24

@@ -31,7 +31,16 @@ class StandingBroker:
 
     def start(self) -> None:
         """Starts it, at the same address again if it was there before."""
-        command = [sys.executable, "-m", "bus", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
+        command = [
+            sys.executable,
+            "-m",
+            "offloop.bus",
+            "broker",
+            "--listen",
+            self.address,
+            "--runs-dir",
+            str(self._runs_dir),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         assert "serving at" in self._process.stdout.readline()

@@ -21,17 +21,17 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 from training import Act
 
-from bus.errors import ConfigurationError
-from bus.runs.directory import find_run
-from bus.subscriber.commands import send_command
-from bus.types.event import Event
-from consumers import JsonlLogger, SpeedMonitor
-from trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
-from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.data.models import Accuracy, CrossEntropy
-from trainer.distributed.parallel import check_parts
-from trainer.distributed.ranks import join_ranks, rank_and_world_size
-from trainer.schedulers import CosineAnnealingWithWarmupScheduler
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.runs.directory import find_run
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.event import Event
+from offloop.consumers import JsonlLogger, SpeedMonitor
+from offloop.trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
+from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.data.models import Accuracy, CrossEntropy
+from offloop.trainer.distributed.parallel import check_parts
+from offloop.trainer.distributed.ranks import join_ranks, rank_and_world_size
+from offloop.trainer.schedulers import CosineAnnealingWithWarmupScheduler
 
 ROWS, BATCH = 27, 6
 BATCHES_BEFORE_THE_END = 3
@@ -310,7 +310,7 @@ def commanded(folder: Path) -> dict[str, Any]:
 
 
 JUDGE = """
-from bus import Event, Subscriber
+from offloop.bus import Event, Subscriber
 with Subscriber("r", events=[Event.BATCH_END], name="judge", barrier_events=[Event.BATCH_END]) as stream:
     for snapshot in stream:
         if snapshot.rank == 0 and snapshot.timestamp.batch == 7:

@@ -12,7 +12,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bus.protocol.frames import Topic, encode_control, encode_frame_batch, event_encoder, pack_map
+from offloop.bus.protocol.frames import Topic, encode_control, encode_frame_batch, event_encoder, pack_map
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16) + b"\0" + bytes(31)
 

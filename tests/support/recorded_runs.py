@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from mcap.writer import Writer
 
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.recording.reader import Record, RecordingReader
-from bus.recording.writer import RecordingWriter
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.recording.reader import Record, RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
 
 BEGAN = 1_795_259_222_215_294_932
 _NAMES = ["batch_end", "epoch_end", "before_forward", "after_loss", "eval_end", "$demand", "$command"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import mcap.reader
 import mcap.writer
 
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.recording.reader import Record, RecordingReader
-from bus.recording.writer import RecordingWriter
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.recording.reader import Record, RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
 
 TOPICS = [Topic("r", name, rank) for name in ("batch_end", "epoch_end", "loss", "$end") for rank in (0, 1)]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from consumers import SpeedMonitor
-from trainer.schedulers import (
+from offloop.consumers import SpeedMonitor
+from offloop.trainer.schedulers import (
     ConstantScheduler,
     CosineAnnealingScheduler,
     ExponentialScheduler,

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.protocol.frames import COMMAND, DEMAND, END, Topic, decode_event, event_encoder, pack_map
-from bus.recording.reader import RecordingReader
-from bus.recording.writer import RecordingWriter
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
+from offloop.bus.protocol.frames import COMMAND, DEMAND, END, Topic, decode_event, event_encoder, pack_map
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
 
 BEGAN = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -115,7 +115,7 @@ def records_of(path: Path) -> list[Recorded]:
 @contextlib.contextmanager
 def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
     """The command ``bus replay``, once consumers can attach; ended at the end."""
-    command = [sys.executable, "-m", "bus", "replay", *map(str, arguments)]
+    command = [sys.executable, "-m", "offloop.bus", "replay", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None  # it is a pipe

@@ -8,9 +8,9 @@ from gold import gold_data
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bus.types.event import Event
-from trainer import Algorithm, Classifier, State, Trainer
-from trainer.schedulers import CosineAnnealingWithWarmupScheduler
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Classifier, State, Trainer
+from offloop.trainer.schedulers import CosineAnnealingWithWarmupScheduler
 
 
 class Augmented(Dataset[Any]):

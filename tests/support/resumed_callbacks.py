@@ -7,8 +7,8 @@ from counting import Counter, SlowCounter
 from gold import gold_loader
 from training import gold_trainer
 
-from consumers import EarlyStopper, JsonlLogger
-from trainer import Evaluator, Trainer
+from offloop.consumers import EarlyStopper, JsonlLogger
+from offloop.trainer import Evaluator, Trainer
 
 
 def never(value: float, best: float) -> bool:

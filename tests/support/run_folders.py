@@ -2,11 +2,11 @@
 
 import os
 
-from bus import Event
-from bus.protocol.frames import END, Topic, event_encoder, pack_map
-from bus.protocol.order import Ending, Reached
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import RunDirectory
+from offloop.bus import Event
+from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import RunDirectory
 
 STARTED = 1_700_000_000.0
 

@@ -10,8 +10,8 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from bus.errors import FieldNotAvailableError
-from bus.tensors.segments import SegmentPool, SegmentReference, open_segment
+from offloop.bus.errors import FieldNotAvailableError
+from offloop.bus.tensors.segments import SegmentPool, SegmentReference, open_segment
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 from training import gold_trainer
 
-from bus import Event, Recording
-from bus.errors import OffloopError
-from trainer import Classifier, Evaluator, RankBatchSampler, Trainer
-from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.checkpoints.sharded import read_sharded
-from trainer.distributed.ranks import join_ranks
-from trainer.distributed.sharding import FullySharded
+from offloop.bus import Event, Recording
+from offloop.bus.errors import OffloopError
+from offloop.trainer import Classifier, Evaluator, RankBatchSampler, Trainer
+from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.checkpoints.sharded import read_sharded
+from offloop.trainer.distributed.ranks import join_ranks
+from offloop.trainer.distributed.sharding import FullySharded
 
 
 class Tied(nn.Module):

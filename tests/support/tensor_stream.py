@@ -8,12 +8,12 @@ import torch
 from field_stream import Stream
 from gold import GoldMLP
 
-from bus.errors import OffloopError
-from bus.protocol.frames import PROTOCOL_VERSION, EventBody
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.api.callback import Callback, demand_of, view_for
-from consumers.api.logger import Logger, Upload
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback, demand_of, view_for
+from offloop.consumers.api.logger import Logger, Upload
 
 
 class TensorStream(Stream):

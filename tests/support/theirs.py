@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bus.protocol.snapshot import Snapshot
-from consumers import Callback
-from consumers.testing import Logged, MemoryStream
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Callback
+from offloop.consumers.testing import Logged, MemoryStream
 
 
 def trained(*callbacks: Callback, epochs: int, **options: Any) -> Logged:
@@ -36,7 +36,7 @@ def continued(make: Callable[[], Callback], stream: MemoryStream, at: int) -> tu
 
 def run(callback: Callback, snapshots: list[Snapshot]) -> Iterator[Snapshot]:
     """Gives a callback the snapshots that it wants, one after the other."""
-    from consumers import Logger
+    from offloop.consumers import Logger
 
     logger, wanted = Logger(), callback.wanted_events()
     for snapshot in snapshots:

@@ -6,12 +6,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bus.protocol.frames import COMMAND, END, Topic, event_encoder, pack_map
-from bus.protocol.snapshot import Snapshot
-from bus.recording.writer import RecordingWriter
-from bus.types.commands import Command
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
+from offloop.bus.protocol.frames import COMMAND, END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.commands import Command
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
 
 MS = 1_000_000
 BEGAN_NS = 1_700_000_000_000_000_000

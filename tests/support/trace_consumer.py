@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from bus.recording.recording import Recording
-from consumers import Callback
-from consumers.callbacks.trace import Trace
-from consumers.runner.runner import RunnerStatistics
-from consumers.runner.session import run_session
-from consumers.runner.state_file import StateFile
+from offloop.bus.recording.recording import Recording
+from offloop.consumers import Callback
+from offloop.consumers.callbacks.trace import Trace
+from offloop.consumers.runner.runner import RunnerStatistics
+from offloop.consumers.runner.session import run_session
+from offloop.consumers.runner.state_file import StateFile
 
 
 def consume(path: Path, *others: Callback, name: str | None = None, **options: Any) -> RunnerStatistics:

@@ -8,7 +8,7 @@ import pytest
 from commands import Run, command
 from paths import SUPPORT
 
-from trainer.cli.main import main
+from offloop.trainer.cli.main import main
 
 SMALL = ["fruit:small", "--batch-size=6", "--slope=0.5", "--gentle"]
 """The task ``small`` with everything that it asks for."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from gold import GoldMLP, gold_loader, gold_optimizer
 
-from bus.types.demand import Demand
-from bus.types.event import Event
-from trainer import Algorithm, Evaluator, Logger, State, Trainer
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Evaluator, Logger, State, Trainer
 
 
 def gold_evaluators(loaders: dict[str, dict[str, Any]]) -> list[Evaluator]:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from bus.types.commands import Command
 from offloop.attached import joining
+from offloop.bus.types.commands import Command
 from offloop.transformers import OffloopCallback
 
 

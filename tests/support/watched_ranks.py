@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import offloop
-from bus.types.commands import Command
 from offloop.attached import AttachedTraining, joining
+from offloop.bus.types.commands import Command
 
 BATCHES = 12
 

@@ -17,12 +17,12 @@ from nats.js.client import JetStreamContext
 from nats_certificates import Authority
 from nats_servers import NatsCluster
 
-from bus import Event, Publisher, Subscriber
-from bus.cli.nats_config import nats_config
-from bus.jetstream.connection import NatsServers
-from bus.jetstream.gateway import Gateway
-from bus.net.nkeys import make_nkey
-from bus.runs.bridged import read_bridge
+from offloop.bus import Event, Publisher, Subscriber
+from offloop.bus.cli.nats_config import nats_config
+from offloop.bus.jetstream.connection import NatsServers
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.nkeys import make_nkey
+from offloop.bus.runs.bridged import read_bridge
 
 
 @pytest.fixture
@@ -197,6 +197,6 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         assert bridge.wait(30) == 0
         undisturbed = tmp_path / "undisturbed.jsonl"
         logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={undisturbed}")
-        command = [sys.executable, "-m", "consumers", "--run", "r", "--runs-dir", runs_dir, *logging]
+        command = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--runs-dir", runs_dir, *logging]
         subprocess.run(command, check=True, capture_output=True)
         assert path.read_bytes() == undisturbed.read_bytes()

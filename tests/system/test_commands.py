@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training import Act, gold_evaluators, gold_trainer
 
-from bus import Event, Publisher, Recording, Subscriber, find_run
-from bus.errors import BrokerError, ConfigurationError, ProtocolError
-from bus.subscriber.commands import send_command
-from bus.types.commands import COMMANDS, Command, Outcome, check_command
-from bus.types.demand import Demand, Want
-from consumers import Callback, NaNMonitor
-from consumers.runner.entries import barrier_events_of
-from trainer import Evaluator
+from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.commands import COMMANDS, Command, Outcome, check_command
+from offloop.bus.types.demand import Demand, Want
+from offloop.consumers import Callback, NaNMonitor
+from offloop.consumers.runner.entries import barrier_events_of
+from offloop.trainer import Evaluator
 
 EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
 
@@ -80,7 +80,7 @@ def test_a_learning_rate_is_set_and_the_sender_told_from_which_batch_on(runs_dir
 
 
 def test_a_schedule_goes_on_from_a_rate_that_was_set(runs_dir):
-    from trainer.schedulers import ConstantScheduler
+    from offloop.trainer.schedulers import ConstantScheduler
 
     trainer, (outcome, stop), snapshots = train(
         ("set", "lr", 0.3), ("stop",), schedulers=ConstantScheduler(alpha=0.5, t_max="1ba")
@@ -246,7 +246,7 @@ def test_commands_of_one_training_are_applied_again_in_another(runs_dir):
 def test_the_command_line_says_what_became_of_it(runs_dir):
     def bus(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
+            [sys.executable, "-m", "offloop.bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
         )
 
     results = []
@@ -315,7 +315,7 @@ def test_a_consumer_stops_the_training_and_is_told_how_late(runs_dir):
 
 WATCHER = """
 import sys
-from bus import Event, Subscriber
+from offloop.bus import Event, Subscriber
 name, event, batch = sys.argv[1], Event(sys.argv[2]), int(sys.argv[3])
 with Subscriber("r", events=[event], name=name, barrier_events=[event]) as stream:
     for snapshot in stream:
@@ -413,8 +413,8 @@ def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir)
 
 FIELDS = """
 import sys
-from bus import Event, Subscriber
-from bus.types.demand import Demand, Want
+from offloop.bus import Event, Subscriber
+from offloop.bus.types.demand import Demand, Want
 demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})})
 with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", barrier_events=[Event.BATCH_END]) as stream:
     list(stream)

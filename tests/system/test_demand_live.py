@@ -11,14 +11,14 @@ from faults import StandingBroker
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import Event, Publisher, Recording, find_run
-from bus.protocol.frames import encode_control
-from bus.types.demand import Demand, Want
+from offloop.bus import Event, Publisher, Recording, find_run
+from offloop.bus.protocol.frames import encode_control
+from offloop.bus.types.demand import Demand, Want
 
 WATCHER = """
 import sys
-from bus import Event, Subscriber
-from bus.types.demand import Demand, Want
+from offloop.bus import Event, Subscriber
+from offloop.bus.types.demand import Demand, Want
 event, every = Event(sys.argv[1]), int(sys.argv[2])
 with Subscriber("r", events=[event], demand=Demand({event: Want(every, {"counted": every})}), name="watcher") as stream:
     for snapshot in stream:
@@ -189,7 +189,7 @@ def test_a_consumer_says_how_late_events_may_be(runs_dir, options, longest):
         return publisher.statistics().backlog
 
     with Publisher("r", clock=lambda: now, max_delay=0.2) as publisher:
-        command = [sys.executable, "-m", "consumers", "--run", "r", "--callbacks", "lr", *options]
+        command = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--callbacks", "lr", *options]
         consumer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
         assert max(tick() for _ in range(400)) == longest

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording, Subscriber, find_run
-from bus.protocol.order import Gap
+from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus.protocol.order import Gap
 
 NOISE = random.Random(4)
 
@@ -163,7 +163,7 @@ def test_a_training_whose_disk_stays_full_ends_in_order(runs_dir: Path, caplog: 
 MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 FILL = """
 import contextlib, os, sys
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 from helpers import wait_for
 publisher = Publisher("r")
 for _ in range(100):
@@ -190,7 +190,7 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
     steps = (
         f'mount -t tmpfs -o size=3m none "{runs_dir}"',
         f'"{sys.executable}" -c "$0" "$@"',
-        f'"{sys.executable}" -m bus info r --json',
+        f'"{sys.executable}" -m offloop.bus info r --json',
     )
     done = subprocess.run(
         [*MOUNT, "sh", "-c", " && ".join(steps), FILL, *ending],
@@ -211,7 +211,7 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
 def test_a_run_is_not_begun_on_a_full_disk(runs_dir: Path) -> None:
     script = """
 import resource
-from bus import OffloopError, Publisher
+from offloop.bus import OffloopError, Publisher
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 try:
     Publisher("r")
@@ -269,7 +269,7 @@ def test_a_recording_that_is_moved_back_goes_on(runs_dir: Path, caplog: pytest.L
 
 TRAINER = """
 import json, logging, sys
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 logging.basicConfig(stream=sys.stdout)
 with Publisher("r") as publisher:
     print(json.loads((publisher.run_dir / "broker.json").read_text())["pid"], flush=True)

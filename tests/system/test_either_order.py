@@ -13,9 +13,9 @@ from consumers_stream import record_run, snapshots_of_training
 from faults import StandingBroker
 from helpers import wait_for
 
-from bus.runs.announcement import announce, list_announcements
-from bus.runs.directory import find_run, list_runs
-from bus.runs.restarts import find_restart
+from offloop.bus.runs.announcement import announce, list_announcements
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.runs.restarts import find_restart
 
 SLOW = """
 import time
@@ -132,7 +132,7 @@ def test_an_announcement_ends_with_its_process_and_the_next_trainer_removes_what
     killed = [
         sys.executable,
         "-c",
-        f"import os, bus.runs.announcement as a\nwith a.announce('x', {str(runs)!r}): os._exit(9)",
+        f"import os, offloop.bus.runs.announcement as a\nwith a.announce('x', {str(runs)!r}): os._exit(9)",
     ]
     assert subprocess.run(killed, check=False, timeout=60).returncode == 9
     assert len(list(runs.iterdir())) == 1
@@ -183,7 +183,7 @@ def test_a_module_that_is_executed_again_is_found(runs_dir: Path, tmp_path: Path
 IMPORTING = """
 import sys, time
 from pathlib import Path
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 while not Path(sys.argv[1]).exists():
     time.sleep(0.05)

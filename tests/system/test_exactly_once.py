@@ -23,12 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training import Act, gold_trainer
 
-from bus import Event
-from bus.errors import ConfigurationError, RecordingError, RunDirectoryError
-from bus.protocol.order import Gap
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import PlainStream
-from consumers import (
+from offloop.bus import Event
+from offloop.bus.errors import ConfigurationError, RecordingError, RunDirectoryError
+from offloop.bus.protocol.order import Gap
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import PlainStream
+from offloop.consumers import (
     Callback,
     ConsoleLogger,
     CsvLogger,
@@ -40,10 +40,10 @@ from consumers import (
     SpeedMonitor,
     TrainerMetrics,
 )
-from consumers.api.logger import Row, RunContext
-from consumers.delivery.commit import Committed
-from consumers.runner.runner import CallbackError, RunnerStatistics
-from consumers.runner.state_file import StateFile
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.delivery.commit import Committed
+from offloop.consumers.runner.runner import CallbackError, RunnerStatistics
+from offloop.consumers.runner.state_file import StateFile
 
 FILES = ("metrics.jsonl", "metrics.csv")
 
@@ -391,7 +391,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 CALLBACKS = """
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Summary(Callback):
     "Counts batches and logs the number at the end."
@@ -420,7 +420,7 @@ def command(tmp_path: Path, runs_dir: Path) -> Callable[..., list[str]]:
         options = [word for option in ("speed.window_size=5", *paths) for word in ("-o", option)]
         callbacks = f"metrics,speed,lr,{tmp_path / 'mine.py'}:Summary"
         words = ["--callbacks", callbacks, "--log", "jsonl,csv", *options, *map(str, arguments)]
-        return [sys.executable, "-m", "consumers", *words]
+        return [sys.executable, "-m", "offloop.consumers", *words]
 
     return make
 
@@ -559,7 +559,7 @@ def test_a_name_begun_with_other_callbacks_or_loggers_is_refused(
     command: Callable[..., list[str]], runs_dir: Path
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
-    words = [sys.executable, "-m", "consumers", "--run", "r", "--name", "mine"]
+    words = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--name", "mine"]
     assert finish([*words, "--callbacks", "speed,lr", "--log", "jsonl"])[0] == 4
     assert finish([*words, "--callbacks", "lr", "--log", "jsonl"]) == (
         1,

@@ -23,10 +23,10 @@ from faults import (
 )
 from helpers import wait_for
 
-from bus import BrokerError, Event, Publisher, Recording, RunIsLiveError, find_run
-from bus.protocol.frames import decode_event
-from bus.recording.reader import RecordingReader
-from bus.runs import lock as run_lock
+from offloop.bus import BrokerError, Event, Publisher, Recording, RunIsLiveError, find_run
+from offloop.bus.protocol.frames import decode_event
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.runs import lock as run_lock
 
 AT_ONCE = (0.0, 0.0)
 """Pauses before a broker is started again, of which the usual ones would make a test of many deaths long."""
@@ -172,7 +172,7 @@ def test_a_rank_that_has_not_found_the_new_broker_yet_keeps_its_place(runs_dir: 
 ASKER = """
 import fcntl, os, signal, sys
 from pathlib import Path
-from bus.runs.directory import is_locked
+from offloop.bus.runs.directory import is_locked
 
 def stopping(call):
     def called(*arguments):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from faults import Follower, Training, assert_complete, resident, stopped
 
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 MEBIBYTES = 32
 """By how much the memory of a process may grow of which is said that it stays flat: queues that fill, caches."""
@@ -48,7 +48,7 @@ def test_a_consumer_may_lag_by_100_000_events_while_memory_stays_flat(runs_dir: 
 READERS = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from bus import Recording
+from offloop.bus import Recording
 
 together = threading.Barrier(8)
 

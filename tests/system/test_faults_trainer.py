@@ -15,7 +15,7 @@ from faults import Follower, StandingBroker, Training, assert_complete, note, nu
 from helpers import wait_for
 from paths import SUPPORT
 
-from bus import Event, Recording, Subscriber, find_run
+from offloop.bus import Event, Recording, Subscriber, find_run
 
 TOLD_SECONDS = 30.0
 """Without a watch on processes it would take a minute, whatever the machine is busy with."""
@@ -64,7 +64,7 @@ def test_a_trainer_killed_together_with_its_broker_is_lost(runs_dir: Path) -> No
 
 
 WITNESS = """
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Witness(Callback):
     def batch_end(self, state, logger):
@@ -87,7 +87,7 @@ def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(
     with Training(runs_dir) as training:
         training.await_recorded(100)
         options = ["--callbacks", f"{tmp_path / 'witness.py'}:Witness", "--log", "jsonl", "-o", f"jsonl.path={log}"]
-        command = [sys.executable, "-m", "consumers", "--run", "r", *options]
+        command = [sys.executable, "-m", "offloop.consumers", "--run", "r", *options]
         consumer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: log.exists() and log.stat().st_size, "the consumer's first lines")
         if with_broker:
@@ -133,7 +133,7 @@ def test_a_forked_child_that_outlives_a_killed_trainer_does_not_keep_the_run_ali
 ) -> None:
     script = """
 import json, os, sys, time
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publisher = Publisher("r", broker=json.loads(sys.argv[1]))
 publisher.publish(Event.EPOCH_START, note="parent")
 while publisher.statistics().acknowledged < 1:
@@ -169,7 +169,7 @@ time.sleep(60)
 
 FORKS = """
 import os, sys, threading
-from bus import Event, Publisher, find_run
+from offloop.bus import Event, Publisher, find_run
 publisher = Publisher("r")
 publisher.publish(Event.EPOCH_START, batch=1)
 child = os.fork()
@@ -224,8 +224,8 @@ def test_what_a_forked_child_does_is_nothing_to_the_run(runs_dir: Path, child: s
 def test_however_a_program_ends_the_record_is_whole(runs_dir: Path, ending: str, status: str, code: int) -> None:
     script = f"""
 import os, signal, sys, threading, time
-from bus import Event, Publisher
-from bus.types.timeouts import Timeouts
+from offloop.bus import Event, Publisher
+from offloop.bus.types.timeouts import Timeouts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing is left to wait for: who waited all the same would do so for longer than the test.
 publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
@@ -253,8 +253,8 @@ def publish_on():
 
 CLOSED_ANYWHERE = """
 import itertools, json, os, signal, sys
-import bus
-from bus import ClosedError, Event, Publisher
+import offloop.bus
+from offloop.bus import ClosedError, Event, Publisher
 
 def close_at_line(number):
     publisher = Publisher(f"r{number}", broker=sys.argv[1])

@@ -16,19 +16,19 @@ from helpers import wait_for
 from paths import SUPPORT
 from training import Act, gold_trainer
 
-from bus import Event, Recording, Snapshot, find_run
-from bus.errors import BrokerError, ConfigurationError
-from bus.runs.alerts import read_alerts
-from bus.runs.flight import list_dumps
-from bus.subscriber.commands import send_command
-from bus.types.demand import BASE_EVENTS
-from trainer import State
+from offloop.bus import Event, Recording, Snapshot, find_run
+from offloop.bus.errors import BrokerError, ConfigurationError
+from offloop.bus.runs.alerts import read_alerts
+from offloop.bus.runs.flight import list_dumps
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.trainer import State
 
 SCRIPT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from training import Act, gold_trainer
-from bus import Event
+from offloop.bus import Event
 
 def hang(event, state, logger):
     if state.timestamp.batch == 30:
@@ -87,7 +87,7 @@ def test_a_hanging_loop_is_dumped_when_it_is_asked_and_again_when_it_is_killed(h
     assert str(outcome).startswith("'dump' wrote flight-1-1.mcap: ")
     assert about_of(run / "flight-1-1.mcap") == ("asked", "it hangs")
     assert_hangs_in_backward(run / "flight-1-1.mcap")
-    command = [sys.executable, "-m", "consumers", "--replay", str(run / "flight-1-1.mcap"), "--callbacks", "lr"]
+    command = [sys.executable, "-m", "offloop.consumers", "--replay", str(run / "flight-1-1.mcap"), "--callbacks", "lr"]
     replayed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert "run r had not ended when its flight recorder wrote this: " in replayed.stderr + replayed.stdout
     os.kill(process.pid, signal.SIGKILL)

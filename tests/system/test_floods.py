@@ -16,10 +16,10 @@ import zmq
 from brokers import free_address, start_broker
 from helpers import wait_for
 
-from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
-from bus.broker import connection_guard
-from bus.net.requests import ask_broker
-from bus.protocol.frames import Topic, decode_control, event_encoder, pack_map, split_frame
+from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus.broker import connection_guard
+from offloop.bus.net.requests import ask_broker
+from offloop.bus.protocol.frames import Topic, decode_control, event_encoder, pack_map, split_frame
 
 MEBIBYTE = 1 << 20
 BUDGET = 256 * MEBIBYTE
@@ -199,7 +199,7 @@ def test_who_connects_while_a_flood_is_dropped_stays_connected(broker):
 def small_broker(runs_dir):
     """One that has 1,024 descriptors and no more."""
     address = free_address()
-    command = ["prlimit", "--nofile=1024", sys.executable, "-m", "bus", "broker", "--listen", address]
+    command = ["prlimit", "--nofile=1024", sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert "serving at" in process.stdout.readline()
     yield address

@@ -20,18 +20,18 @@ from saved_runs import DURATIONS, PT, SAVERS, contents, listing
 from saved_runs import RUNS as SAVED
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.subscriber.subscriber import Subscriber
-from bus.types.event import Event
-from consumers import Callback, Logger, LoggerDestination, LRMonitor, Runner
-from consumers.api.callback import demand_of
-from consumers.api.logger import Row, Upload
-from consumers.callbacks.checkpoint_saver import CheckpointSaver
-from consumers.callbacks.runtime_estimator import RuntimeEstimator
-from consumers.runner.entries import barrier_events_of, wanted_events
-from consumers.runner.runner import RunnerStatistics
-from trainer import DataSpec, State, Trainer
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, Logger, LoggerDestination, LRMonitor, Runner
+from offloop.consumers.api.callback import demand_of
+from offloop.consumers.api.logger import Row, Upload
+from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
+from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
+from offloop.consumers.runner.entries import barrier_events_of, wanted_events
+from offloop.consumers.runner.runner import RunnerStatistics
+from offloop.trainer import DataSpec, State, Trainer
 
 NAME = "golden"
 """What the consumers are called."""

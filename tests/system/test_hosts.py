@@ -11,14 +11,14 @@ import time
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
-from bus.jetstream import answering
+from offloop.bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
+from offloop.bus.jetstream import answering
 
 PYTHON = (sys.executable, "-m")
 HOSTS = ("first", "second.rack")
 SEEN = """
 import os
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Seen(Callback):
     all_ranks = True

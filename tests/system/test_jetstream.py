@@ -14,10 +14,10 @@ from helpers import wait_for
 from nats_servers import NatsServer, wait_for_copy
 from safetensors.torch import load_file
 
-from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
-from bus.protocol.frames import decode_control, encode_control, split_frame
-from bus.runs.bridged import read_bridge
-from bus.types.timeouts import Timeouts
+from offloop.bus import BrokerError, ConfigurationError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.types.timeouts import Timeouts
 
 PYTHON = (sys.executable, "-m")
 

@@ -19,7 +19,7 @@ from training import gold_trainer
 SCRIPT = """
 import logging, sys
 sys.path.insert(0, {tests!r})
-from bus.types.event import Event
+from offloop.bus.types.event import Event
 from training import Act, gold_trainer
 import time
 
@@ -59,7 +59,7 @@ def test_notices_never_share_a_line_with_the_bar(tmp_path: Path) -> None:
 
 
 def consumer(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "consumers", *map(str, arguments)]
+    command = [sys.executable, "-m", "offloop.consumers", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 
 PYTHON = (sys.executable, "-m")
 

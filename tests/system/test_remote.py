@@ -12,11 +12,11 @@ from faults import Training
 from helpers import wait_for
 from proxy import Network, StandingBroker
 
-from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
-from bus.protocol.snapshot import Snapshot
-from bus.types.timeouts import Timeouts
-from consumers.cli.metrics import list_metrics
-from consumers.runner.streams import find_remote, live_remote_or_wait
+from offloop.bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.timeouts import Timeouts
+from offloop.consumers.cli.metrics import list_metrics
+from offloop.consumers.runner.streams import find_remote, live_remote_or_wait
 
 PATIENCE = 50.0
 
@@ -356,7 +356,7 @@ def test_waiting_for_a_run_elsewhere_finds_one_that_has_ended_between_two_looks(
         return {"run": "digits", "attempt": attempt, "status": "finished"}
 
     looks = iter([[told(1)], [told(1)], [told(2)]])
-    monkeypatch.setattr("consumers.runner.streams.list_remote_runs", lambda *_: next(looks))
+    monkeypatch.setattr("offloop.consumers.runner.streams.list_remote_runs", lambda *_: next(looks))
     said: list[str] = []
     found = live_remote_or_wait("tcp://127.0.0.1:1", None, said.append)
     assert (found.name, found.attempt, found.status) == ("digits", 2, "finished")

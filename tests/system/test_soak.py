@@ -19,9 +19,9 @@ from helpers import wait_for
 from paths import ROOT
 from proxy import StandingBroker
 
-from bus import Event, Publisher, Recording, Subscriber
-from bus.net.requests import ask_broker
-from bus.protocol.frames import encode_control
+from offloop.bus import Event, Publisher, Recording, Subscriber
+from offloop.bus.net.requests import ask_broker
+from offloop.bus.protocol.frames import encode_control
 
 SOAK = ROOT / "benchmarks" / "soak.py"
 SILENT = 10_000

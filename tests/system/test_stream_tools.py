@@ -11,11 +11,11 @@ from urllib.request import urlopen
 import pytest
 from nats_servers import NatsServer
 
-from bus import Event, Publisher, RunNotFoundError
-from bus.jetstream.gateway import Gateway
-from bus.net.download import download, downloaded
-from consumers.dashboard.web.broker_library import BrokerLibrary
-from consumers.dashboard.web.places import RunsElsewhere
+from offloop.bus import Event, Publisher, RunNotFoundError
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.download import download, downloaded
+from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
+from offloop.consumers.dashboard.web.places import RunsElsewhere
 
 PYTHON = (sys.executable, "-m")
 

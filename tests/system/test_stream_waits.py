@@ -8,13 +8,13 @@ import sys
 from tensor_stream import Wide
 from training import Act, gold_trainer
 
-from bus import Event
+from offloop.bus import Event
 
 PYTHON = (sys.executable, "-m")
 JUDGE = """
 import hashlib, json, sys, time
-from bus import Event, RunNotFoundError, Subscriber
-from bus.types.demand import Demand, Want
+from offloop.bus import Event, RunNotFoundError, Subscriber
+from offloop.bus.types.demand import Demand, Want
 while True:
     try:
         stream = Subscriber(

@@ -10,13 +10,13 @@ import pytest
 from gold import GoldMLP, gold_loader, gold_optimizer
 from training import gold_trainer
 
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.publisher.publisher import BACKLOG_BYTES
-from bus.recording.recording import Recording
-from trainer import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig, Trainer
-from trainer.arguments.config import arguments_of
-from trainer.cli.options import COMMON_OPTIONS
-from trainer.config import GROUPS, TrainerArguments
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.publisher.publisher import BACKLOG_BYTES
+from offloop.bus.recording.recording import Recording
+from offloop.trainer import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig, Trainer
+from offloop.trainer.arguments.config import arguments_of
+from offloop.trainer.cli.options import COMMON_OPTIONS
+from offloop.trainer.config import GROUPS, TrainerArguments
 
 ARGUMENTS = {one.name: one for one in arguments_of(TrainerArguments)}
 
@@ -61,8 +61,11 @@ def test_a_group_stands_for_its_arguments(tmp_path: Path, runs_dir: Path) -> Non
             r"save_overwrite is given twice",
         ),
         ({"stream": StreamConfig()}, r"publish is given twice: as publish=\.\.\. and in stream=StreamConfig"),
-        ({"checkpoints": {"save_folder": "a"}}, r"checkpoints is {.*}: give a trainer.CheckpointConfig\(\.\.\.\)"),
-        ({"compute": CheckpointConfig()}, r"compute is CheckpointConfig\(.*\): give a trainer.ComputeConfig\("),
+        (
+            {"checkpoints": {"save_folder": "a"}},
+            r"checkpoints is {.*}: give a offloop.trainer.CheckpointConfig\(\.\.\.\)",
+        ),
+        ({"compute": CheckpointConfig()}, r"compute is CheckpointConfig\(.*\): give a offloop.trainer.ComputeConfig\("),
     ],
 )
 def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> None:

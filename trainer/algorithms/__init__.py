@@ -8,27 +8,27 @@ share.
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
-from bus.plugins.registry import Registry
-from trainer.arguments import explain_missing
-from trainer.engine.algorithm import Algorithm
+from offloop.bus.lazy import lazy_exports
+from offloop.bus.plugins.registry import Registry
+from offloop.trainer.arguments import explain_missing
+from offloop.trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:
-    from trainer.algorithms.blurpool import BlurPool
-    from trainer.algorithms.channels_last import ChannelsLast
-    from trainer.algorithms.cutmix import CutMix
-    from trainer.algorithms.cutout import CutOut
-    from trainer.algorithms.ema import EMA
-    from trainer.algorithms.gradient_clipping import GradientClipping
-    from trainer.algorithms.label_smoothing import LabelSmoothing
-    from trainer.algorithms.layer_freezing import LayerFreezing
-    from trainer.algorithms.mixup import MixUp
-    from trainer.algorithms.progressive_resizing import ProgressiveResizing
-    from trainer.algorithms.sam import SAM
-    from trainer.algorithms.selective_backprop import SelectiveBackprop
-    from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
-    from trainer.algorithms.stochastic_depth import StochasticDepth
-    from trainer.algorithms.swa import SWA
+    from offloop.trainer.algorithms.blurpool import BlurPool
+    from offloop.trainer.algorithms.channels_last import ChannelsLast
+    from offloop.trainer.algorithms.cutmix import CutMix
+    from offloop.trainer.algorithms.cutout import CutOut
+    from offloop.trainer.algorithms.ema import EMA
+    from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+    from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
+    from offloop.trainer.algorithms.layer_freezing import LayerFreezing
+    from offloop.trainer.algorithms.mixup import MixUp
+    from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
+    from offloop.trainer.algorithms.sam import SAM
+    from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
+    from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+    from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
+    from offloop.trainer.algorithms.swa import SWA
 
 __all__ = [
     "ALGORITHMS",

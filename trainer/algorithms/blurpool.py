@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import change_behavior, check_count
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import change_behavior, check_count
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class BlurPool(Algorithm):
@@ -31,13 +31,13 @@ class BlurPool(Algorithm):
             down then, as in the paper: at a stride of 2 that takes four times as long.
         min_channels: convolutions of fewer input channels stay as they are, such as a first one, which sees colors.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and for a model without any such layer.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and for a model without any such layer.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.blurpool import BlurPool
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.blurpool import BlurPool
         layers = torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten()
         model = Classifier(torch.nn.Sequential(*layers))
         data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,10 +2,10 @@
 
 import torch
 
-from bus.types.event import Event
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.types.event import Event
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class ChannelsLast(Algorithm):
@@ -18,8 +18,8 @@ class ChannelsLast(Algorithm):
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.channels_last import ChannelsLast
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.channels_last import ChannelsLast
         model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
         data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import Time, TimeInput, TimeUnit
-from trainer.device.batch import BatchKey
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.engine.state import State
 
 _combined: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -20,7 +20,7 @@ _UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_E
 def check_number(name: str, value: Any) -> float:
     """A number of zero or more, and finite.
 
-    Raises :class:`bus.errors.ConfigurationError`."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`."""
     if _is_number(value) and 0 <= value < math.inf:
         return float(value)
     raise ConfigurationError(f"{name} {value!r} is not allowed: use a number of 0 or more")
@@ -29,7 +29,7 @@ def check_number(name: str, value: Any) -> float:
 def check_share(name: str, value: Any, *, zero: bool = True) -> float:
     """A share of something, from 0 to 1; ``zero`` says whether none of it is allowed.
 
-    Raises :class:`bus.errors.ConfigurationError`."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`."""
     if _is_number(value) and 0 <= value <= 1 and (zero or value > 0):
         return float(value)
     allowed = "from 0 to 1" if zero else "above 0 and up to 1"
@@ -39,16 +39,16 @@ def check_share(name: str, value: Any, *, zero: bool = True) -> float:
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """A whole number of at least ``least``.
 
-    Raises :class:`bus.errors.ConfigurationError`."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise ConfigurationError(f"{name} {value!r} is not allowed: use a whole number of {least} or more")
 
 
 def check_key(name: str, key: Any) -> BatchKey:
-    """What can name a part of a batch, see :mod:`trainer.device.batch`.
+    """What can name a part of a batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError`."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`."""
     path = key if isinstance(key, list) else [key]
     is_path = bool(path) and all(isinstance(step, int | str) and not isinstance(step, bool) for step in path)
     is_pair = isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
@@ -67,8 +67,8 @@ def _is_number(value: Any) -> bool:
 def check_point(name: str, point: TimeInput) -> Time:
     """Reads a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for a point that lies outside
-    of the training."""
+    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for a point
+    that lies outside of the training."""
     time = Time.from_input(point)
     if time.value >= 0 and (time.unit is not TimeUnit.DURATION or time.value <= 1):
         return time
@@ -78,8 +78,8 @@ def check_point(name: str, point: TimeInput) -> Time:
 def check_update_interval(name: str, interval: TimeInput) -> Time:
     """Reads an interval in whole batches or epochs.
 
-    Raises :class:`bus.errors.InvalidTimeError`, or :class:`bus.errors.ConfigurationError` for another unit and for an
-    interval of no length."""
+    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for another
+    unit and for an interval of no length."""
     time = Time.from_input(interval)
     if time.unit in _UPDATE_EVENTS and time.value > 0:
         return time
@@ -119,7 +119,7 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
         Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: shares of targets
         would be rounded visibly in half precision, and ``torch.nn.functional.cross_entropy`` takes both.
 
-    Raises :class:`bus.errors.ConfigurationError` when the two do not go together.
+    Raises :class:`offloop.bus.errors.ConfigurationError` when the two do not go together.
     """
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise ConfigurationError(
@@ -146,7 +146,7 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
 def check_images(images: Any, algorithm: str) -> torch.Tensor:
     """The images, a tensor of shape (rows, channels, height, width).
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
     if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images
     what = f"shape {tuple(images.shape)}" if isinstance(images, torch.Tensor) else f"type {type(images).__name__}"

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from trainer.algorithms.common import check_images, random_span
-from trainer.algorithms.mixing import Mixing
-from trainer.device.batch import BatchKey
+from offloop.trainer.algorithms.common import check_images, random_span
+from offloop.trainer.algorithms.mixing import Mixing
+from offloop.trainer.device.batch import BatchKey
 
 
 class CutMix(Mixing):
@@ -22,15 +22,15 @@ class CutMix(Mixing):
         uniform_sampling: let every pixel be in the box with the same probability; by default the box's middle is drawn
             from all pixels, as in the paper.
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets (class numbers,
-            probabilities or values) are in the batch, see :mod:`trainer.device.batch`.
+            probabilities or values) are in the batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError`, see :class:`trainer.algorithms.mixing.Mixing`.
+    Raises :class:`offloop.bus.errors.ConfigurationError`, see :class:`offloop.trainer.algorithms.mixing.Mixing`.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.cutmix import CutMix
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.cutmix import CutMix
         model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
         data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

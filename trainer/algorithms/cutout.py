@@ -1,11 +1,11 @@
 """Training on images with holes in them."""
 
-from bus.types.event import Event
-from trainer.algorithms.common import check_count, check_images, check_key, check_share, random_span
-from trainer.device.batch import BatchKey
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share, random_span
+from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class CutOut(Algorithm):
@@ -19,15 +19,16 @@ class CutOut(Algorithm):
         uniform_sampling: let every pixel be in a hole with the same probability; by default a hole's middle is drawn
             from all pixels, as in the paper.
         input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
-            :mod:`trainer.device.batch`.
+            :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not images.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not
+    images.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.cutout import CutOut
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.cutout import CutOut
         model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
         data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -4,14 +4,14 @@ from typing import Any
 
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import Time, TimeInput, TimeUnit
-from trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
-from trainer.algorithms.weight_average import WeightAverage
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
+from offloop.trainer.algorithms.weight_average import WeightAverage
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _SWAP_EVENTS = frozenset(
     {
@@ -42,13 +42,13 @@ class EMA(Algorithm):
         update_interval: how often to update, in batches or epochs, in the unit of the half life; by default after each
             one of these, and with ``smoothing`` after each batch.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.ema import EMA
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.ema import EMA
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
@@ -111,7 +111,7 @@ class EMA(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the average.
 
-        Raises :class:`bus.errors.CheckpointError` when it is the one of another model."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it is the one of another model."""
         self._average = None
         if "average" in state:
             assert self._state is not None  # since INIT

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import check_number
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_number
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _SMALLEST_WEIGHT_NORM = 1e-3
 
@@ -27,13 +27,13 @@ class GradientClipping(Algorithm):
             times the norm of the unit's weights, of which ``1e-3`` is the least that counts.
         clipping_threshold: above 0.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.gradient_clipping import GradientClipping
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.gradient_clipping import GradientClipping
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -2,12 +2,12 @@
 
 import torch
 
-from bus.types.event import Event
-from trainer.algorithms.common import check_key, check_share, soft_targets
-from trainer.device.batch import BatchKey
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_key, check_share, soft_targets
+from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
 
@@ -23,16 +23,16 @@ class LabelSmoothing(Algorithm):
 
     Args:
         smoothing: share of the uniform distribution, from 0 (none) to 1 (the targets do not matter any more).
-        target_key: where the targets are in the batch, see :mod:`trainer.device.batch`.
+        target_key: where the targets are in the batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for targets that do not go with
-    the outputs.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for targets that do not
+    go with the outputs.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.label_smoothing import LabelSmoothing
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from bus.types.event import Event
-from trainer.algorithms.common import check_share
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_share
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class LayerFreezing(Algorithm):
@@ -28,13 +28,13 @@ class LayerFreezing(Algorithm):
         freeze_start: share of the training in which nothing is frozen, from 0 to 1.
         freeze_level: share of the layers that are frozen at the end, from 0 to 1.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.layer_freezing import LayerFreezing
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.layer_freezing import LayerFreezing
         model = Classifier(torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 2, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "2ep", "publish": False, "progress_bar": False}

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import check_key, check_number, soft_targets
-from trainer.device.batch import BatchKey
-from trainer.device.device import autocast_of
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_key, check_number, soft_targets
+from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.device.device import autocast_of
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class Mixing(Algorithm):
@@ -30,10 +30,10 @@ class Mixing(Algorithm):
         alpha: both parameters of the Beta distribution that the mixing coefficient is drawn from; 0 for no mixing.
         interpolate_loss: mix losses and not targets. Another algorithm's change to the targets, such as label
             smoothing, then acts on the loss for the rows' own targets only.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.device.batch`.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not a tensor
-    and for targets that do not go with the outputs.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not a
+    tensor and for targets that do not go with the outputs.
     """
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:

@@ -2,9 +2,9 @@
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.algorithms.mixing import Mixing
-from trainer.device.batch import BatchKey
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.algorithms.mixing import Mixing
+from offloop.trainer.device.batch import BatchKey
 
 
 class MixUp(Mixing):
@@ -18,15 +18,15 @@ class MixUp(Mixing):
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
         interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
         input_key, target_key: where inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
-            values) are in the batch, see :mod:`trainer.device.batch`.
+            values) are in the batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError`, see :class:`trainer.algorithms.mixing.Mixing`.
+    Raises :class:`offloop.bus.errors.ConfigurationError`, see :class:`offloop.trainer.algorithms.mixing.Mixing`.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.mixup import MixUp
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.mixup import MixUp
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import check_count, check_images, check_key, check_share
-from trainer.device.batch import BatchKey
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share
+from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _MODES = ("resize", "crop")
 # One of them is in whatever torch says of tensors that do not fit a layer.
@@ -45,16 +45,16 @@ class ProgressiveResizing(Algorithm):
         resize_targets: treat the targets, of shape (rows, height, width) or (rows, channels, height, width), in the
             same way, for targets that have a value for each pixel.
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets are in the batch, see
-            :mod:`trainer.device.batch`.
+            :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for inputs or targets that are no
-    images.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs or targets
+    that are not images.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.progressive_resizing import ProgressiveResizing
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
         layers = torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
         model = Classifier(torch.nn.Sequential(*layers))
         data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,12 +2,12 @@
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import check_count, check_number
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_count, check_number
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class SAM(Algorithm):
@@ -24,14 +24,14 @@ class SAM(Algorithm):
         epsilon: keeps the division from failing where the gradients vanish.
         interval: every how many batches to do this; the batches in between are trained on as usual.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and for precision ``amp_fp16``, in which the
-    gradients of a batch cannot be computed twice.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and for precision ``amp_fp16``, in which
+    the gradients of a batch cannot be computed twice.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.sam import SAM
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.sam import SAM
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

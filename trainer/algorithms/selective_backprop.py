@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.algorithms.common import check_count, check_key, check_share
-from trainer.device.batch import BatchKey, batch_set, map_tensors
-from trainer.device.device import autocast_of
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.algorithms.common import check_count, check_key, check_share
+from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
+from offloop.trainer.device.device import autocast_of
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
@@ -40,19 +40,19 @@ class SelectiveBackprop(Algorithm):
             0 and up to 1, which makes it cheaper for models that take any size. Other than 1 it needs inputs of shape
             (rows, channels, length), (rows, channels, height, width) or with one dimension more.
         interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`trainer.device.batch`.
+        input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
         loss_fn: takes outputs and targets and gives one loss for each row, or several whose mean counts, such as
             ``torch.nn.MSELoss(reduction="none")``; by default the cross entropy, classes being the last dimension of
             the outputs, or the second one as torch has it.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for batches of which no rows can
-    be taken and for losses that are not per row.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for batches of which no
+    rows can be taken and for losses that are not per row.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.selective_backprop import SelectiveBackprop
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import TimeUnit
-from trainer.algorithms.common import check_count, check_share
-from trainer.data.spec import count_samples
-from trainer.device.batch import map_tensors
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeUnit
+from offloop.trainer.algorithms.common import check_count, check_share
+from offloop.trainer.data.spec import count_samples
+from offloop.trainer.device.batch import map_tensors
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class SequenceLengthWarmup(Algorithm):
@@ -38,14 +38,14 @@ class SequenceLengthWarmup(Algorithm):
             of what is left of the row, in all tensors. For mappings that are padded on the right; without effect
             unless ``truncate`` is set.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and in training for tensors of other shapes, or
-    without an attention mask where one is needed.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for tensors of other
+    shapes, or without an attention mask where one is needed.
 
     Example::
 
         import torch
-        from trainer import LanguageModel, Trainer
-        from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+        from offloop.trainer import LanguageModel, Trainer
+        from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
         model = LanguageModel(torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10)))
         data, sgd = [(torch.randint(10, (4, 32)),) * 2] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}

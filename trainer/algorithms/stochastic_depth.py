@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import TimeInput
-from trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 
 class StochasticDepth(Algorithm):
@@ -32,15 +32,15 @@ class StochasticDepth(Algorithm):
             to layer, in the order in which the model registers them, up to ``drop_rate`` in the last one.
         drop_warmup: how long the rates take to grow to these: a share of the training, or a count such as ``3ep``.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, before training when the model has no such
-    layers, and in training when they are not residual.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, before training when the model has no
+    such layers, and in training when they are not residual.
 
     Example::
 
         import torch
-        from trainer import Trainer
-        from trainer.algorithms.stochastic_depth import StochasticDepth
-        from trainer.tasks.chars import chars
+        from offloop.trainer import Trainer
+        from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
+        from offloop.trainer.tasks.chars import chars
         task = chars(width=16, length=8, characters=100_000) | {"max_duration": "4ba"}
         depth = StochasticDepth("Layer", drop_rate=0.2)
         trainer = Trainer(**task, algorithms=depth, publish=False, progress_bar=False)

@@ -10,10 +10,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import TimeInput, TimeUnit
-from trainer.algorithms.common import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeInput, TimeUnit
+from offloop.trainer.algorithms.common import (
     check_count,
     check_number,
     check_point,
@@ -21,11 +21,11 @@ from trainer.algorithms.common import (
     has_reached,
     update_event,
 )
-from trainer.algorithms.weight_average import WeightAverage
-from trainer.device.device import autocast_of
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
+from offloop.trainer.algorithms.weight_average import WeightAverage
+from offloop.trainer.device.device import autocast_of
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
 
 _ANNEAL_STRATEGIES = ("linear", "cos")
 
@@ -49,14 +49,14 @@ class SWA(Algorithm):
         anneal_steps: after how many updates they are there.
         swa_lr: the learning rate to go to; ``None`` keeps the rates as they are at ``swa_start``.
 
-    Raises :class:`bus.errors.ConfigurationError` for other arguments, and at the beginning of the training for a
-    dataloader that does not allow the pass over its data where it is needed.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and at the beginning of the training for
+    a dataloader that does not allow the pass over its data where it is needed.
 
     Example::
 
         import torch
-        from trainer import Classifier, Trainer
-        from trainer.algorithms.swa import SWA
+        from offloop.trainer import Classifier, Trainer
+        from offloop.trainer.algorithms.swa import SWA
         model = Classifier(torch.nn.Linear(8, 4))
         data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 2, torch.optim.SGD(model.parameters(), lr=0.1)
         settings = {"max_duration": "4ep", "publish": False, "progress_bar": False}
@@ -145,7 +145,7 @@ class SWA(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` returned.
 
-        Raises :class:`bus.errors.CheckpointError` when it is of another model."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it is of another model."""
         self._is_over = state.get("is_over", False)
         self._intervals, self._updates = state.get("intervals", 0), state.get("updates", 0)
         self._first_rates = [list(rates) for rates in state.get("first_rates", [])]

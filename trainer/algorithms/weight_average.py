@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bus.errors import CheckpointError
+from offloop.bus.errors import CheckpointError
 
 
 class WeightAverage:
@@ -51,7 +51,7 @@ class WeightAverage:
     def load_state_dict(self, average: Mapping[str, Tensor]) -> None:
         """Takes over what :meth:`state_dict` returned.
 
-        Raises :class:`bus.errors.CheckpointError` when it is the average of another model."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it is the average of another model."""
         if average.keys() != self._average.keys():
             odd = ", ".join(sorted(average.keys() ^ self._average.keys())[:3])
             raise CheckpointError(f"the averaged weights are those of another model: the two differ by {odd}")

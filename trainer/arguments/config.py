@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
-from bus.errors import ConfigurationError
-from bus.types.demand import check_max_delay
-from bus.types.event import Event
-from bus.types.time import TimeInput
-from trainer.arguments.checks import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.demand import check_max_delay
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.arguments.checks import (
     PRECISIONS,
     check_config,
     check_flag,
@@ -24,7 +24,7 @@ from trainer.arguments.checks import (
     check_subset,
     check_text,
 )
-from trainer.arguments.durations import check_interval, check_max_duration
+from offloop.trainer.arguments.durations import check_interval, check_max_duration
 
 PathInput = str | os.PathLike[str]
 
@@ -74,7 +74,7 @@ class ArgumentGroup:
     A field's annotation has, besides the type, its checks (functions of the value and the name) and its options. A
     ``bool`` is always checked; ``None`` is not, where the type allows it. The docstring's ``Args`` document the fields.
 
-    Raises :class:`bus.errors.ConfigurationError` for a value that is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a value that is not allowed."""
 
     heading: ClassVar[str]
     """Of its options in the command's help."""
@@ -148,7 +148,7 @@ def _read_seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class EvalConfig(ArgumentGroup):
-    """When a training evaluates, and on how much. An :class:`trainer.Evaluator` may have both of its own.
+    """When a training evaluates, and on how much. An :class:`offloop.trainer.Evaluator` may have both of its own.
 
     Args:
         eval_interval: how often to evaluate: ``1ep``, ``100ba``, or a share such as ``0.25dur``; 0 for never.
@@ -176,9 +176,9 @@ class ComputeConfig(ArgumentGroup):
         find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
             ``DistributedDataParallel``.
         fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
-            :class:`trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
+            :class:`offloop.trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
             ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see
-            :mod:`trainer.checkpoints.checkpoints`.
+            :mod:`offloop.trainer.checkpoints.checkpoints`.
     """
 
     heading = "Computing"
@@ -202,7 +202,7 @@ class CheckpointConfig(ArgumentGroup):
     Args:
         save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
             what they name.
-        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`trainer.checkpoints.folder`.
+        save_filename, save_latest_filename: names of checkpoints in it, see :mod:`offloop.trainer.checkpoints.folder`.
         save_interval: how often to write one, besides at the end: ``1ep``, ``100ba``, ``0.1dur``; 0 for never.
         save_num_checkpoints_to_keep: how many checkpoints to keep, the newest ones; -1 for all.
         save_overwrite: whether checkpoints that are in the folder already may be written over.
@@ -257,12 +257,12 @@ class StreamConfig(ArgumentGroup):
             consumer requests them.
         flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
             ``200ba``; they are written to a recording of their own when the run fails, hangs or sees NaN, or is asked.
-        max_delay: seconds by which the events of batches may be late in a fast loop, see :class:`bus.Publisher`.
-        backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.
-        config: what else to write down about the run in ``run.json``.
-        fields: what else consumers can request, by name: functions of the state, see :mod:`trainer.fields.registry`.
-        settings: what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
-        wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
+        max_delay: seconds by which the events of batches may be late in a fast loop, see
+        :class:`offloop.bus.Publisher`. backlog_bytes: bound of the memory for events that the broker does not have on
+        disk yet, by default 64 MiB. config: what else to write down about the run in ``run.json``. fields: what else
+        consumers can request, by name: functions of the state, see :mod:`offloop.trainer.fields.registry`. settings:
+        what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value. wait_for:
+        names of consumers that may decide to stop the training: it waits for them where they decide, so that
             they stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such
             consumer.
         wait_seconds: how long it waits for one consumer at a time.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 _PLAIN = (int, float, str, bytes, type(None))
 
@@ -14,7 +14,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 def to_builtin(value: Any) -> Any:
     """Converts a value to numbers, text, lists and maps, which the stream carries; on a GPU this waits for a tensor.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):

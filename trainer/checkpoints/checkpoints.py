@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from bus.errors import CheckpointError, ConfigurationError
-from bus.types.time import Time
-from bus.types.timestamp import Timestamp, TrainingTime
-from trainer.arguments.config import CheckpointConfig
-from trainer.arguments.durations import check_interval
-from trainer.arguments.values import optimizer_names
-from trainer.checkpoints.file import (
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.types.time import Time
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
+from offloop.trainer.arguments.config import CheckpointConfig
+from offloop.trainer.arguments.durations import check_interval
+from offloop.trainer.arguments.values import optimizer_names
+from offloop.trainer.checkpoints.file import (
     import_torch,
     is_torch_file,
     read_checkpoint,
@@ -24,19 +24,25 @@ from trainer.checkpoints.file import (
     read_weights,
     write_checkpoint,
 )
-from trainer.checkpoints.folder import CheckpointFolder
-from trainer.checkpoints.saver import Announce, IntervalSaver, NoSaver
-from trainer.checkpoints.sharded import is_sharded, on_first, read_sharded, training_file, write_sharded
-from trainer.checkpoints.training_state import load_model, load_schedulers, load_training, training_tree, weights_tree
-from trainer.data.resume import DataLoaderResume
-from trainer.data.spec import DataSpec
-from trainer.distributed.ranks import Ranks, local_world_size
-from trainer.distributed.sampling import own_sampler
-from trainer.engine.state import State
-from trainer.evaluation.evaluation import Evaluation
+from offloop.trainer.checkpoints.folder import CheckpointFolder
+from offloop.trainer.checkpoints.saver import Announce, IntervalSaver, NoSaver
+from offloop.trainer.checkpoints.sharded import is_sharded, on_first, read_sharded, training_file, write_sharded
+from offloop.trainer.checkpoints.training_state import (
+    load_model,
+    load_schedulers,
+    load_training,
+    training_tree,
+    weights_tree,
+)
+from offloop.trainer.data.resume import DataLoaderResume
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.distributed.ranks import Ranks, local_world_size
+from offloop.trainer.distributed.sampling import own_sampler
+from offloop.trainer.engine.state import State
+from offloop.trainer.evaluation.evaluation import Evaluation
 
 if TYPE_CHECKING:
-    from trainer.distributed.sharding import FullySharded
+    from offloop.trainer.distributed.sharding import FullySharded
 
 _log = logging.getLogger("offloop")
 
@@ -44,8 +50,8 @@ _log = logging.getLogger("offloop")
 class Checkpoints:
     """Loads the checkpoint that a training resumes from, and makes what writes new ones.
 
-    With ``sharded`` those that are written are folders, see :mod:`trainer.checkpoints.sharded`. Their names are those
-    of files without the suffix and the rank."""
+    With ``sharded`` those that are written are folders, see :mod:`offloop.trainer.checkpoints.sharded`. Their names are
+    those of files without the suffix and the rank."""
 
     def __init__(
         self,
@@ -118,8 +124,8 @@ class Checkpoints:
     def _latest(self, folders: Sequence[CheckpointFolder], from_scratch: bool | None = None) -> Path | None:
         """The newest checkpoint in the first of some folders that has one, for which the first rank looks.
 
-        Raises :class:`bus.errors.CheckpointError`, on every rank, when there are some and none can be read, unless the
-        training is to begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
+        Raises :class:`offloop.bus.errors.CheckpointError`, on every rank, when there are some and none can be read,
+        unless the training is to begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
 
         def find() -> str | None:
             found = next((path for folder in folders if (path := folder.latest()) is not None), None)
@@ -181,7 +187,7 @@ class Checkpoints:
         """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
         ``sharding`` is how the model is spread over the ranks.
 
-        Raises :class:`bus.errors.CheckpointError` when it cannot be read or does not fit."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be read or does not fit."""
         path, state = self._load_path, self._state
         if path is None:
             return
@@ -221,7 +227,7 @@ class Checkpoints:
     def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "IntervalSaver | NoSaver":
         """What writes checkpoints in a training of that length.
 
-        Raises :class:`bus.errors.ConfigurationError` when older checkpoints are in the way."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when older checkpoints are in the way."""
         if self._folder is None:
             return NoSaver()
         if self._saver is None:
@@ -242,14 +248,15 @@ class Checkpoints:
     def load_schedulers(self) -> None:
         """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
 
-        Raises :class:`bus.errors.CheckpointError` when they are others."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when they are others."""
         if self._schedulers is not None:
             saved, path = self._schedulers
             self._schedulers = None
             load_schedulers(self._state, saved, path)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` when checkpoints are in the way of a training at that time."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` when checkpoints are in the way of a training at that
+        time."""
         if self._folder is not None and self._state.rank == 0:
             self._folder.check_conflicts(timestamp)
 

@@ -24,10 +24,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bus.checkpoints.image import CRC_KEY, DRAFT_KEY, TEXT_KEY, VERSION, check_size, crc_of, metadata_of, text_of
-from bus.errors import CheckpointError, ConfigurationError
-from bus.files import atomic_replace
-from bus.tensors.view import image_layout
+from offloop.bus.checkpoints.image import (
+    CRC_KEY,
+    DRAFT_KEY,
+    TEXT_KEY,
+    VERSION,
+    check_size,
+    crc_of,
+    metadata_of,
+    text_of,
+)
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.files import atomic_replace
+from offloop.bus.tensors.view import image_layout
 
 PathLike = str | os.PathLike[str]
 
@@ -62,9 +71,9 @@ class CheckpointDraft(NamedTuple):
     """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
 
     def metadata(self) -> dict[str, str]:
-        """As it travels to a process that completes it, see :func:`bus.checkpoints.image.write_draft`.
+        """As it travels to a process that completes it, see :func:`offloop.bus.checkpoints.image.write_draft`.
 
-        Raises :class:`bus.errors.CheckpointError` for a tree that is too large."""
+        Raises :class:`offloop.bus.errors.CheckpointError` for a tree that is too large."""
         try:
             # Five times as fast as text_of, but without its escapes for what is not Unicode.
             return {DRAFT_KEY: check_size(msgspec.json.encode(self.contents).decode())}
@@ -75,7 +84,7 @@ class CheckpointDraft(NamedTuple):
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
     """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor.
 
-    Raises :class:`bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
+    Raises :class:`offloop.bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
             raise CheckpointError(
@@ -101,7 +110,8 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
 
     The file appears under its name when it is complete and on the disk; until then the one before it stays.
 
-    Raises :class:`bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be written."""
+    Raises :class:`offloop.bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be
+    written."""
     path = Path(path)
     draft = draft_checkpoint(tree, path)
     stored = {name: _on_host(tensor) for name, tensor in draft.tensors.items()}
@@ -124,8 +134,8 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
     Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded as they are used. With
     ``device="meta"`` the file is checked just the same, and the tensors have a shape and a dtype but no values.
 
-    Raises :class:`bus.errors.CheckpointError` for a file that is missing, damaged, not a checkpoint, or written by a
-    newer version."""
+    Raises :class:`offloop.bus.errors.CheckpointError` for a file that is missing, damaged, not a checkpoint, or written
+    by a newer version."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         tree: dict[str, Any] = _unpack(contents["tree"], _loader(file, contents, path, device))
@@ -135,7 +145,7 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 def read_part(path: PathLike, key: str) -> Any:
     """What a checkpoint holds under one key of the tree, on the CPU; other tensors are neither read nor checked.
 
-    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for an unknown key."""
+    Raises :class:`offloop.bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for an unknown key."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -149,7 +159,8 @@ def read_part(path: PathLike, key: str) -> Any:
 def read_weights(path: PathLike) -> dict[str, Any]:
     """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU.
 
-    Raises :class:`bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for a checkpoint without a model."""
+    Raises :class:`offloop.bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for a checkpoint without a
+    model."""
     with _opened(path) as file:
         if _contents(file, path) is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
@@ -172,8 +183,9 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do,
     ``state`` and ``model``. Where all names begin with ``module.``, as under DistributedDataParallel, that is left out.
 
-    Raises :class:`bus.errors.CheckpointError` when the file is missing, damaged, has no model in it, or holds pickled
-    objects that could run code when loaded: only tensors, plain values, numpy arrays and time spans are let in."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when the file is missing, damaged, has no model in it, or holds
+    pickled objects that could run code when loaded: only tensors, plain values, numpy arrays and time spans are let
+    in."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save", path=path)
@@ -256,7 +268,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     """The dtype and shape of a tensor as safetensors writes them.
 
-    Raises :class:`bus.errors.ConfigurationError` for a tensor that it has no place for."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a tensor that it has no place for."""
     name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
     if name is None:
         raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.checkpoints.names import CheckpointNames
-from bus.errors import CheckpointError
-from bus.types.timestamp import Timestamp, TrainingTime
-from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
-from trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharded, training_file
+from offloop.bus.checkpoints.names import CheckpointNames
+from offloop.bus.errors import CheckpointError
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
+from offloop.trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
+from offloop.trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharded, training_file
 
 
 class CheckpointFolder(CheckpointNames):
     """Saves checkpoints in a folder, and finds the newest one that is whole.
 
-    The arguments are those of :class:`bus.checkpoints.names.CheckpointNames`; ``write`` writes a tree to a path, where
-    it may also make a folder of :mod:`trainer.checkpoints.sharded`. Raises the same.
+    The arguments are those of :class:`offloop.bus.checkpoints.names.CheckpointNames`; ``write`` writes a tree to a
+    path, where it may also make a folder of :mod:`offloop.trainer.checkpoints.sharded`. Raises the same.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CheckpointFolder(CheckpointNames):
         The tree gets the time as ``timestamp``. A checkpoint that cannot be removed is logged and tried again with the
         next one.
 
-        Raises :class:`bus.errors.CheckpointError` when it cannot be written; what was there then stays."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written; what was there then stays."""
         return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
 
     def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
@@ -72,7 +72,7 @@ class CheckpointFolder(CheckpointNames):
         With ``overwrite``, what the link leads to comes first: files of a later time may be older ones. Without it a
         later file was written just before the process was killed. Those that cannot be read are in :attr:`unreadable`.
 
-        Raises :class:`bus.errors.CheckpointError` when the folder cannot be read."""
+        Raises :class:`offloop.bus.errors.CheckpointError` when the folder cannot be read."""
         self.unreadable.clear()
         try:
             # A search in a folder without permission finds nothing.

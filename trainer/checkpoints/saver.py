@@ -4,19 +4,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.time import Time
-from bus.types.timestamp import TrainingTime
-from trainer.arguments.durations import Interval
-from trainer.checkpoints.folder import CheckpointFolder
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.trainer.arguments.durations import Interval
+from offloop.trainer.checkpoints.folder import CheckpointFolder
+from offloop.trainer.engine.state import State
 
 _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
 
 
 class Announce(Protocol):
-    """Marks in the stream where a checkpoint is saved or loaded, as :meth:`bus.Publisher.mark_checkpoint` does."""
+    """Marks in the stream where a checkpoint is saved or loaded, as :meth:`offloop.bus.Publisher.mark_checkpoint`
+    does."""
 
     def __call__(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> object: ...
 
@@ -34,7 +35,7 @@ class NoSaver:
         """Does nothing."""
 
     def save_now(self) -> Path | None:
-        """Raises :class:`bus.errors.ConfigurationError`."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError`."""
         raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
 
 

@@ -1,9 +1,9 @@
 """The folder that a training is saved in when its weights are spread over the ranks.
 
 Torch's distributed checkpoint lets each rank write the parts that it has, as safetensors files in the folder
-``shards``. Beside it is ``training.safetensors``, a file of :mod:`trainer.checkpoints.file` with everything else: what
-all ranks have, which tensor stands where in the tree, and the checksums of the files. No pickle is in it. The format is
-in ``docs/checkpoints.md``.
+``shards``. Beside it is ``training.safetensors``, a file of :mod:`offloop.trainer.checkpoints.file` with everything
+else: what all ranks have, which tensor stands where in the tree, and the checksums of the files. No pickle is in it.
+The format is in ``docs/checkpoints.md``.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bus.errors import CheckpointError
-from bus.files import atomic_replace
-from trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
-from trainer.distributed.ranks import Ranks
+from offloop.bus.errors import CheckpointError
+from offloop.bus.files import atomic_replace
+from offloop.trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
+from offloop.trainer.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -43,13 +43,13 @@ def is_sharded(path: Path) -> bool:
 
 
 def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> None:
-    """Writes a tree as :func:`trainer.checkpoints.file.write_checkpoint` does, to a folder. All ranks have to call
-    this, the first one with a path that all can write to, the others with ``None``.
+    """Writes a tree as :func:`offloop.trainer.checkpoints.file.write_checkpoint` does, to a folder. All ranks have to
+    call this, the first one with a path that all can write to, the others with ``None``.
 
     Each rank writes its part of the tensors in the tree that are ``DTensor``; all else is taken from the first rank's.
     The folder appears under its name when it is complete and on the disk, and takes the place of one that is there.
 
-    Raises :class:`bus.errors.CheckpointError` on every rank when any of them cannot write; what was there then
+    Raises :class:`offloop.bus.errors.CheckpointError` on every rank when any of them cannot write; what was there then
     stays."""
     rest, sharded = _take_apart(tree)
     with contextlib.ExitStack() as stack:
@@ -76,7 +76,8 @@ def read_sharded(
     With a mesh of the ranks all of them have to call this, of any number, and each gets its part of the tensors that
     were sharded, by rows, on the mesh's device. Without one the tensors are whole.
 
-    Raises :class:`bus.errors.CheckpointError` when anything is missing or damaged, with a mesh on every rank."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when anything is missing or damaged, with a mesh on every
+    rank."""
     tree = read_checkpoint(path / _TRAINING)
     contents = tree.pop("shards", None)
     try:
@@ -99,7 +100,7 @@ def read_sharded(
 
 
 def check_sharded(path: Path) -> None:
-    """Raises :class:`bus.errors.CheckpointError` unless each byte in the folder is as it was written."""
+    """Raises :class:`offloop.bus.errors.CheckpointError` unless each byte in the folder is as it was written."""
     read_checkpoint(path / _TRAINING, device="meta")
     contents = read_part(path / _TRAINING, "shards")
     _check_files(path, contents["files"])

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from bus.errors import CheckpointError
-from bus.types.timestamp import Timestamp
-from trainer.arguments.values import optimizer_names
-from trainer.data.resume import generators_of
-from trainer.engine.state import State
-from trainer.evaluation.evaluation import Evaluation
+from offloop.bus.errors import CheckpointError
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.values import optimizer_names
+from offloop.trainer.data.resume import generators_of
+from offloop.trainer.engine.state import State
+from offloop.trainer.evaluation.evaluation import Evaluation
 
 _PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microbatch_size", "timestamp", "evaluation")
 
@@ -46,7 +46,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
 def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
     """Puts weights into the model.
 
-    Raises :class:`bus.errors.CheckpointError` when they are those of another model."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when they are those of another model."""
     own = state.model.state_dict()
     wrong = [
         f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
@@ -72,7 +72,7 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
     """Puts everything but the model and the schedulers back to what :func:`training_tree` wrote down.
 
-    Raises :class:`bus.errors.CheckpointError` when it does not fit the trainer's optimizers or algorithms."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when it does not fit the trainer's optimizers or algorithms."""
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
@@ -147,7 +147,7 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
     """Puts the schedulers back to what :func:`training_tree` wrote down of them.
 
-    Raises :class:`bus.errors.CheckpointError` when they are others."""
+    Raises :class:`offloop.bus.errors.CheckpointError` when they are others."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     if names != [name for name, _ in saved]:
         raise CheckpointError(

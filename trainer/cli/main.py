@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bus import printing
-from bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
-from bus.terminal import run_command
-from trainer.arguments import missing_extra
-from trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
-from trainer.config import expand_groups
-from trainer.distributed.launcher import report_failure
-from trainer.tasks import BUILT_IN, Task, TaskOption, find_task
+from offloop.bus import printing
+from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
+from offloop.bus.terminal import run_command
+from offloop.trainer.arguments import missing_extra
+from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
+from offloop.trainer.config import expand_groups
+from offloop.trainer.distributed.launcher import report_failure
+from offloop.trainer.tasks import BUILT_IN, Task, TaskOption, find_task
 
 if TYPE_CHECKING:
-    from trainer.distributed.ranks import Ranks
-    from trainer.trainer import Trainer
+    from offloop.trainer.distributed.ranks import Ranks
+    from offloop.trainer.trainer import Trainer
 
 
 _MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
@@ -79,7 +79,7 @@ class _Beginning:
         """Announces the training of that task, unless no consumer on this machine will find it."""
         given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
         if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
-            from bus.runs.announcement import announce
+            from offloop.bus.runs.announcement import announce
 
             self._announced.enter_context(announce(task, given["runs_dir"]))
 
@@ -245,7 +245,7 @@ def _print_algorithms() -> None:
     with _refusing(), _explaining_what_is_missing():
         import torch  # noqa: F401 - what all of them need is named once, and not for each one
 
-        from trainer.algorithms import ALGORITHMS
+        from offloop.trainer.algorithms import ALGORITHMS
 
         click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
         click.echo("\n".join(ALGORITHMS.listing()))
@@ -253,7 +253,7 @@ def _print_algorithms() -> None:
 
 def _print_fields() -> None:
     with _refusing(), _explaining_what_is_missing():
-        from trainer.fields.registry import FieldRegistry
+        from offloop.trainer.fields.registry import FieldRegistry
 
         click.echo("Fields (a callback's fields = (NAME, ...); your own with Trainer(fields={NAME: function}))")
         click.echo("\n".join(FieldRegistry().listing()))
@@ -292,10 +292,10 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
     raises."""
     with _refusing():
         with beginning.loading(), _explaining_what_is_missing():
-            from trainer.device.device import is_gpu
-            from trainer.distributed.ranks import join_ranks
-            from trainer.stream.run_stream import short_path
-            from trainer.trainer import Trainer
+            from offloop.trainer.device.device import is_gpu
+            from offloop.trainer.distributed.ranks import join_ranks
+            from offloop.trainer.stream.run_stream import short_path
+            from offloop.trainer.trainer import Trainer
         ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
         arguments = _arguments(task, values, ranks)
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
@@ -318,9 +318,9 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
     """Everything for the trainer: what the task says, and in its place what was given."""
-    from bus.runs.directory import new_run_name
-    from trainer.algorithms import ALGORITHMS
-    from trainer.device.seeding import seed_all
+    from offloop.bus.runs.directory import new_run_name
+    from offloop.trainer.algorithms import ALGORITHMS
+    from offloop.trainer.device.seeding import seed_all
 
     seed = _choose_seed(values)
     if ranks is not None:
@@ -344,7 +344,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
 
 def _choose_seed(values: Mapping[str, Any]) -> int:
     """A resumed training draws the same numbers, so its seed has to follow from what is given again."""
-    from trainer.device.seeding import new_seed
+    from offloop.trainer.device.seeding import new_seed
 
     if values["seed"] is not None:
         seed: int = values["seed"]

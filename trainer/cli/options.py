@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import click
 
-from bus.errors import ConfigurationError, OffloopError
-from trainer.arguments.config import Argument, Option, arguments_of
-from trainer.config import GROUPS, TrainerArguments
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.trainer.arguments.config import Argument, Option, arguments_of
+from offloop.trainer.config import GROUPS, TrainerArguments
 
 
 def _dashed(name: str) -> str:
@@ -103,7 +103,8 @@ OPTION_NAMES = frozenset(str(option.name) for options in COMMON_OPTIONS.values()
 
 
 def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for :class:`trainer.Trainer` that stand for the values given by option, by the options' names.
+    """The arguments for :class:`offloop.trainer.Trainer` that stand for the values given by option, by the options'
+    names.
 
     Algorithms are left out: they have yet to be made."""
     given: dict[str, Any] = {}
@@ -115,8 +116,8 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_together(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for an option given that has no effect, or no meaning, without an
-    argument that neither the command line nor the task gives."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for an option given that has no effect, or no meaning,
+    without an argument that neither the command line nor the task gives."""
     for name, (_, form) in _ARGUMENTS.items():
         for needed in form.needs if values[name] is not None else ():
             if arguments.get(needed) is None:

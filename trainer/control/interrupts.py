@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from bus.printing import say
-from trainer.engine.state import State
+from offloop.bus.printing import say
+from offloop.trainer.engine.state import State
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _Handlers = dict[int, Any]

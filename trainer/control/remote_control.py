@@ -8,13 +8,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.publisher.publisher import Publisher
-from bus.types.commands import Command, Outcome
-from bus.types.event import Event
-from trainer.control.settings import Settings
-from trainer.distributed.ranks import Ranks
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.event import Event
+from offloop.trainer.control.settings import Settings
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.engine.state import State
 
 IDLE_SECONDS = 0.02
 IDLE_SECONDS_OF_RANKS = 0.25

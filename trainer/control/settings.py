@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from bus.errors import ConfigurationError, close_matches
-from trainer.arguments.checks import check_function
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
 """What puts a value into effect, between two batches. It raises for one that is not allowed; the sender receives
@@ -34,7 +34,7 @@ class Settings(Mapping[str, Setting]):
         """Declares a value: ``function(state, value)`` puts it into effect. It runs in the training loop, between two
         batches, and with several ranks in each of them.
 
-        Raises :class:`bus.errors.ConfigurationError` for a name that is taken or no identifier."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is taken or no identifier."""
         if name in self._settings:
             raise ConfigurationError(f"there is a setting {name!r} already: choose another name")
         self._settings[name] = _checked(name, function, description)
@@ -42,7 +42,8 @@ class Settings(Mapping[str, Setting]):
     def apply(self, state: State, name: Any, value: Any) -> None:
         """Puts a value into effect.
 
-        Raises :class:`bus.errors.ConfigurationError` for one that does not exist, or a value that is not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for one that does not exist, or a value that is not
+        allowed."""
         setting = self._settings.get(name)
         if setting is None:
             raise ConfigurationError(
@@ -64,7 +65,7 @@ class Settings(Mapping[str, Setting]):
 def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
     """The settings of a training: those that each has, of which one is for its progress, and the user's own.
 
-    Raises :class:`bus.errors.ConfigurationError` for one that has a name of the others."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that has a name of the others."""
     # Nothing that holds the trainer: one that is dropped is to be gone at once.
     settings = Settings(
         {
@@ -83,7 +84,8 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 def check_settings(given: Any) -> dict[str, Setting]:
     """The settings that the user gave, by name.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is not a function, or has a name that is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a function, or has a name that is not
+    allowed."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

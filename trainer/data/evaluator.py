@@ -6,12 +6,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from bus.errors import ConfigurationError
-from bus.types.time import TimeInput
-from trainer.arguments.checks import check_subset
-from trainer.arguments.durations import check_interval
-from trainer.data.metrics import metrics_of
-from trainer.data.spec import DataSpec, as_data_spec
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.arguments.checks import check_subset
+from offloop.trainer.arguments.durations import check_interval
+from offloop.trainer.data.metrics import metrics_of
+from offloop.trainer.data.spec import DataSpec, as_data_spec
 
 # Consumers tell by its label what a batch is of.
 _OTHER_LABELS = ("", "train", "predict")
@@ -23,7 +23,7 @@ class Evaluator:
     ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
     instead of the trainer's.
 
-    Raises :class:`bus.errors.ConfigurationError` for a label that is not a text, or one of the trainer's own
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a label that is not a text, or one of the trainer's own
     (``train``, ``predict``), for what is not a dataloader, and for names that are not a list of texts. Reference:
     ``composer/core/evaluator.py``.
     """
@@ -56,8 +56,8 @@ class Evaluator:
     def choose_metrics(self, model: Any) -> dict[str, Any]:
         """Copies of the model's metrics that this evaluator uses, by name.
 
-        Raises :class:`bus.errors.ConfigurationError` for a name that the model has no metric of, and for a model that
-        gives something else than metrics."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for a name that the model has no metric of, and for a
+        model that gives something else than metrics."""
         available = metrics_of(model, is_train=False)
         names = available if self.metric_names is None else self.metric_names
         for name in names:
@@ -73,7 +73,7 @@ def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
     """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or
     several.
 
-    Raises :class:`bus.errors.ConfigurationError` for two with one label."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for two with one label."""
     listed = isinstance(eval_dataloader, list | tuple)
     if eval_dataloader is None or (listed and not eval_dataloader):
         return []
@@ -84,7 +84,8 @@ def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigurationError(
-                f"two evaluators have the label {label!r}: give each its own with trainer.Evaluator(label, dataloader)"
+                f"two evaluators have the label {label!r}: give each its own with "
+                "offloop.trainer.Evaluator(label, dataloader)"
             )
     return evaluators
 

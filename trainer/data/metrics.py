@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bus.errors import ConfigurationError
-from trainer.arguments.values import describe, to_builtin
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.values import describe, to_builtin
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
 def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to call."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to
+    call."""
     needed = ["loss", *(["eval_forward"] if evaluated or predicts else [])]
     needed += ["get_metrics", "update_metric"] if evaluated else []
     missing = [name for name in needed if not callable(getattr(model, name, None))]
     if not isinstance(model, nn.Module) or missing:
         what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is not a torch.nn.Module"
         raise ConfigurationError(
-            f"model {type(model).__name__} {what}: wrap a plain module in trainer.Classifier(module), "
+            f"model {type(model).__name__} {what}: wrap a plain module in offloop.trainer.Classifier(module), "
             "or see trainer.models.Model for the methods to define"
         )
 
@@ -30,8 +31,8 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
 def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
     """The model's own metrics for the training or for evaluations, by name.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else in their place, and for metrics of the training that
-    the model lacks the methods to update."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else in their place, and for metrics of the
+    training that the model lacks the methods to update."""
     from torchmetrics import Metric, MetricCollection
 
     metrics = model.get_metrics(is_train=is_train)

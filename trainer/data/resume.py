@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from bus.errors import CheckpointError
-from trainer.device.seeding import RandomStates
+from offloop.bus.errors import CheckpointError
+from offloop.trainer.device.seeding import RandomStates
 
 
 class DataLoaderResume:

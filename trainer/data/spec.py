@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.arguments.checks import check_function
-from trainer.arguments.values import as_int, describe
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.arguments.values import as_int, describe
 
 if TYPE_CHECKING:
-    from trainer.device.device import Device
+    from offloop.trainer.device.device import Device
 
 _SEQUENCES = (list, tuple)
 
@@ -24,9 +24,9 @@ class DataSpec:
     ``device_transforms(batch)`` gives the batch to use instead of the one that was fetched; it is called once the batch
     is on the device.
 
-    Raises :class:`bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, or not at all,
-    and for what is not a function; and, when a batch is used, for functions that give something else than they should.
-    Reference: ``composer/core/data_spec.py``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, or not
+    at all, and for what is not a function; and, when a batch is used, for functions that give something else than they
+    should. Reference: ``composer/core/data_spec.py``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DataSpec:
 def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
     """The dataloader wrapped, unless it already is.
 
-    Raises :class:`bus.errors.ConfigurationError` for what can be iterated over only once, or not at all."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what can be iterated over only once, or not at all."""
     if isinstance(dataloader, DataSpec):
         return dataloader
     _check_dataloader(dataloader, name)
@@ -86,8 +86,8 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
 def count_samples(batch: Any) -> int:
     """Samples in a batch: the first dimension of its tensors.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec` has to
-    say."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec`
+    has to say."""
     # Asked for every batch of every training: the common kinds come first.
     parts: Iterable[Any]
     if isinstance(batch, _SEQUENCES):
@@ -123,7 +123,7 @@ def count_tokens(batch: Any) -> int:
 def split_samples(batch: Any, size: int) -> list[Any]:
     """The batch in parts of ``size`` samples, the last one with what remains.
 
-    Raises :class:`bus.errors.ConfigurationError` for a batch with something else than tensors in it."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a batch with something else than tensors in it."""
     if isinstance(batch, torch.Tensor):
         parts: Sequence[torch.Tensor] = batch.split(size)  # type: ignore[no-untyped-call]
         return list(parts)
@@ -188,5 +188,5 @@ def _cannot(do: str, batch: Any, why: str) -> ConfigurationError:
     argument = "split_batch" if do == "split" else "get_num_samples_in_batch"
     return ConfigurationError(
         f"cannot {do} a batch of type {type(batch).__name__}, which {why}: "
-        f"wrap the dataloader in trainer.DataSpec(dataloader, {argument}=...)"
+        f"wrap the dataloader in offloop.trainer.DataSpec(dataloader, {argument}=...)"
     )

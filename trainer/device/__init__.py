@@ -5,11 +5,11 @@ May import: arguments. Begin with ``device``.
 
 from typing import TYPE_CHECKING
 
-from bus.lazy import lazy_exports
+from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from trainer.device.device import CpuDevice, Device, GpuDevice, get_device
+    from offloop.trainer.device.device import CpuDevice, Device, GpuDevice, get_device
 
 __all__ = ["CpuDevice", "Device", "GpuDevice", "get_device"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"trainer.device.device": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"offloop.trainer.device.device": __all__})

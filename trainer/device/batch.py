@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 Getter = Callable[[Any], Any]
 Setter = Callable[[Any, Any], Any]
@@ -17,7 +17,7 @@ BatchKey = int | str | list[int | str] | tuple[Getter, Setter]
 def batch_get(batch: Any, key: BatchKey) -> Any:
     """The part of the batch that the key names.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is none."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none."""
     if isinstance(key, tuple):
         return key[0](batch)
     for step in key if isinstance(key, list) else [key]:
@@ -29,7 +29,7 @@ def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
     """A copy of the batch with a value in place of the part that the key names; its other parts are shared.
 
     A copy because what was fetched may be needed again: a microbatch that did not fit into memory, or a second forward
-    pass. Raises :class:`bus.errors.ConfigurationError` when there is no such part."""
+    pass. Raises :class:`offloop.bus.errors.ConfigurationError` when there is no such part."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]

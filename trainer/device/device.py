@@ -7,9 +7,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.arguments.checks import PRECISIONS
-from trainer.device.batch import map_tensors
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.checks import PRECISIONS
+from offloop.trainer.device.batch import map_tensors
 
 _PRECISIONS = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
 """The precisions by name, with the type that torch's automatic mixed precision computes in where that is good enough.
@@ -285,7 +285,7 @@ def get_device(device: str | torch.device | Device) -> Device:
     """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one; torch's devices ``cpu`` and
     ``cuda`` are ``cpu`` and ``gpu``.
 
-    Raises :class:`bus.errors.ConfigurationError` for another name, and for ``gpu`` where torch finds none."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for another name, and for ``gpu`` where torch finds none."""
     name = _known(device)
     if not isinstance(name, str):
         return name

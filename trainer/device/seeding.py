@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.arguments.values import as_int
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.values import as_int
 
 _LIMIT = 2**32
 
@@ -22,7 +22,7 @@ def new_seed() -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """The seed, or :class:`bus.errors.ConfigurationError` when not every generator takes it."""
+    """The seed, or :class:`offloop.bus.errors.ConfigurationError` when not every generator takes it."""
     number = as_int(seed)
     if number is None or not 0 <= number < _LIMIT:
         raise ConfigurationError(f"seed {seed!r} is not allowed: use a whole number from 0 to {_LIMIT - 1}")

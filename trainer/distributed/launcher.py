@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from bus.errors import RankError
+from offloop.bus.errors import RankError
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
 

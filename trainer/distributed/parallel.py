@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from bus.errors import ConfigurationError
-from trainer.data.evaluator import Evaluator
-from trainer.data.spec import DataSpec
-from trainer.device.device import Device
-from trainer.distributed.ranks import Ranks
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.data.evaluator import Evaluator
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.device.device import Device
+from offloop.trainer.distributed.ranks import Ranks
 
 
 class Parallel(Protocol):
@@ -50,7 +50,7 @@ class DataParallel:
 
 
 def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a dataloader that gives every rank all of the data."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that gives every rank all of the data."""
     if ranks is not None:
         if data is not None:
             _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
@@ -72,16 +72,16 @@ def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
             else f"divides the data among {sharding.num_replicas} ranks, and there are {world_size}"
         )
         raise ConfigurationError(
-            f"{name} {gives}: use DataLoader(dataset, "
-            "batch_sampler=trainer.RankBatchSampler(dataset, batch_size, shuffle=True)), or a DistributedSampler"
+            f"{name} {gives}: use DataLoader(dataset, batch_sampler=offloop.trainer.RankBatchSampler(dataset, "
+            "batch_size, shuffle=True)), or a DistributedSampler"
         )
 
 
 def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
     """Makes sure that what the ranks train on makes up one training; all of them have to call it.
 
-    Raises :class:`bus.errors.ConfigurationError` when their dataloaders differ in the number of batches, or their
-    samplers draw different orders or take the same part."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when their dataloaders differ in the number of batches, or
+    their samplers draw different orders or take the same part."""
     sampler = _sharding_sampler(data.dataloader)
     part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
     parts = [json.loads(one) for one in ranks.collect(json.dumps(part).encode())]
@@ -89,7 +89,7 @@ def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
     if len(set(numbers)) > 1:
         raise ConfigurationError(
             f"train_dataloader gives the ranks {_listed(numbers)} batches: give all of them the same number, "
-            "for example with trainer.RankBatchSampler or train_subset_num_batches"
+            "for example with offloop.trainer.RankBatchSampler or train_subset_num_batches"
         )
     if len(set(seeds)) > 1:
         raise ConfigurationError(

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from bus import errors
-from bus.errors import ConfigurationError, OffloopError, RankError
-from trainer.distributed.launcher import report_uncaught_errors
+from offloop.bus import errors
+from offloop.bus.errors import ConfigurationError, OffloopError, RankError
+from offloop.trainer.distributed.launcher import report_uncaught_errors
 
 _REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
@@ -60,7 +60,7 @@ class Ranks:
     def end_count(self) -> tuple[int, int]:
         """Samples and tokens of the batch over all ranks; can be asked again until the next batch.
 
-        Raises :class:`bus.errors.ConfigurationError` when another rank has come to the end of its data."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when another rank has come to the end of its data."""
         if self._counting is not None:
             samples, tokens, have_batch = self._end_count()
             if have_batch < self.world_size:
@@ -71,7 +71,7 @@ class Ranks:
     def end_data(self) -> None:
         """Says, in place of :meth:`begin_count`, that this rank's data is at its end.
 
-        Raises :class:`bus.errors.ConfigurationError` when another rank has a further batch."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when another rank has a further batch."""
         self._begin_count(0, 0, 0)
         have_batch = self._end_count()[2]
         if have_batch:
@@ -210,7 +210,7 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
 
     Can be called again, and uses the process group that there is.
 
-    Raises :class:`bus.errors.RankError` when the others do not come."""
+    Raises :class:`offloop.bus.errors.RankError` when the others do not come."""
     global _joined, _meeting, _groups
     if _joined is not None:
         if not _joined.closed:
@@ -251,7 +251,7 @@ def rank_and_world_size() -> tuple[int, int]:
     """Which process of how many this is, by torch's default process group if there is one and otherwise by what
     ``torchrun`` says; (0, 1) for one by itself.
 
-    Raises :class:`bus.errors.ConfigurationError` when the environment is invalid."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when the environment is invalid."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -269,7 +269,7 @@ def rank_and_world_size() -> tuple[int, int]:
 def local_world_size(by_itself: int) -> int:
     """How many ranks are on this host, by what ``torchrun`` says; ``by_itself`` where it does not.
 
-    Raises :class:`bus.errors.ConfigurationError` when the environment is invalid."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when the environment is invalid."""
     size = os.environ.get("LOCAL_WORLD_SIZE")
     if size is None:
         return by_itself
@@ -327,5 +327,5 @@ def _unequal_data(without: int, world_size: int) -> str:
     return (
         "train_dataloader gives the ranks different numbers of batches: "
         f"{without} of {world_size} ranks came to the end of their data, the others have a further batch; "
-        "give all ranks the same number, for example with trainer.RankBatchSampler or train_subset_num_batches"
+        "give all ranks the same number, for example with offloop.trainer.RankBatchSampler or train_subset_num_batches"
     )

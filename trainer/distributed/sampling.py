@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from bus.errors import ConfigurationError
-from trainer.distributed.ranks import rank_and_world_size
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.distributed.ranks import rank_and_world_size
 
 
 class RankBatchSampler(Sampler[list[int]]):
@@ -18,7 +18,7 @@ class RankBatchSampler(Sampler[list[int]]):
     out, as is every short one with ``drop_last``. With ``shuffle`` each epoch has an order of its own, which follows
     from ``seed`` (by default the trainer's, and 0 without a trainer) and the epoch's number, and from nothing else.
 
-    Raises :class:`bus.errors.ConfigurationError` for batches that cannot be divided among the ranks.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for batches that cannot be divided among the ranks.
     """
 
     def __init__(

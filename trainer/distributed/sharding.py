@@ -25,8 +25,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bus.errors import ConfigurationError
-from trainer.device.device import Device
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.device.device import Device
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _POLICIES = {"mp_policy": MixedPrecisionPolicy, "offload_policy": OffloadPolicy}
@@ -36,7 +36,8 @@ _KEYS = ("shard", "reshard_after_forward", *_POLICIES)
 def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
     """The keyword arguments of :class:`FullySharded` in ``fsdp_config``.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is not allowed in it, and for a training of one rank."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not allowed in it, and for a training of one
+    rank."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(
             f"fsdp_config is a {type(config).__name__}: give a dict, {{}} for torch's defaults, or None for DDP"
@@ -73,8 +74,9 @@ class FullySharded:
     """Every rank keeps a part of each weight, of its gradient and of what the optimizer knows of it; torch's
     ``fully_shard`` gathers the weights of a unit of the model when they are needed, and averages the gradients.
 
-    At first the model is the first rank's on all ranks, as with :class:`trainer.distributed.parallel.DataParallel`; so
-    are its buffers at the first forward pass of every batch.
+    At first the model is the first rank's on all ranks, as with
+    :class:`offloop.trainer.distributed.parallel.DataParallel`; so are its buffers at the first forward pass of every
+    batch.
 
     Args:
         model: the whole model, on the device. It is changed in place: its parameters become others, which are sharded
@@ -87,8 +89,8 @@ class FullySharded:
             and so are those that are used in several units, such as tied weights.
         reshard_after_forward, mp_policy, offload_policy: as torch has them; ``None`` is torch's default.
 
-    Raises :class:`bus.errors.ConfigurationError` for names that no module has, and for a model that cannot be sharded.
-    Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for names that no module has, and for a model that cannot be
+    sharded. Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
     """
 
     def __init__(

@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bus.types.event import Event
+from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
-    from trainer.engine.engine import Logger
-    from trainer.engine.state import State
+    from offloop.trainer.engine.engine import Logger
+    from offloop.trainer.engine.state import State
 
 
 class Algorithm(ABC):
@@ -41,8 +41,8 @@ class Algorithm(ABC):
         """Changes the state. What is returned is ignored; the reference's algorithms return an exit code here."""
 
     def check(self, state: "State") -> None:  # noqa: B027 - most algorithms go with every training
-        """Raises :class:`bus.errors.ConfigurationError` for a training that this cannot be applied to. Asked before
-        anything is started, with the model as the trainer was given it; does nothing by default."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` for a training that this cannot be applied to. Asked
+        before anything is started, with the model as the trainer was given it; does nothing by default."""
 
     def explain(self, error: RuntimeError, state: "State") -> str | None:
         """What a user can do about an error that the model raised in its forward pass because of what this has done to

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.left_out import LeftOut
-from trainer.arguments.values import to_builtin
-from trainer.engine.algorithm import Algorithm
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.left_out import LeftOut
+from offloop.trainer.arguments.values import to_builtin
+from offloop.trainer.engine.algorithm import Algorithm
+from offloop.trainer.engine.state import State
 
 _RANKS = {"first": -1, None: 0, "last": 1}
 AlgorithmPass = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
@@ -130,8 +130,9 @@ def _publish_nothing(event: Event) -> None:
 
 
 def check_loss_interpolation(algorithms: Sequence[Algorithm]) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when two algorithms put a mixture of losses in the loss's place, as
-    those do whose attribute ``interpolates_loss`` is true: the second one would mix the loss of unmixed targets."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when two algorithms put a mixture of losses in the loss's
+    place, as those do whose attribute ``interpolates_loss`` is true: the second one would mix the loss of unmixed
+    targets."""
     names = [type(one).__name__ for one in algorithms if getattr(one, "interpolates_loss", False)]
     if len(names) > 1:
         raise ConfigurationError(

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.types.intervals import counter_of
-from bus.types.time import Time, TimeInput, TimeUnit
-from bus.types.timestamp import Timestamp
-from trainer.arguments.durations import check_max_duration
-from trainer.device.batch import BatchKey, batch_get, batch_set
+from offloop.bus.types.intervals import counter_of
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.durations import check_max_duration
+from offloop.trainer.device.batch import BatchKey, batch_get, batch_set
 
 if TYPE_CHECKING:
-    from trainer.data.evaluator import Evaluator
-    from trainer.data.spec import DataSpec
-    from trainer.device.device import Device
-    from trainer.engine.algorithm import Algorithm
+    from offloop.trainer.data.evaluator import Evaluator
+    from offloop.trainer.data.spec import DataSpec
+    from offloop.trainer.device.device import Device
+    from offloop.trainer.engine.algorithm import Algorithm
 
 
 class State:
@@ -210,7 +210,7 @@ class State:
         """A part of the batch: an index (0 for inputs and 1 for targets in a pair), a name in a mapping, a sequence of
         these for a nested part, or a pair of functions ``(get, set)``.
 
-        Raises :class:`bus.errors.ConfigurationError` when the batch has no such part."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when the batch has no such part."""
         return batch_get(self.batch, key)
 
     def batch_set_item(self, key: BatchKey, value: Any) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from bus.types.metrics import flatten
-from bus.types.time import Time
-from bus.types.timestamp import Timestamp
-from trainer.arguments.durations import Interval
-from trainer.arguments.values import to_builtin
-from trainer.data.evaluator import Evaluator
-from trainer.data.metrics import metrics_of, read_metrics
-from trainer.data.spec import DataSpec
-from trainer.device.batch import map_tensors
-from trainer.device.device import autocast_of
-from trainer.distributed.ranks import Ranks
-from trainer.engine.engine import Engine
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import flatten
+from offloop.bus.types.time import Time
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.durations import Interval
+from offloop.trainer.arguments.values import to_builtin
+from offloop.trainer.data.evaluator import Evaluator
+from offloop.trainer.data.metrics import metrics_of, read_metrics
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.device.batch import map_tensors
+from offloop.trainer.device.device import autocast_of
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.engine.engine import Engine
+from offloop.trainer.engine.state import State
 
 
 class Evaluation:
@@ -96,7 +96,7 @@ class Evaluation:
     def run_now(self) -> int:
         """Evaluates everything, whatever the interval; returns the nanoseconds that it took.
 
-        Raises :class:`bus.errors.ConfigurationError` when there is nothing to evaluate on."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when there is nothing to evaluate on."""
         if not self._state.evaluators:
             raise ConfigurationError("there is nothing to evaluate on: this training has no eval_dataloader")
         return self._run(self._state.evaluators)
@@ -198,7 +198,7 @@ def prepared_batches(
     Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
     its last one again, which counts for nothing.
 
-    Raises :class:`bus.errors.ConfigurationError` for a rank in step without any batch."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a rank in step without any batch."""
     batches: Iterable[Any] = spec.dataloader
     if subset_num_batches >= 0:
         batches = itertools.islice(batches, subset_num_batches)
@@ -227,7 +227,7 @@ def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any
 def add_train_metrics(state: State) -> None:
     """Puts copies of the model's metrics of the training into the state.
 
-    Raises :class:`bus.errors.ConfigurationError` for a model that gives something else than metrics."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a model that gives something else than metrics."""
     if hasattr(state.model, "get_metrics"):
         state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
     for metric in state.train_metrics.values():
@@ -237,7 +237,7 @@ def add_train_metrics(state: State) -> None:
 def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Puts copies of the model's metrics into the state for each evaluator.
 
-    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
     for evaluator in evaluators:
         metrics = evaluator.choose_metrics(state.model)
         state.eval_metrics[evaluator.label] = {
@@ -248,7 +248,7 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
     """Puts evaluators in the place of those that the state has. What was measured stays for the labels that stay.
 
-    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
     labels = {one.label for one in evaluators}
     state.evaluators[:] = evaluators
     add_eval_metrics(state, evaluators)
@@ -276,7 +276,7 @@ def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Itera
     """Within this, other evaluators than the training's own have metrics in the state. Afterwards what its own have
     said is again what it was, also that of one with the same label.
 
-    Raises :class:`bus.errors.ConfigurationError` for a metric that the model has not."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
     own, values = state.eval_metrics, state.eval_metric_values
     state.eval_metrics = {}
     try:

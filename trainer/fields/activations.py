@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from bus.errors import ConfigurationError
-from trainer.engine.state import State
-from trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
 
 def statistics(values: Tensor) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ class ActivationProbe:
         """``STATISTIC/MODULE_input.N`` and ``STATISTIC/MODULE_output.N`` of the batch, for each tensor of real numbers
         among a module's positional inputs and its outputs; one inside a tuple or list is called ``MODULE_N_output.M``.
 
-        Raises :class:`bus.errors.ConfigurationError` when no module was seen at work."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when no module was seen at work."""
         if self._model is not self._state.model:
             self._hook_model()
         if self._trouble is not None:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakMethod, finalize
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.engine.state import State
 
 FieldFunction: TypeAlias = Callable[[State], Any]
 """What computes a field: from the state, which it must leave as it is."""

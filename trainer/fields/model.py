@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.engine.state import State
-from trainer.fields.field import Field, FieldUnsupportedError
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
 MAX_MODULES = 1000
 """How many modules a summary lists."""
@@ -36,7 +36,7 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 def memory_stats(state: State) -> dict[str, int]:
     """All of :func:`torch.cuda.memory_stats` for this rank's GPU, as it is: mostly bytes, and counts since the start.
 
-    Raises :class:`trainer.fields.field.FieldUnsupportedError` on a CPU."""
+    Raises :class:`offloop.trainer.fields.field.FieldUnsupportedError` on a CPU."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
@@ -44,7 +44,7 @@ def memory_stats(state: State) -> dict[str, int]:
 def gpu_utilization(state: State) -> int:
     """The share of the last sample period in which this rank's GPU was at work, in percent, as NVML measures it.
 
-    Raises :class:`bus.errors.ConfigurationError` on a CPU, and without NVML."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` on a CPU, and without NVML."""
     _require_gpu(state, "measured on a CUDA device")
     try:
         return torch.cuda.utilization(state.device.torch_device)

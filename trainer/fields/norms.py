@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.engine.state import State
-from trainer.fields.field import BATCH_RESULTS, Field, hook_optimizers
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import BATCH_RESULTS, Field, hook_optimizers
 
 _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
@@ -29,7 +29,7 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     Tensors of one kind are taken together. Norms of half precision are float32, as those of whole numbers are. Sparse
     gradients count with the values that they have, which on a GPU the host waits for.
 
-    Raises :class:`bus.errors.ConfigurationError` for weights that several ranks share."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for weights that several ranks share."""
     tensors = list(tensors)
     _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
@@ -113,7 +113,7 @@ def _parameters(state: State) -> dict[str, Tensor]:
 def moment_norms(state: State) -> dict[str, Tensor]:
     """The L2 norm of each parameter's first moment, which Adam and its relatives keep, or momentum, which SGD does.
 
-    Raises :class:`bus.errors.ConfigurationError` when no optimizer keeps any."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when no optimizer keeps any."""
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -182,7 +182,8 @@ class UpdateProbe:
     def norms(self) -> dict[str, Tensor]:
         """The L2 norm of what the step of the batch added to each parameter.
 
-        Raises :class:`bus.errors.ConfigurationError` when there was none, and for weights that several ranks share."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when there was none, and for weights that several ranks
+        share."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
         if self._trouble is not None:

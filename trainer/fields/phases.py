@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from bus.types.event import Event
-from bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
-from trainer.engine.state import State
-from trainer.fields.field import Field, FieldNotReadyError
+from offloop.bus.types.event import Event
+from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field, FieldNotReadyError
 
 _MILLISECOND = 1_000_000
 
@@ -93,7 +93,8 @@ class PhaseProbe:
     def found(self) -> Any:
         """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
 
-        Raises :class:`trainer.fields.field.FieldNotReadyError` for a batch that was not timed from beginning to end."""
+        Raises :class:`offloop.trainer.fields.field.FieldNotReadyError` for a batch that was not timed from beginning to
+        end."""
         found, self._found = self._found, None
         if found is None:
             raise FieldNotReadyError(

@@ -7,22 +7,22 @@ from typing import Any, TypeAlias
 
 import torch
 
-from bus.errors import ConfigurationError, close_matches
-from bus.protocol.snapshot import Snapshot
-from bus.redaction import redact
-from bus.types.demand import MAX_FIELD_NAME, Demand
-from bus.types.event import Event
-from bus.types.intervals import EventPosition
-from bus.types.timestamp import TrainingTime
-from trainer.arguments.checks import check_function
-from trainer.engine.state import State
-from trainer.fields.activations import ACTIVATION_FIELDS
-from trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
-from trainer.fields.model import MODEL_FIELDS
-from trainer.fields.norms import NORM_FIELDS
-from trainer.fields.phases import PHASE_FIELDS, PhaseProbe
-from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
-from trainer.fields.values import sendable
+from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.redaction import redact
+from offloop.bus.types.demand import MAX_FIELD_NAME, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import EventPosition
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.activations import ACTIVATION_FIELDS
+from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
+from offloop.trainer.fields.model import MODEL_FIELDS
+from offloop.trainer.fields.norms import NORM_FIELDS
+from offloop.trainer.fields.phases import PHASE_FIELDS, PhaseProbe
+from offloop.trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
+from offloop.trainer.fields.values import sendable
 
 _log = logging.getLogger("offloop")
 
@@ -73,7 +73,7 @@ class FieldRegistry(Mapping[str, Field]):
                 Without a description it is the first line of the function's docstring.
             on_device: whether it is computed on the device that trains, for people to read.
 
-        Raises :class:`bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
         _check_name(name)
         if name in self:
             raise ConfigurationError(
@@ -137,7 +137,8 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 def check_fields(given: Any) -> FieldRegistry:
     """The fields of a training: those that are built in, and the functions that the user gave by name.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is not a function, or has a name that is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a function, or has a name that is not
+    allowed."""
     registry = FieldRegistry()
     if given is None:
         return registry

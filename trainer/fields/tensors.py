@@ -5,12 +5,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.checkpoints.file import draft_checkpoint
-from trainer.checkpoints.training_state import weights_tree
-from trainer.engine.state import State
-from trainer.fields.field import Field
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.checkpoints.file import draft_checkpoint
+from offloop.trainer.checkpoints.training_state import weights_tree
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field
 
 Policy: TypeAlias = Literal["skip", "wait"]
 """What becomes of tensors for which no memory is free: they are left out, or come with a later event."""

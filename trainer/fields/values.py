@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bus.errors import ConfigurationError
-from bus.protocol.frames import check_plain, pack_map
-from bus.types.deferred import is_deferred
-from trainer.arguments.values import to_builtin
-from trainer.device.batch import map_tensors
-from trainer.device.device import DeferredVector, Device
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import check_plain, pack_map
+from offloop.bus.types.deferred import is_deferred
+from offloop.trainer.arguments.values import to_builtin
+from offloop.trainer.device.batch import map_tensors
+from offloop.trainer.device.device import DeferredVector, Device
 
 MAX_BYTES = 1024 * 1024
 """How large one field may be as it is sent."""
@@ -89,7 +89,7 @@ def sendable(value: Any, device: Device) -> Any:
     """A field's value as it is given to the stream. All of its tensors on a GPU, however many, are read in one copy
     without any wait.
 
-    Raises :class:`bus.errors.ConfigurationError` for what cannot be sent."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what cannot be sent."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():

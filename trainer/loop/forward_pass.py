@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from trainer.arguments.config import ComputeConfig
-from trainer.distributed.parallel import DataParallel, Parallel
-from trainer.distributed.ranks import Ranks
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.config import ComputeConfig
+from offloop.trainer.distributed.parallel import DataParallel, Parallel
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.engine.state import State
 
 if TYPE_CHECKING:
-    from trainer.distributed.sharding import FullySharded
+    from offloop.trainer.distributed.sharding import FullySharded
 
 
 class ForwardPass:
     """The forward pass of the training.
 
-    Raises :class:`bus.errors.ConfigurationError` for a configuration that is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a configuration that is not allowed."""
 
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: Parallel | None = None
@@ -45,7 +45,7 @@ class ForwardPass:
         """Spreads the model over the ranks, if that is how it is to be run."""
         if self._fsdp_config is None:
             return None
-        from trainer.distributed.sharding import FullySharded
+        from offloop.trainer.distributed.sharding import FullySharded
 
         self.parallel = sharding = FullySharded(state.model, state.device, state.optimizers, **self._fsdp_config)
         return sharding
@@ -72,7 +72,7 @@ class ForwardPass:
 
 def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
     # Takes long to import, and few trainings need it.
-    from trainer.distributed.sharding import check_fsdp_config
+    from offloop.trainer.distributed.sharding import check_fsdp_config
 
     return check_fsdp_config(config, 1 if ranks is None else ranks.world_size)
 
@@ -80,7 +80,7 @@ def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
 def _check_compile(config: Any) -> dict[str, Any] | None:
     """The keyword arguments of ``torch.compile`` in ``compile_config``; ``None`` for none.
 
-    Raises :class:`bus.errors.ConfigurationError` for names and values that it does not take."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for names and values that it does not take."""
     if config is None:
         return None
     if not isinstance(config, Mapping):

@@ -7,20 +7,20 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from bus.errors import CheckpointError, ConfigurationError
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from trainer.control.interrupts import Interruption
-from trainer.control.remote_control import RemoteControl
-from trainer.data.resume import DataLoaderResume
-from trainer.data.spec import DataSpec
-from trainer.distributed.ranks import Ranks
-from trainer.engine.engine import Engine
-from trainer.engine.state import State
-from trainer.evaluation.evaluation import Evaluation
-from trainer.loop.progress import ProgressDisplay
-from trainer.loop.step import TrainStep
-from trainer.schedulers import TimeAwareScheduler
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.trainer.control.interrupts import Interruption
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.data.resume import DataLoaderResume
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.engine.engine import Engine
+from offloop.trainer.engine.state import State
+from offloop.trainer.evaluation.evaluation import Evaluation
+from offloop.trainer.loop.progress import ProgressDisplay
+from offloop.trainer.loop.step import TrainStep
+from offloop.trainer.schedulers import TimeAwareScheduler
 
 _log = logging.getLogger("offloop")
 
@@ -54,8 +54,8 @@ class Saver(Protocol):
 
 
 class TrainingLoop:
-    """Trains until ``state.max_duration`` is reached. :class:`bus.types.event.Event` shows the same loop with the
-    events' places.
+    """Trains until ``state.max_duration`` is reached. :class:`offloop.bus.types.event.Event` shows the same loop with
+    the events' places.
 
     An epoch that was left in its middle is resumed: its batches up to there are fetched and skipped.
     Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
@@ -253,7 +253,7 @@ class TrainingLoop:
             if is_in_tokens and state.timestamp.values.token == 0 and not state.stopped:
                 raise ConfigurationError(
                     f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
-                    "in trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
+                    "in offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
                 )
 
         self._check_token_intervals()
@@ -265,7 +265,7 @@ class TrainingLoop:
             if state.timestamp.values.token == 0:
                 _log.warning(
                     "run %s: there were no tokens in %d batches, so %s will not be due: wrap the dataloader in "
-                    "trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
+                    "offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
                     *(state.run_name, state.timestamp.values.batch, " and ".join(self._token_intervals)),
                 )
             self._token_intervals = []

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from trainer.data.spec import DataSpec
-from trainer.distributed.sampling import own_sampler
-from trainer.engine.state import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.distributed.sampling import own_sampler
+from offloop.trainer.engine.state import State
 
 MicrobatchSize = int | Literal["auto"]
 
@@ -17,8 +17,8 @@ MicrobatchSize = int | Literal["auto"]
 def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
     """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else, and for one that is larger than the batches of a
-    dataloader of known batch size."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and for one that is larger than the batches
+    of a dataloader of known batch size."""
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -62,8 +62,8 @@ class Microbatching:
     def run(self, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """What ``compute`` returns for the size of a microbatch that works.
 
-        Raises :class:`bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is, or may
-        be, the last one of an epoch, which may be short."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is,
+        or may be, the last one of an epoch, which may be short."""
         state = self._state
         rows = state.batch_size or 1
         size = state.device_train_microbatch_size or rows

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from bus.errors import ConfigurationError
-from trainer.arguments.checks import as_list, kind_of
-from trainer.engine.state import State
-from trainer.schedulers import compile_scheduler
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments.checks import as_list, kind_of
+from offloop.trainer.engine.state import State
+from offloop.trainer.schedulers import compile_scheduler
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OptimizerFactory = Callable[[Any], Optimizers]
@@ -20,7 +20,7 @@ OptimizerFactory = Callable[[Any], Optimizers]
 class Optimization:
     """What a trainer was given as ``optimizers``, ``schedulers`` and ``scale_schedule_ratio``.
 
-    Raises :class:`bus.errors.ConfigurationError` for optimizers and schedulers that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for optimizers and schedulers that are not allowed."""
 
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
         made = given_optimizers(optimizers)
@@ -33,8 +33,8 @@ class Optimization:
     def make_optimizers(self, state: State) -> None:
         """Puts the optimizers into the state, when algorithms have made their changes to the model.
 
-        Raises :class:`bus.errors.ConfigurationError` for optimizers of another model, and for schedulers of other
-        optimizers."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for optimizers of another model, and for schedulers of
+        other optimizers."""
         if self._factory is not None:
             state.optimizers[:] = make_optimizers(self._factory(state.model))
         check_optimized(state.optimizers, state.model)
@@ -60,15 +60,15 @@ class Optimization:
 def given_optimizers(optimizers: Any) -> list[torch.optim.Optimizer] | None:
     """The optimizers in what was given; ``None`` for a function, which makes them later.
 
-    Raises :class:`bus.errors.ConfigurationError` as :func:`make_optimizers` does."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` as :func:`make_optimizers` does."""
     return None if callable(optimizers) and not isinstance(optimizers, type) else make_optimizers(optimizers)
 
 
 def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
     """The optimizers in what was given, or made by what was given.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything else, for one optimizer twice, and for one whose step
-    computes the loss itself."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, for one optimizer twice, and for one whose
+    step computes the loss itself."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
@@ -84,7 +84,8 @@ def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for an optimizer with parameters that are not the model's."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for an optimizer with parameters that are not the
+    model's."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -100,8 +101,8 @@ def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn
 def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
     """The schedulers in what was given, which go with the optimizers where these are known.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is none, for one that cannot be stepped without a metric, for
-    one of another optimizer, and for several of which one follows the training time."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is none, for one that cannot be stepped without a
+    metric, for one of another optimizer, and for several of which one follows the training time."""
     items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -110,8 +111,8 @@ def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer
             )
         if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
             raise ConfigurationError(
-                f"schedulers has {kind_of(scheduler)}: give a torch LRScheduler, an object of trainer.schedulers, "
-                "or a function (state, ssr)"
+                f"schedulers has {kind_of(scheduler)}: give a torch LRScheduler, an object of "
+                "offloop.trainer.schedulers, or a function (state, ssr)"
             )
         own = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
         if optimizers is not None and own is not None and all(own is not one for one in optimizers):

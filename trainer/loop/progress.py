@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from bus.printing import escape
-from bus.screen import Screen
-from bus.types.time import TimeUnit
-from trainer.device.device import DeferredScalar
-from trainer.engine.state import State
+from offloop.bus.printing import escape
+from offloop.bus.screen import Screen
+from offloop.bus.types.time import TimeUnit
+from offloop.trainer.device.device import DeferredScalar
+from offloop.trainer.engine.state import State
 
 _NEVER = sys.maxsize
 _SECOND = 1_000_000_000

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer.arguments.values import describe
-from trainer.data.metrics import read_metrics
-from trainer.data.spec import DataSpec
-from trainer.device.device import autocast_of
-from trainer.distributed.parallel import Parallel
-from trainer.distributed.ranks import Ranks
-from trainer.engine.engine import Engine
-from trainer.engine.state import State
-from trainer.loop.microbatches import Microbatching, is_out_of_memory
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.arguments.values import describe
+from offloop.trainer.data.metrics import read_metrics
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.device.device import autocast_of
+from offloop.trainer.distributed.parallel import Parallel
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.engine.engine import Engine
+from offloop.trainer.engine.state import State
+from offloop.trainer.loop.microbatches import Microbatching, is_out_of_memory
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
@@ -86,7 +86,7 @@ class TrainStep:
                 state.scaler.update()
 
     def recompute_gradients(self) -> torch.Tensor:
-        """Computes the gradients again; see :class:`trainer.State`."""
+        """Computes the gradients again; see :class:`offloop.trainer.State`."""
         if self._state.scaler is not None:
             raise ConfigurationError(
                 "the gradients of a batch cannot be computed twice with precision 'amp_fp16': use amp_bf16 or fp32"

@@ -2,8 +2,8 @@
 
 May import: engine. Begin with ``schedules``; ``compiled`` attaches one to an optimizer.
 
-Every time in a schedule is a :class:`bus.types.timestamp.Time`, a time string or a timedelta, in any unit, and is
-counted by that unit's own counter. Two units depend on the training:
+Every time in a schedule is a :class:`offloop.bus.types.timestamp.Time`, a time string or a timedelta, in any unit, and
+is counted by that unit's own counter. Two units depend on the training:
 
 - ``dur`` is a share of ``state.max_duration``;
 - ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates move within an epoch; otherwise
@@ -13,13 +13,14 @@ A scale schedule ratio (``ssr``) stretches a schedule: all of its times but the 
 ``scale_warmup``, and shares of ``max_duration``, which the caller has scaled already. Times that do not
 come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
 
-Schedules raise :class:`bus.errors.ConfigurationError` or :class:`bus.errors.InvalidTimeError` when they are made with a
-value that is not allowed. Where it takes the training's length to see that a time cannot be used, they raise
-:class:`bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
+Schedules raise :class:`offloop.bus.errors.ConfigurationError` or :class:`offloop.bus.errors.InvalidTimeError` when they
+are made with a value that is not allowed. Where it takes the training's length to see that a time cannot be used, they
+raise
+:class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
 """
 
-from trainer.schedulers.compiled import TimeAwareScheduler, compile_scheduler
-from trainer.schedulers.schedules import (
+from offloop.trainer.schedulers.compiled import TimeAwareScheduler, compile_scheduler
+from offloop.trainer.schedulers.schedules import (
     ConstantScheduler,
     CosineAnnealingScheduler,
     CosineAnnealingWarmRestartsScheduler,
@@ -31,7 +32,7 @@ from trainer.schedulers.schedules import (
     SchedulerFunction,
     StepScheduler,
 )
-from trainer.schedulers.warmup import (
+from offloop.trainer.schedulers.warmup import (
     ConstantWithWarmupScheduler,
     CosineAnnealingWithWarmupScheduler,
     LinearWithWarmupScheduler,

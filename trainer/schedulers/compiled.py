@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.errors import ConfigurationError
-from bus.types.intervals import counter_of
-from trainer.schedulers.schedules import SchedulerFunction
-from trainer.schedulers.times import NUMBERS, check_number
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.intervals import counter_of
+from offloop.trainer.schedulers.schedules import SchedulerFunction
+from offloop.trainer.schedulers.times import NUMBERS, check_number
 
 if TYPE_CHECKING:
-    from trainer.engine.state import State
+    from offloop.trainer.engine.state import State
 
 
 class TimeAwareScheduler:
@@ -63,7 +63,7 @@ class TimeAwareScheduler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave, and sets the optimizer's rates to it.
 
-        Raises :class:`bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
         groups = self.optimizer.param_groups
         base_rates, rates = state_dict.get("base_lrs", ()), state_dict.get("_last_lr", ())
         if not len(base_rates) == len(rates) == len(groups):
@@ -98,8 +98,8 @@ def compile_scheduler(
     multiples of what the optimizer was made with, whatever schedule worked on it before. ``ssr`` is the scale schedule
     ratio, by which ``state.max_duration`` is scaled already.
 
-    Raises :class:`bus.errors.ConfigurationError` for what is not a schedule, a ratio that is not above zero, and times
-    that do not fit the training."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, a ratio that is not above zero,
+    and times that do not fit the training."""
     check_number("ssr", ssr, above=0.0)
     try:
         if isinstance(scheduler, type):
@@ -108,7 +108,7 @@ def compile_scheduler(
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"scheduler {_name(scheduler)} cannot be called with (state, ssr): "
-            "use one of trainer.schedulers, such as LinearScheduler(), or a function of these two"
+            "use one of offloop.trainer.schedulers, such as LinearScheduler(), or a function of these two"
         ) from None
     return TimeAwareScheduler(scheduler, optimizer, state, ssr)
 

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from bus.types.time import TimeInput
-from trainer.schedulers.times import check_milestones, check_number, check_time, resolve, resolve_period, whole
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.schedulers.times import check_milestones, check_number, check_time, resolve, resolve_period, whole
 
 if TYPE_CHECKING:
-    from trainer.engine.state import State
+    from offloop.trainer.engine.state import State
 
 
 class Scheduler(ABC):

@@ -6,12 +6,12 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from bus.errors import ConfigurationError
-from bus.types.intervals import counter_of
-from bus.types.time import Time, TimeInput, TimeUnit
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.intervals import counter_of
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
-    from trainer.engine.state import State
+    from offloop.trainer.engine.state import State
 
 
 NUMBERS = (int, float, Real)
@@ -27,8 +27,8 @@ def whole(value: float) -> int:
 def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
     """Where a time is counted in ``Timestamp.values``, and how much of that it comes to when it is scaled.
 
-    Raises :class:`bus.errors.ConfigurationError`, with the argument's name, for a share of a ``max_duration`` that is
-    not known, and a part of an epoch whose batches are not known."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`, with the argument's name, for a share of a ``max_duration``
+    that is not known, and a part of an epoch whose batches are not known."""
     value, unit = time.value, time.unit
     if unit is TimeUnit.DURATION:
         max_duration = state.max_duration

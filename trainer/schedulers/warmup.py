@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from bus.errors import ConfigurationError
-from bus.types.time import TimeInput
-from trainer.schedulers.schedules import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.time import TimeInput
+from offloop.trainer.schedulers.schedules import (
     CosineAnnealingScheduler,
     Curve,
     LinearScheduler,
@@ -13,10 +13,10 @@ from trainer.schedulers.schedules import (
     PolynomialScheduler,
     Scheduler,
 )
-from trainer.schedulers.times import check_number, check_time, resolve, resolve_period
+from offloop.trainer.schedulers.times import check_number, check_time, resolve, resolve_period
 
 if TYPE_CHECKING:
-    from trainer.engine.state import State
+    from offloop.trainer.engine.state import State
 
 
 class _Warmup(Scheduler):

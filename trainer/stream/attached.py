@@ -9,16 +9,16 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.processes import python_path
-from bus.publisher.publisher import Publisher
-from bus.runs.directory import RUN_FILE
-from bus.types.demand import Demand
-from bus.types.event import Event
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.processes import python_path
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.runs.directory import RUN_FILE
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 
 # -P: what lies in the current folder must not take the place of a package.
-_COMMAND = [sys.executable, "-P", "-m", "consumers.cli.attached"]
+_COMMAND = [sys.executable, "-P", "-m", "offloop.consumers.cli.attached"]
 _PATIENCE = 30.0
 
 
@@ -68,7 +68,7 @@ class NamedCallbacks:
     """What callbacks and loggers want that are given by their names, as a process says that makes them and ends: they
     belong to a package that a training does not load.
 
-    Raises :class:`bus.errors.ConfigurationError` for a name that there is not, and for what cannot work."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that there is not, and for what cannot work."""
 
     def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         names = ", ".join([*callbacks, *loggers])
@@ -129,15 +129,16 @@ def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
     """What the callbacks want to be sent.
 
-    Raises :class:`bus.errors.ConfigurationError` for an object that is not a callback."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an object that is not a callback."""
     demands: list[Demand] = []
     for callback in callbacks:
         wanted_events = getattr(callback, "wanted_events", None)
         if isinstance(callback, type) or not callable(wanted_events):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise ConfigurationError(
-                f"callbacks has {what}: give objects whose class extends consumers.Callback, such as "
-                "consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes into algorithms"
+                f"callbacks has {what}: give objects whose class extends offloop.consumers.Callback, such as "
+                "offloop.consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes "
+                "into algorithms"
             )
         events = {Event(event) for event in wanted_events()}
         demand = getattr(callback, "demand", None)
@@ -146,7 +147,7 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for an object that cannot be sent to another process."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for an object that cannot be sent to another process."""
     for one in objects:
         try:
             cloudpickle.dumps(one)

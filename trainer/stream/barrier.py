@@ -5,12 +5,12 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.publisher.publisher import Publisher
-from bus.types.event import Event
-from trainer.control.remote_control import RemoteControl
-from trainer.distributed.ranks import Ranks
-from trainer.stream.publishing import StatePublisher
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.types.event import Event
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.stream.publishing import StatePublisher
 
 _log = logging.getLogger("offloop")
 
@@ -107,7 +107,7 @@ class ConsumerBarrier:
 def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
     """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own.
 
-    Raises :class:`bus.errors.ConfigurationError` for anything that is not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for anything that is not allowed."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(
@@ -129,7 +129,7 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
 def _barrier_events_of(callback: Any) -> set[Event]:
     """The events at which a callback may decide to stop.
 
-    Raises :class:`bus.errors.ConfigurationError` for one that it does not handle."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that it does not handle."""
     events = {Event(event) for event in getattr(callback, "barrier_events", ())}
     if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.wanted_events()}):
         raise ConfigurationError(

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any
 
-from bus.types.demand import Demand
-from bus.types.event import Event
-from bus.types.intervals import EventPosition
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import EventPosition
 
 TIME_SHARE = 0.05
 """The part of the training's time that computing these fields may take."""

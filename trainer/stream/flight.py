@@ -4,18 +4,18 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.protocol.flight_ring import MAX_EVENT, MEMORY, FlightRing
-from bus.protocol.frames import Topic, event_encoder
-from bus.publisher.publisher import Publisher
-from bus.types.deferred import deferred_values
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.timestamp import TrainingTime
-from trainer.engine.state import State
-from trainer.fields.field import FieldNotReadyError
-from trainer.fields.phases import PhaseProbe
-from trainer.stream.publishing import StatePublisher
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.flight_ring import MAX_EVENT, MEMORY, FlightRing
+from offloop.bus.protocol.frames import Topic, event_encoder
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.types.deferred import deferred_values
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import FieldNotReadyError
+from offloop.trainer.fields.phases import PhaseProbe
+from offloop.trainer.stream.publishing import StatePublisher
 
 _MOST_LATE = 8
 
@@ -23,7 +23,7 @@ _MOST_LATE = 8
 def make_ring(batches: int, ranks: int) -> FlightRing:
     """The memory of one of so many ranks of this host.
 
-    Raises :class:`bus.errors.ConfigurationError` when the system has none left."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when the system has none left."""
     try:
         return FlightRing(batches, MEMORY // max(1, ranks))
     except OSError as error:

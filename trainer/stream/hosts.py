@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from bus import errors
-from bus.errors import ConfigurationError, OffloopError, RunDirectoryError
-from bus.processes import restarted_launch
-from bus.runs.directory import (
+from offloop.bus import errors
+from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError
+from offloop.bus.processes import restarted_launch
+from offloop.bus.runs.directory import (
     check_writable,
     host_name,
     is_name_for,
@@ -20,7 +20,7 @@ from bus.runs.directory import (
     next_attempt,
     numbered_names,
 )
-from trainer.distributed.ranks import Ranks, rank_zero_first
+from offloop.trainer.distributed.ranks import Ranks, rank_zero_first
 
 
 class _Published(Protocol):
@@ -42,9 +42,9 @@ def start_on_hosts(
     copied anywhere, use the first rank's broker alone.
 
     ``start`` is called with the address of a broker or ``None``, and with what the hosts have agreed on: ``run_name``,
-    ``local_world_size``, ``attempt`` and ``run_id`` of :class:`bus.publisher.publisher.Publisher`. With ``resume`` the
-    name is ``run_name``, otherwise the first of :func:`bus.runs.directory.numbered_names` that is free on all hosts.
-    What goes wrong on the first rank of a host is raised on all ranks.
+    ``local_world_size``, ``attempt`` and ``run_id`` of :class:`offloop.bus.publisher.publisher.Publisher`. With
+    ``resume`` the name is ``run_name``, otherwise the first of :func:`offloop.bus.runs.directory.numbered_names` that
+    is free on all hosts. What goes wrong on the first rank of a host is raised on all ranks.
 
     Raises:
         ConfigurationError: the hosts share ``root``, or have different runs of that name.

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from bus.redaction import is_named_tuple, redact
-from bus.strict_json import flatten
-from bus.types.hyperparameters import MOST
-from bus.types.metrics import GOALS, Mode, direction_of
-from bus.types.time import Time
-from trainer.arguments.values import optimizer_names, unique_names
-from trainer.engine.state import State
-from trainer.schedulers import Scheduler, TimeAwareScheduler
-from trainer.stream.run_metadata import describe_sizes
+from offloop.bus.redaction import is_named_tuple, redact
+from offloop.bus.strict_json import flatten
+from offloop.bus.types.hyperparameters import MOST
+from offloop.bus.types.metrics import GOALS, Mode, direction_of
+from offloop.bus.types.time import Time
+from offloop.trainer.arguments.values import optimizer_names, unique_names
+from offloop.trainer.engine.state import State
+from offloop.trainer.schedulers import Scheduler, TimeAwareScheduler
+from offloop.trainer.stream.run_metadata import describe_sizes
 
 _LONGEST_NAME = 200
 _LONGEST_TEXT = 1000
@@ -39,12 +39,12 @@ _NOT_CHOSEN = ("total_eval_wct",)
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what is not known is left out.
 
-    Values are numbers, texts, booleans and short lists. Secrets are taken out, see :func:`bus.redaction.redact`.
-    Nothing is read from a device other than the host's memory.
+    Values are numbers, texts, booleans and short lists. Secrets are taken out, see
+    :func:`offloop.bus.redaction.redact`. Nothing is read from a device other than the host's memory.
 
     Args:
         state: of the training.
-        system: what :func:`trainer.stream.run_metadata.describe_system` says.
+        system: what :func:`offloop.trainer.stream.run_metadata.describe_system` says.
         info: what is written down about the run: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
     """
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
@@ -184,7 +184,7 @@ def _is_describable(value: Any) -> bool:
 
 def plain_value(value: Any) -> Any:
     """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name. Secrets
-    are taken out, see :func:`bus.redaction.redact`."""
+    are taken out, see :func:`offloop.bus.redaction.redact`."""
     # In this order: half a secret would not be recognised, nor one without its name.
     return _shortened(redact(_plain(value)))
 

@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bus.publisher.publisher import Publisher
-from bus.publisher.sendable import keep_sendable
-from bus.types import hyperparameters
-from bus.types.demand import BASE_EVENTS, Demand
-from bus.types.event import Event
-from bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
-from bus.types.source import FIELDS as SOURCE_FIELDS
-from bus.types.timestamp import Timestamp, TrainingTime
-from trainer.arguments.values import optimizer_names
-from trainer.data.metrics import read_metrics
-from trainer.device.device import DeferredMap
-from trainer.engine.engine import Logger
-from trainer.engine.state import State
-from trainer.fields.field import Field
-from trainer.fields.phases import PhaseProbe
-from trainer.fields.registry import BUILT_IN, FieldsOnDemand
-from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
-from trainer.stream.hyperparameters import describe_hyperparameters
-from trainer.stream.run_metadata import describe_sizes, describe_system
-from trainer.stream.tensor_sharing import TensorSharing
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.publisher.sendable import keep_sendable
+from offloop.bus.types import hyperparameters
+from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
+from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
+from offloop.trainer.arguments.values import optimizer_names
+from offloop.trainer.data.metrics import read_metrics
+from offloop.trainer.device.device import DeferredMap
+from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.field import Field
+from offloop.trainer.fields.phases import PhaseProbe
+from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
+from offloop.trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
+from offloop.trainer.stream.hyperparameters import describe_hyperparameters
+from offloop.trainer.stream.run_metadata import describe_sizes, describe_system
+from offloop.trainer.stream.tensor_sharing import TensorSharing
 
 _AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
 _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END}
@@ -133,7 +133,7 @@ class StatePublisher:
 
     @property
     def context(self) -> bytes:
-        """What changes rarely, as it is packed for :meth:`bus.publisher.publisher.Publisher.send`."""
+        """What changes rarely, as it is packed for :meth:`offloop.bus.publisher.publisher.Publisher.send`."""
         if self._state.context_changed:
             self._pack_context()
         return self._context

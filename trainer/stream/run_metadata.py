@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from trainer.distributed.ranks import local_world_size
-from trainer.engine.state import State
-from trainer.fields.norms import NORM_FIELDS, SHARDED
+from offloop.trainer.distributed.ranks import local_world_size
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.norms import NORM_FIELDS, SHARDED
 
 
 def describe_system(state: State) -> dict[str, Any]:

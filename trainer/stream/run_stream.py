@@ -6,29 +6,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.net.curve import ClientSecurity, client_security, client_security_for
-from bus.net.nats_addresses import find_servers
-from bus.processes import current_folder, restarted_launch
-from bus.protocol.flight_ring import FlightRing
-from bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
-from bus.runs.directory import RunInfo, absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
-from bus.types.demand import BASE_EVENTS, Demand
-from bus.types.time import Time
-from trainer.arguments.checks import as_list, check_flight_recorder, check_record
-from trainer.arguments.config import StreamConfig
-from trainer.arguments.values import optimizer_names
-from trainer.control.remote_control import RemoteControl
-from trainer.distributed.ranks import Ranks, local_world_size, rank_zero_first
-from trainer.engine.engine import Engine, Logger
-from trainer.engine.state import State
-from trainer.fields.registry import check_fields
-from trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
-from trainer.stream.barrier import ConsumerBarrier, check_wait_for
-from trainer.stream.flight import FlightRecorder, make_ring
-from trainer.stream.hosts import start_on_hosts
-from trainer.stream.publishing import StatePublisher
-from trainer.stream.tensor_sharing import TensorSharing, share_tensors
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.curve import ClientSecurity, client_security, client_security_for
+from offloop.bus.net.nats_addresses import find_servers
+from offloop.bus.processes import current_folder, restarted_launch
+from offloop.bus.protocol.flight_ring import FlightRing
+from offloop.bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
+from offloop.bus.runs.directory import RunInfo, absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
+from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.time import Time
+from offloop.trainer.arguments.checks import as_list, check_flight_recorder, check_record
+from offloop.trainer.arguments.config import StreamConfig
+from offloop.trainer.arguments.values import optimizer_names
+from offloop.trainer.control.remote_control import RemoteControl
+from offloop.trainer.distributed.ranks import Ranks, local_world_size, rank_zero_first
+from offloop.trainer.engine.engine import Engine, Logger
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.registry import check_fields
+from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
+from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for
+from offloop.trainer.stream.flight import FlightRecorder, make_ring
+from offloop.trainer.stream.hosts import start_on_hosts
+from offloop.trainer.stream.publishing import StatePublisher
+from offloop.trainer.stream.tensor_sharing import TensorSharing, share_tensors
 
 _log = logging.getLogger("offloop")
 
@@ -37,7 +37,8 @@ class TrainingStream:
     """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
     shares; nothing of this without ``publish``.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed, or not together with others."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, or not together with
+    others."""
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
         self._config = config
@@ -90,11 +91,11 @@ class TrainingStream:
         """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
         loggers wrote; ``control`` takes the commands, ``facts`` returns what else to write down about the run of that
         name. ``run_name`` is the name that was asked for, by default the state's, which becomes the one that the run
-        gets: see :class:`bus.publisher.publisher.Publisher`, also for ``resume``. Returns what runs the events of the
-        training, and publishes them.
+        gets: see :class:`offloop.bus.publisher.publisher.Publisher`, also for ``resume``. Returns what runs the events
+        of the training, and publishes them.
 
-        Raises :class:`bus.errors.RunIsLiveError`, :class:`bus.errors.RunDirectoryError` or
-        :class:`bus.errors.BrokerError` when it cannot be started."""
+        Raises :class:`offloop.bus.errors.RunIsLiveError`, :class:`offloop.bus.errors.RunDirectoryError` or
+        :class:`offloop.bus.errors.BrokerError` when it cannot be started."""
         config = self._config
         if not config.publish:
             return Engine(state, logger)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bus.errors import ConfigurationError
-from bus.publisher.publisher import Publisher
-from bus.tensors.segments import Segment, SegmentPool
-from bus.tensors.view import INLINE_BYTES, ImageLayout, TensorPlaces, tensor_places
-from trainer.checkpoints.file import tensor_spec
-from trainer.device.device import copied
-from trainer.engine.state import State
-from trainer.fields.tensors import TensorPayload
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.tensors.segments import Segment, SegmentPool
+from offloop.bus.tensors.view import INLINE_BYTES, ImageLayout, TensorPlaces, tensor_places
+from offloop.trainer.checkpoints.file import tensor_spec
+from offloop.trainer.device.device import copied
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.tensors import TensorPayload
 
 LAST_SECONDS = 10.0
 GROWTH_BYTES = 256 * 1024
@@ -36,7 +36,7 @@ _log = logging.getLogger("offloop")
 
 
 class TensorSharing:
-    """Copies tensors into images, see :mod:`bus.tensors.view`, without making the host wait for a GPU.
+    """Copies tensors into images, see :mod:`offloop.bus.tensors.view`, without making the host wait for a GPU.
 
     Args:
         pool: the shared memory, pinned (``SegmentPool(pin=partial(pin, device))``) where tensors are on a GPU.
@@ -56,7 +56,8 @@ class TensorSharing:
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
         """What is sent for a field of tensors: the map that stands for them, or a promise of it.
 
-        Raises :class:`bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be sent."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be
+        sent."""
         layout = self._layout(name, out)
         # A model may be spread over several GPUs.
         gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()

@@ -2,7 +2,7 @@
 
 May import: arguments, data, distributed. Begin with ``digits``.
 
-A task is a function that returns arguments for :class:`trainer.Trainer`::
+A task is a function that returns arguments for :class:`offloop.trainer.Trainer`::
 
     def my_task(*, batch_size: int = 64, lr: float = 0.1):
         \"\"\"Sort apples from pears.
@@ -31,12 +31,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bus.errors import ConfigurationError
-from trainer.arguments import missing_extra
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.arguments import missing_extra
 
 __all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "check_rate", "find_task"]
 
-BUILT_IN = {"chars": "trainer.tasks.chars:chars", "digits": "trainer.tasks.digits:digits"}
+BUILT_IN = {"chars": "offloop.trainer.tasks.chars:chars", "digits": "offloop.trainer.tasks.digits:digits"}
 """The functions of the tasks that come with offloop, by the tasks' names. Importing them loads no torch."""
 
 _EXTRAS = {"sklearn": ("scikit-learn", "demo"), "torch": ("torch", ""), "torchmetrics": ("torchmetrics", "")}
@@ -66,7 +66,8 @@ class Task:
     def arguments(self, **options: Any) -> dict[str, Any]:
         """Calls the function, and checks that a trainer takes what it returns.
 
-        Raises :class:`bus.errors.ConfigurationError` if not, and when a package that the task needs is missing."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` if not, and when a package that the task needs is
+        missing."""
         try:
             returned = self.function(**options)
         except ModuleNotFoundError as error:
@@ -79,13 +80,13 @@ class Task:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a batch without samples."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for a batch without samples."""
     if batch_size < 1:
         raise ConfigurationError(f"batch_size {batch_size} is not allowed: use 1 or more")
 
 
 def check_rate(lr: float) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` for a learning rate that is none."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` for a learning rate that is none."""
     if not 0 <= lr < float("inf"):
         raise ConfigurationError(f"lr {lr} is not allowed: use a number from 0, such as 0.003")
 
@@ -93,7 +94,7 @@ def check_rate(lr: float) -> None:
 def find_task(name: str) -> Task:
     """The task of that name: one that comes with offloop, ``module:function``, or ``path/to/file.py:function``.
 
-    Raises :class:`bus.errors.ConfigurationError` when there is none."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none."""
     if ":" not in name and name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]!r}" if close else f"there are {', '.join(sorted(BUILT_IN))}"

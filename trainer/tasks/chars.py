@@ -4,8 +4,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from bus.errors import ConfigurationError
-from trainer.tasks import check_batch_size, check_rate
+from offloop.bus.errors import ConfigurationError
+from offloop.trainer.tasks import check_batch_size, check_rate
 
 _HELD_OUT = 0.05
 _EVALUATED_WINDOWS = 256
@@ -36,10 +36,10 @@ def chars(
     import torch
     from torch.utils.data import DataLoader, Subset
 
-    from trainer.data.models import CrossEntropy, LanguageModel
-    from trainer.data.spec import DataSpec
-    from trainer.distributed.sampling import RankBatchSampler
-    from trainer.tasks.gpt import Gpt, cut_into_pieces, encode
+    from offloop.trainer.data.models import CrossEntropy, LanguageModel
+    from offloop.trainer.data.spec import DataSpec
+    from offloop.trainer.distributed.sampling import RankBatchSampler
+    from offloop.trainer.tasks.gpt import Gpt, cut_into_pieces, encode
 
     check_batch_size(batch_size)
     check_rate(lr)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.tasks import check_batch_size, check_rate
+from offloop.trainer.tasks import check_batch_size, check_rate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +26,8 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     from torch.optim.lr_scheduler import LambdaLR
     from torch.utils.data import DataLoader
 
-    from trainer.data.models import Classifier
-    from trainer.distributed.sampling import RankBatchSampler
+    from offloop.trainer.data.models import Classifier
+    from offloop.trainer.distributed.sampling import RankBatchSampler
 
     # Convolutions this small gain nothing from threads: those wait for each other and take the cores from others.
     torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from bus.errors import ConfigurationError
-from bus.printing import say
-from bus.strict_json import plain
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
+from offloop.bus.strict_json import plain
 
 ATTEMPTS = 3
 PAUSE_SECONDS = 1.0
@@ -110,7 +110,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 class Command:
     """Runs a program for each notice, which finds it as JSON on its standard input and in environment variables.
 
-    Raises :class:`bus.errors.ConfigurationError` for a program that is not there."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a program that is not there."""
 
     def __init__(self, arguments: Sequence[str], timeout: float) -> None:
         if not arguments:

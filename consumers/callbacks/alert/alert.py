@@ -3,20 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from bus.errors import ConfigurationError, OffloopError, close_matches
-from bus.printing import say
-from bus.protocol.snapshot import Snapshot
-from bus.runs.alerts import RunAlert, note_alert
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.context import ContextKeeper
-from consumers.api.logger import Logger, LoggerDestination
-from consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
-from consumers.callbacks.alert.rules import Observation, Rule, RuleState
-from consumers.callbacks.lr_monitor import LRMonitor
-from consumers.callbacks.speed_monitor import SpeedMonitor
-from consumers.callbacks.trainer_metrics import TrainerMetrics
+from offloop.bus.errors import ConfigurationError, OffloopError, close_matches
+from offloop.bus.printing import say
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.runs.alerts import RunAlert, note_alert
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.context import ContextKeeper
+from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
+from offloop.consumers.callbacks.alert.rules import Observation, Rule, RuleState
+from offloop.consumers.callbacks.lr_monitor import LRMonitor
+from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
+from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 # Fields that are there without being asked for.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
@@ -60,8 +60,8 @@ class Alert(Callback):
     Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
     that is killed and goes on may send a notice twice, with the same ``id``.
 
-    Raises :class:`bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule, and for a
-    ``command`` that is not there.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
+    and for a ``command`` that is not there.
     """
 
     background: ClassVar[bool] = True

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.types.time import Time, TimeUnit
-from bus.types.timestamp import Timestamp
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
 
 _RULE = re.compile(
     r"""\s*(?P<name>[^\s<>=!\[\]]+) (?:\s*\[(?P<key>[^\[\]]+)\])?
@@ -67,7 +67,7 @@ class Rule:
         """Reads ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each with ``for DURATION`` behind it if need
         be.
 
-        Raises :class:`bus.errors.ConfigurationError` that says at which character it goes wrong, from 1."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` that says at which character it goes wrong, from 1."""
         if (found := _RULE.match(text)) is None:
             raise _unreadable(text, 0, "the name of a metric, or nan")
         name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
 
-from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
-from consumers.callbacks.export.formats import ExportFormat, check_installed, export_module
-from consumers.callbacks.export.trained_model import ModelSource, build, builder_of, load_weights
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.export.formats import ExportFormat, check_installed, export_module
+from offloop.consumers.callbacks.export.trained_model import ModelSource, build, builder_of, load_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +28,8 @@ class ExportForInferenceCallback(Callback):
 
     It runs beside the training, where the model is not: ``model`` builds one of the same architecture, which is given
     the trained weights and put into evaluation mode. It may also build the part of the trained model that is to be
-    called with plain tensors, such as the module in a ``trainer.Classifier``: that part's weights are found by their
-    names. The file is replaced in one step, and handed to the loggers that keep files.
+    called with plain tensors, such as the module in a ``offloop.trainer.Classifier``: that part's weights are found by
+    their names. The file is replaced in one step, and handed to the loggers that keep files.
 
     Args:
         save_format: ``torch.export`` (read with ``torch.export.load``), ``torchscript`` (``torch.jit.load``; scripted,
@@ -42,10 +42,10 @@ class ExportForInferenceCallback(Callback):
         transforms: functions that are given the model and return the one to write, such as a quantization.
         input_names, output_names: what inputs and outputs are called in an ONNX file.
 
-    Raises :class:`bus.errors.ConfigurationError` for arguments that are not allowed and a package that is missing; at
-    ``FIT_END`` for weights that do not fit and a model that cannot be called or exported. Weights that went through
-    shared memory are not recorded, so there is nothing to export in a replay. Needs
-    ``pip install 'offloop[export]'``. Reference: ``composer/callbacks/export_for_inference.py``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed and a package that is
+    missing; at ``FIT_END`` for weights that do not fit and a model that cannot be called or exported. Weights that went
+    through shared memory are not recorded, so there is nothing to export in a replay. Needs ``pip install
+    'offloop[export]'``. Reference: ``composer/callbacks/export_for_inference.py``.
     """
 
     background: ClassVar[bool] = True

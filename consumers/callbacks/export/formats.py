@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ _PACKAGES = {"torch.export": _TORCH, "torchscript": _TORCH, "onnx": [*_TORCH, "o
 
 
 def check_installed(save_format: ExportFormat) -> None:
-    """Raises :class:`bus.errors.ConfigurationError` when a format needs a package that is not installed."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when a format needs a package that is not installed."""
     for package in _PACKAGES[save_format]:
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
-    from bus.tensors.view import TensorView
+    from offloop.bus.tensors.view import TensorView
 
 
 ModelSource: TypeAlias = str | Callable[[], Any]

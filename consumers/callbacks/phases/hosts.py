@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bus.protocol.host_windows import ARRIVAL, STEP, HostWindow
-from consumers.callbacks.phases.restarts import Place, Restarts
+from offloop.bus.protocol.host_windows import ARRIVAL, STEP, HostWindow
+from offloop.consumers.callbacks.phases.restarts import Place, Restarts
 
 _MOST_OPEN = 8
 
@@ -68,8 +68,8 @@ class _Arrivals:
 class HostArrivals:
     """Brings together the windows of all hosts that are about the same batches.
 
-    What each rank's :data:`~bus.protocol.host_windows.ARRIVAL` is relative to is the end of a batch, which ranks that
-    train together reach together: no two clocks are compared.
+    What each rank's :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is relative to is the end of a batch, which
+    ranks that train together reach together: no two clocks are compared.
     """
 
     def __init__(self) -> None:

@@ -4,17 +4,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.snapshot import Snapshot
-from bus.trace.phases import read_phases
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
-from consumers.callbacks.phases.hosts import HostArrivals, LastArrival
-from consumers.callbacks.phases.restarts import Place, Restarts
-from consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.trace.phases import read_phases
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.phases.hosts import HostArrivals, LastArrival
+from offloop.consumers.callbacks.phases.restarts import Place, Restarts
+from offloop.consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
 
 _NAME = "time/phase"
 _UNSETTLED = 32

@@ -7,9 +7,9 @@ from operator import add
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from bus.printing import one_line
-from bus.trace.phases import PHASES
-from consumers.callbacks.phases.hosts import LastArrival
+from offloop.bus.printing import one_line
+from offloop.bus.trace.phases import PHASES
+from offloop.consumers.callbacks.phases.hosts import LastArrival
 
 _MEET_IN_FORWARD = 4
 

@@ -6,13 +6,13 @@ import threading
 import time
 from typing import ClassVar, get_args
 
-from bus.errors import OffloopError
-from bus.subscriber.commands import sent_by
-from consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
-from consumers.dashboard.terminal.screen import TerminalScreen
-from consumers.dashboard.view.rank_map import usual_quantity
-from consumers.dashboard.view.series import Axis
-from consumers.dashboard.view.tap import MonitoredRun
+from offloop.bus.errors import OffloopError
+from offloop.bus.subscriber.commands import sent_by
+from offloop.consumers.dashboard.terminal.frame import HELP, Shown, frame, log_length, log_rows, metric_groups
+from offloop.consumers.dashboard.terminal.screen import TerminalScreen
+from offloop.consumers.dashboard.view.rank_map import usual_quantity
+from offloop.consumers.dashboard.view.series import Axis
+from offloop.consumers.dashboard.view.tap import MonitoredRun
 
 _DRAW_SECONDS = 0.25
 _MESSAGE_SECONDS = 8.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from consumers.dashboard.view.series import Points
+    from offloop.consumers.dashboard.view.series import Points
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"

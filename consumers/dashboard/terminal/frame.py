@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bus.printing import one_line
-from consumers.dashboard.terminal.draw import (
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.terminal.draw import (
     chart,
     has_logarithm,
     is_smoothed,
@@ -15,13 +15,13 @@ from consumers.dashboard.terminal.draw import (
     sparkline,
     stacked_bar,
 )
-from consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
-from consumers.dashboard.terminal.ranks import rank_lines
-from consumers.dashboard.view.log import LogEntry, folded
-from consumers.dashboard.view.phases import PHASES
-from consumers.dashboard.view.progress import duration, seconds_text
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.series import Axis
+from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
+from offloop.consumers.dashboard.terminal.ranks import rank_lines
+from offloop.consumers.dashboard.view.log import LogEntry, folded
+from offloop.consumers.dashboard.view.phases import PHASES
+from offloop.consumers.dashboard.view.progress import duration, seconds_text
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Axis
 
 if TYPE_CHECKING:
     from rich.text import Text

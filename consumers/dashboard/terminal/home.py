@@ -6,16 +6,16 @@ import signal
 import time
 from collections.abc import Iterator
 
-from bus.runs.directory import find_run
-from consumers.dashboard.terminal.display import Display
-from consumers.dashboard.terminal.screen import TerminalScreen, require_terminal
-from consumers.dashboard.terminal.table import NAME, TableShown, rows_of, sortable, table_frame
-from consumers.dashboard.view.follower import RunFollower
-from consumers.dashboard.view.library import RunLibrary
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap
-from consumers.runner.entries import Subscription
-from consumers.runner.streams import Stream, attach
+from offloop.bus.runs.directory import find_run
+from offloop.consumers.dashboard.terminal.display import Display
+from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal
+from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, sortable, table_frame
+from offloop.consumers.dashboard.view.follower import RunFollower
+from offloop.consumers.dashboard.view.library import RunLibrary
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.runner.entries import Subscription
+from offloop.consumers.runner.streams import Stream, attach
 
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -28,7 +28,7 @@ def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | s
     """Shows the table of all runs of a folder, and those that are chosen in it, until somebody quits.
 
     The only run that is live is shown at once, and the first one of a folder that has none. ``every`` is as in
-    :class:`consumers.dashboard.terminal.top.Top`.
+    :class:`offloop.consumers.dashboard.terminal.top.Top`.
 
     Raises:
         ConfigurationError: there is no terminal.

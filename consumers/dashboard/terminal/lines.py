@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bus.printing import one_line
+from offloop.bus.printing import one_line
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -3,12 +3,12 @@
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from bus.printing import one_line
-from bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
-from consumers.dashboard.terminal.draw import number
-from consumers.dashboard.terminal.lines import fitted, rule, text_line
-from consumers.dashboard.view.progress import seconds_text
-from consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, RankView, quantity_text, usual_quantity
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
+from offloop.consumers.dashboard.terminal.draw import number
+from offloop.consumers.dashboard.terminal.lines import fitted, rule, text_line
+from offloop.consumers.dashboard.view.progress import seconds_text
+from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, RankView, quantity_text, usual_quantity
 
 if TYPE_CHECKING:
     from rich.text import Text

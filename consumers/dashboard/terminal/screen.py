@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bus.errors import ConfigurationError, require
+from offloop.bus.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -46,7 +46,7 @@ _LONGEST_LINE = 4096
 def require_terminal() -> None:
     """Says what to use instead where there is nothing to draw on.
 
-    Raises :class:`bus.errors.ConfigurationError`."""
+    Raises :class:`offloop.bus.errors.ConfigurationError`."""
     instead = "use '--log progress' (the callback left out), which writes lines anywhere"
     # A display of the replay before, which stays until the next one takes its place, has the terminal.
     shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout

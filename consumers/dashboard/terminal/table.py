@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bus.index.entry import RunEntry
-from bus.printing import one_line
-from consumers.dashboard.terminal.draw import number
-from consumers.dashboard.terminal.frame import STATES
-from consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
-from consumers.dashboard.view.run_table import NEWEST_FIRST, Chosen, Column, RunTable, plain_text, reached_text
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.terminal.draw import number
+from offloop.consumers.dashboard.terminal.frame import STATES
+from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
+from offloop.consumers.dashboard.view.run_table import NEWEST_FIRST, Chosen, Column, RunTable, plain_text, reached_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,7 +51,7 @@ class TableShown:
     page: str = "table"
     """``table`` or ``help``."""
     find: str = ""
-    """As in :meth:`consumers.dashboard.view.run_table.RunTable.choose`."""
+    """As in :meth:`offloop.consumers.dashboard.view.run_table.RunTable.choose`."""
     found: str = ""
     """The last of them that was no mistake."""
     is_typing: bool = False

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.api.logger import Logger, LoggerDestination, RunContext
-from consumers.dashboard.terminal.display import Display
-from consumers.dashboard.terminal.screen import require_terminal
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
+from offloop.consumers.dashboard.terminal.display import Display
+from offloop.consumers.dashboard.terminal.screen import require_terminal
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 
 
 class Top(RunTap):
@@ -18,10 +18,11 @@ class Top(RunTap):
     Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
     alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: what else the
     consumer prints stands in its log, and in the terminal when that is given back. The command ``consumer --callbacks
-    top`` that names no run shows a table of all of them, see :func:`consumers.dashboard.terminal.home.show_all_runs`.
+    top`` that names no run shows a table of all of them, see
+    :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
 
     ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
-    ends with :class:`bus.errors.ConfigurationError`.
+    ends with :class:`offloop.bus.errors.ConfigurationError`.
     """
 
     owns_terminal = True

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bus.errors import OffloopError
-from bus.protocol.snapshot import Snapshot
-from bus.subscriber.subscriber import Subscriber
-from bus.types.event import Event
-from consumers.api.logger import Logger
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap
-from consumers.runner.runner import Runner
-from consumers.runner.streams import Stream
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.event import Event
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.runner.streams import Stream
 
 READERS = 2
 """So many runs of one page have their histories read at the same time: more threads would only take turns, and what

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bus.index.entry import RunEntry
-from bus.printing import one_line
-from consumers.dashboard.view.run_table import Chosen, Column, plain_text
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.run_table import Chosen, Column, plain_text
 
 NUMBERS = ("number", "progress")
 """Kinds of columns that have a mean."""

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from consumers.dashboard.view.series import Axis, Parts, Series
+from offloop.consumers.dashboard.view.series import Axis, Parts, Series
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.series import Floats
+    from offloop.consumers.dashboard.view.series import Floats
 
 PartsOf = Callable[[Series, "Floats", Axis], Parts]
 

@@ -4,8 +4,8 @@ import threading
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from consumers.api.images import as_bytes
-from consumers.api.logger import Images
+from offloop.consumers.api.images import as_bytes
+from offloop.consumers.api.logger import Images
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,13 +5,13 @@ import threading
 import time
 from typing import Any
 
-from bus.errors import OffloopError, RunNotFoundError
-from bus.index.annotations import annotate
-from bus.index.entry import RunEntry
-from bus.index.index import RunIndex
-from bus.index.manage import remove_run, rename_run
-from bus.runs.directory import in_words
-from consumers.dashboard.view.run_table import RunTable
+from offloop.bus.errors import OffloopError, RunNotFoundError
+from offloop.bus.index.annotations import annotate
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.manage import remove_run, rename_run
+from offloop.bus.runs.directory import in_words
+from offloop.consumers.dashboard.view.run_table import RunTable
 
 _LOOK_SECONDS = 1.0
 _READ_SECONDS = 0.3
@@ -71,7 +71,7 @@ class RunLibrary:
         return waiting > 0
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Changes what is said of a run, see :func:`bus.index.annotations.annotate`.
+        """Changes what is said of a run, see :func:`offloop.bus.index.annotations.annotate`.
 
         Raises:
             RunNotFoundError: it is gone.

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers.loggers.console import format_value
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers.loggers.console import format_value
 
 _OTHERS = {
     Event.INIT: "the trainer is set up",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bus.types.commands import COMMANDS
+from offloop.bus.types.commands import COMMANDS
 
 MOST_OF_A_KIND = 256
 """Of more marks of a kind every second one is forgotten, again and again."""

@@ -4,19 +4,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path, steps_of
-from bus.protocol.frames import EventBody
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.metrics import is_of_evaluation, shown_step
-from bus.types.source import Source
-from bus.types.timestamp import TrainingTime
-from consumers.api.logger import Row
-from consumers.callbacks.peak_flops import peak_flops
-from consumers.dashboard.view.series import Clock, Series, Table
+from offloop.bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path, steps_of
+from offloop.bus.protocol.frames import EventBody
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.types.source import Source
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.consumers.api.logger import Row
+from offloop.consumers.callbacks.peak_flops import peak_flops
+from offloop.consumers.dashboard.view.series import Clock, Series, Table
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.series import Floats
+    from offloop.consumers.dashboard.view.series import Floats
 
 
 MAX_POINTS = 8_000_000
@@ -26,7 +26,7 @@ MAX_SERIES = 2_000
 """What comes under a further name is left out."""
 
 SPEED_WINDOW = 100
-"""Over so many batches throughput is measured, as by :class:`~consumers.callbacks.SpeedMonitor`."""
+"""Over so many batches throughput is measured, as by :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
 
 BULK = Bulk(
     Event.BATCH_END,
@@ -248,7 +248,8 @@ class Metrics:
         self._window = window[-SPEED_WINDOW:].copy()
 
     def _measure_speed(self, rows: "Floats") -> None:
-        """Throughput at each row that has a whole window before it, see :class:`~consumers.callbacks.SpeedMonitor`."""
+        """Throughput at each row that has a whole window before it, see
+        :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
         import numpy as np
 
         now, before = rows[SPEED_WINDOW:], rows[:-SPEED_WINDOW]

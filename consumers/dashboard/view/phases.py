@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bus.trace.phases import PHASES as MEASURED
-from bus.trace.phases import BatchPhases
-from consumers.dashboard.view.series import Table
+from offloop.bus.trace.phases import PHASES as MEASURED
+from offloop.bus.trace.phases import BatchPhases
+from offloop.consumers.dashboard.view.series import Table
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.series import Floats
+    from offloop.consumers.dashboard.view.series import Floats
 
 
 PHASES = (*MEASURED, "evaluation", "other")

@@ -4,15 +4,15 @@ import contextlib
 import threading
 from itertools import pairwise
 
-from bus.errors import ProtocolError
-from bus.protocol.frames import decode_whole_event
-from bus.protocol.snapshot import Snapshot
-from bus.recording.summary import Summary
-from bus.types.event import Event
-from bus.types.metrics import shown_step
-from consumers.dashboard.view.metrics import SPEED_WINDOW
-from consumers.dashboard.view.progress import RunProgress
-from consumers.dashboard.view.series import Clock, Series
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import decode_whole_event
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Summary
+from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import shown_step
+from offloop.consumers.dashboard.view.metrics import SPEED_WINDOW
+from offloop.consumers.dashboard.view.progress import RunProgress
+from offloop.consumers.dashboard.view.series import Clock, Series
 
 
 class Preview:

@@ -3,14 +3,14 @@
 import math
 from typing import NamedTuple
 
-from bus.errors import OffloopError
-from bus.protocol.blocks import EventBlock
-from bus.protocol.order import Reached
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.time import Time, TimeUnit
-from consumers.api.logger import Logger
-from consumers.callbacks.runtime_estimator import RuntimeEstimator
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.order import Reached
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -65,7 +65,7 @@ def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
 
 
 class RunProgress:
-    """Follows a run. What is left is what :class:`~consumers.callbacks.RuntimeEstimator` says."""
+    """Follows a run. What is left is what :class:`~offloop.consumers.callbacks.RuntimeEstimator` says."""
 
     _WARM_UP_BATCHES = 1
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from bus.printing import one_line
-from bus.protocol.host_windows import ARRIVAL, GRADIENT_NORM, LOSS, MEMORY, PHASE, STEP, THROUGHPUT
-from consumers.dashboard.view.progress import seconds_text
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.host_windows import ARRIVAL, GRADIENT_NORM, LOSS, MEMORY, PHASE, STEP, THROUGHPUT
+from offloop.consumers.dashboard.view.progress import seconds_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,8 +87,8 @@ class RankMap:
         hosts: in order.
         world_size: the ranks of the run, of which some may not have been heard of.
         quantities: of each name the newest value of each cell, not a number where there is none. Names are those of
-            :mod:`bus.protocol.host_windows`; :data:`~bus.protocol.host_windows.ARRIVAL` is in seconds after the first
-            rank to arrive.
+            :mod:`offloop.bus.protocol.host_windows`; :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is in seconds
+            after the first rank to arrive.
         batches: how many batches each cell has trained.
         last_shares: of a rank, see :attr:`RankView.last_share`; ``None`` where there is nothing to compare.
         late: the cells that had not ended a batch when the others had.

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from bus.protocol.host_windows import ARRIVAL, PHASE, STEP, HostWindow, Quantity
-from bus.trace.phases import BatchPhases
-from consumers.callbacks.phases.hosts import HostArrivals, LastArrival
-from consumers.dashboard.view.rank_map import FirstNan, HostView, RankMap, RankView, Waiting
+from offloop.bus.protocol.host_windows import ARRIVAL, PHASE, STEP, HostWindow, Quantity
+from offloop.bus.trace.phases import BatchPhases
+from offloop.consumers.callbacks.phases.hosts import HostArrivals, LastArrival
+from offloop.consumers.dashboard.view.rank_map import FirstNan, HostView, RankMap, RankView, Waiting
 
 if TYPE_CHECKING:
-    from consumers.dashboard.view.rank_map import Floats32
+    from offloop.consumers.dashboard.view.rank_map import Floats32
 
 _MOST_RANKS = 1 << 17
 _SILENT_WINDOWS = 4

@@ -5,15 +5,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry, newest_first
-from bus.index.query import OF_RUN, Columns, sort, where
-from bus.printing import one_line
-from bus.types.hyperparameters import is_of_the_training
-from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import Mode, goals_in
-from bus.types.time import Time, TimeUnit
-from consumers.dashboard.view.progress import duration
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import RunEntry, newest_first
+from offloop.bus.index.query import OF_RUN, Columns, sort, where
+from offloop.bus.printing import one_line
+from offloop.bus.types.hyperparameters import is_of_the_training
+from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
+from offloop.bus.types.metrics import Mode, goals_in
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.consumers.dashboard.view.progress import duration
 
 NEWEST_FIRST = "-started"
 """The usual order. A name with a minus sign in front is sorted downwards."""
@@ -168,9 +168,9 @@ class RunTable:
         return isinstance(first, int | float) and not isinstance(first, bool)
 
     def choose(self, find: str, order: str = NEWEST_FIRST, archived: bool = False) -> "Chosen":
-        """The runs that are asked for: those that a filter is true of, see :func:`bus.index.query.where`, or that have
-        some words in their names, tags or notes; in that order, but pinned ones first, and archived ones only when they
-        are asked for."""
+        """The runs that are asked for: those that a filter is true of, see :func:`offloop.bus.index.query.where`, or
+        that have some words in their names, tags or notes; in that order, but pinned ones first, and archived ones only
+        when they are asked for."""
         key = (find, order, archived)
         found = self._chosen.get(key)
         if found is None:

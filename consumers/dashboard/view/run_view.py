@@ -10,29 +10,29 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.errors import require
-from bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
-from bus.protocol.frames import EventBody
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import CheckpointMark, Ending
-from bus.protocol.snapshot import Snapshot
-from bus.recording.summary import Summary
-from bus.trace.phases import read_phases
-from bus.types.commands import Outcome
-from bus.types.event import Event
-from bus.types.hyperparameters import MOST
-from bus.types.timestamp import TrainingTime
-from consumers.api.logger import Images, Row, Text
-from consumers.dashboard.view.images import ImageHistory
-from consumers.dashboard.view.log import LogEntry, RunLog, event_text
-from consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
-from consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
-from consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
-from consumers.dashboard.view.preview import Preview
-from consumers.dashboard.view.progress import ProgressView, RunProgress
-from consumers.dashboard.view.rank_map import RankMap, RankView
-from consumers.dashboard.view.ranks import Ranks
-from consumers.dashboard.view.series import Axis, Series
+from offloop.bus.errors import require
+from offloop.bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
+from offloop.bus.protocol.frames import EventBody
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import CheckpointMark, Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Summary
+from offloop.bus.trace.phases import read_phases
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import MOST
+from offloop.bus.types.timestamp import TrainingTime
+from offloop.consumers.api.logger import Images, Row, Text
+from offloop.consumers.dashboard.view.images import ImageHistory
+from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
+from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
+from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
+from offloop.consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
+from offloop.consumers.dashboard.view.preview import Preview
+from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
+from offloop.consumers.dashboard.view.rank_map import RankMap, RankView
+from offloop.consumers.dashboard.view.ranks import Ranks
+from offloop.consumers.dashboard.view.series import Axis, Series
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
@@ -46,15 +46,16 @@ class RunView:
     """Everything that a dashboard shows of one attempt of a run.
 
     It may be fed and asked from any thread. What it holds is bounded:
-    :data:`consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`,
-    :data:`consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of the log.
+    :data:`offloop.consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`,
+    :data:`offloop.consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of
+    the log.
 
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
     callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
 
     ``max_points`` is another bound for the points of all series together.
 
-    Raises :class:`bus.errors.ConfigurationError` when numpy is not installed.
+    Raises :class:`offloop.bus.errors.ConfigurationError` when numpy is not installed.
     """
 
     def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:

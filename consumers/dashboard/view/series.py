@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +143,7 @@ class Clock:
     def read(self, steps: "Floats", axis: Axis) -> "Floats":
         """What the axis shows at each of those batches.
 
-        Raises :class:`bus.errors.ConfigurationError` for an axis that is not known."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an axis that is not known."""
         import numpy as np
 
         rows, column = self._table.rows(), _column_of(axis)
@@ -266,7 +266,7 @@ class Series:
         Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
         point, and one of each of NaN, infinity and minus infinity, if they occur in it.
 
-        Raises :class:`bus.errors.ConfigurationError` for an axis that is not known."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an axis that is not known."""
         import numpy as np
 
         with self._lock:

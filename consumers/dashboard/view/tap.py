@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bus.errors import OffloopError
-from bus.protocol.blocks import EventBlock
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.recording.summary import Summary
-from bus.runs.directory import RunInfo, read_run
-from bus.subscriber.commands import sent_by
-from bus.types.commands import Outcome
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from consumers.api.callback import Callback
-from consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
-from consumers.dashboard.view.metrics import BULK
-from consumers.dashboard.view.progress import progress_of
-from consumers.dashboard.view.run_view import RunView
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Summary
+from offloop.bus.runs.directory import RunInfo, read_run
+from offloop.bus.subscriber.commands import sent_by
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
+from offloop.consumers.dashboard.view.metrics import BULK
+from offloop.consumers.dashboard.view.progress import progress_of
+from offloop.consumers.dashboard.view.run_view import RunView
 
 
 class MonitoredRun:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError
 
 FIRST_PORT = 8420
 """Where a dashboard listens, unless that port is taken or another one is asked for."""
@@ -105,7 +105,7 @@ class Listening:
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
     def check(self) -> None:
-        """Raises :class:`bus.errors.ConfigurationError` for what would not work, or would let strangers in."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` for what would not work, or would let strangers in."""
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"{self.port} is no port: a port is a number from 0 (any) to 65535")
         if (self.certificate is None) != (self.certificate_key is None):

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from bus.errors import RunNotFoundError
-from bus.index.entry import RunEntry
-from bus.runs.directory import runs_dir
-from consumers.dashboard.view.library import RunLibrary
-from consumers.dashboard.view.run_table import RunTable
-from consumers.dashboard.web.broker_library import BrokerLibrary
-from consumers.dashboard.web.follow import KEEP_SECONDS
-from consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+from offloop.bus.errors import RunNotFoundError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.runs.directory import runs_dir
+from offloop.consumers.dashboard.view.library import RunLibrary
+from offloop.consumers.dashboard.view.run_table import RunTable
+from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
+from offloop.consumers.dashboard.web.follow import KEEP_SECONDS
+from offloop.consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
 
 
 class AllRuns:

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.index.entry import RunEntry
-from bus.net.requests import list_remote_runs
-from consumers.dashboard.view.run_table import RunTable
-from consumers.dashboard.web.places import RunsElsewhere
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.net.requests import list_remote_runs
+from offloop.consumers.dashboard.view.run_table import RunTable
+from offloop.consumers.dashboard.web.places import RunsElsewhere
 
 _LOOK_SECONDS = 2.0
 _RESTS = 10

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.printing import say
-from bus.protocol.order import Ending
-from bus.runs.directory import RUN_FILE
-from consumers.api.logger import LoggerDestination, RunContext
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.server import DashboardServer, check_installed
+from offloop.bus.printing import say
+from offloop.bus.protocol.order import Ending
+from offloop.bus.runs.directory import RUN_FILE
+from offloop.consumers.api.logger import LoggerDestination, RunContext
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.dashboard.web.server import DashboardServer, check_installed
 
 
 class Dashboard(RunTap):
@@ -27,7 +27,7 @@ class Dashboard(RunTap):
         certificate_key: its key.
         open_browser: whether to open the page in a browser of this machine.
         every: after how many batches the phases of a step are measured, and in other units as
-            :attr:`~consumers.Callback.every` has it.
+            :attr:`~offloop.consumers.Callback.every` has it.
 
     Raises:
         ConfigurationError: something of that is not allowed, or the packages of the dashboard are not installed.
@@ -93,8 +93,8 @@ class Dashboard(RunTap):
         Raises:
             ConfigurationError: it cannot be served there.
         """
-        from consumers.dashboard.web.places import RunsHere
-        from consumers.dashboard.web.site import Site
+        from offloop.consumers.dashboard.web.places import RunsHere
+        from offloop.consumers.dashboard.web.site import Site
 
         # A recording may lie anywhere.
         is_run = run_dir is not None and (run_dir / RUN_FILE).is_file()

@@ -6,14 +6,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import OffloopError
-from bus.types.time import Time, TimeUnit
-from consumers.dashboard.view.phases import PublishingView
-from consumers.dashboard.view.progress import ProgressView, duration
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.run_alerts import alerts_text
-from consumers.dashboard.web.run_folder import RunFolder
+from offloop.bus.errors import OffloopError
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.consumers.dashboard.view.phases import PublishingView
+from offloop.consumers.dashboard.view.progress import ProgressView, duration
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.run_alerts import alerts_text
+from offloop.consumers.dashboard.web.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from nicegui.elements.button import Button

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from consumers.dashboard.view.groups import common_places, group_points
-from consumers.dashboard.view.phases import PhaseView
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.series import Axis, Parts, Points, Series
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.comparison import Compared
-from consumers.dashboard.web.units import Scale, scale_of, value_text
+from offloop.consumers.dashboard.view.groups import common_places, group_points
+from offloop.consumers.dashboard.view.phases import PhaseView
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.comparison import Compared
+from offloop.consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from bus.cli.options import broker_options, check_broker, runs_dir_option, stream_options
-from bus.printing import say
-from bus.terminal import HELP
-from consumers.dashboard.web.access import FIRST_PORT, Listening
+from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option, stream_options
+from offloop.bus.printing import say
+from offloop.bus.terminal import HELP
+from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
@@ -75,10 +75,10 @@ def dashboard(
     broker elsewhere, the newest one and those that begin later.
     """
     check_broker(broker, key, broker_key, runs_dir)
-    from bus.net.curve import client_security
-    from consumers.dashboard.web.follow import NamedRuns
-    from consumers.dashboard.web.places import RunsElsewhere, RunsHere
-    from consumers.dashboard.web.site import Site
+    from offloop.bus.net.curve import client_security
+    from offloop.consumers.dashboard.web.follow import NamedRuns
+    from offloop.consumers.dashboard.web.places import RunsElsewhere, RunsHere
+    from offloop.consumers.dashboard.web.site import Site
 
     where = RunsHere(runs_dir) if broker is None else RunsElsewhere(broker, client_security(key, broker_key))
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
@@ -135,8 +135,8 @@ def ui(
         raise click.UsageError(
             f"{len(broker_keys)} times --broker-key for {len(brokers)} times --broker: give one for all or for each"
         )
-    from consumers.dashboard.web.places import RunsElsewhere, places_of
-    from consumers.dashboard.web.site import Site
+    from offloop.consumers.dashboard.web.places import RunsElsewhere, places_of
+    from offloop.consumers.dashboard.web.site import Site
 
     elsewhere = [] if stream is None else [RunsElsewhere(stream)]
     here = places_of(runs_dirs, brokers, key, broker_keys) if runs_dirs or brokers or not elsewhere else []

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from bus.printing import one_line
-from bus.types.hyperparameters import value_text as hyperparameter_text
-from bus.types.metrics import Mode, direction_of, goals_in
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.colors import dash, swatch
-from consumers.dashboard.web.units import Scale, value_text
+from offloop.bus.printing import one_line
+from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
+from offloop.bus.types.metrics import Mode, direction_of, goals_in
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.colors import dash, swatch
+from offloop.consumers.dashboard.web.units import Scale, value_text
 
 OF_RUNS = ("status", "tags")
 """Columns that need no hyperparameter."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
-from consumers.api.images import as_png
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.run_folder import open_in
+from offloop.consumers.api.images import as_png
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.run_folder import open_in
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response

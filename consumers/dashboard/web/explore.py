@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry
-from bus.printing import one_line
-from bus.types.hyperparameters import value_text
-from consumers.dashboard.view.run_table import Column, RunTable, differing
-from consumers.dashboard.web.units import scale_of
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.printing import one_line
+from offloop.bus.types.hyperparameters import value_text
+from offloop.consumers.dashboard.view.run_table import Column, RunTable, differing
+from offloop.consumers.dashboard.web.units import scale_of
 
 MOST_RUNS = 10_000
 """So many runs are drawn."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from bus.printing import one_line
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.web.charts import PHASES_PREFIX
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.types.metrics import direction_of, goals_in
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.charts import Chart, Look
-from consumers.dashboard.web.units import value_text
+from offloop.bus.types.metrics import direction_of, goals_in
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.charts import Chart, Look
+from offloop.consumers.dashboard.web.units import value_text
 
 _DECIMALS = 4
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bus.errors import OffloopError, RunNotFoundError
-from bus.protocol.order import SEVERITY, Ending
-from bus.recording.recording import Recording
-from bus.runs.directory import Attempt, RunInfo
-from consumers.dashboard.view.follower import RunFollower, Turns
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
-from consumers.dashboard.web.places import Place, Places, RunsHere
-from consumers.runner.entries import Subscription
-from consumers.runner.streams import RemoteRunInfo, Stream, attach, is_live
+from offloop.bus.errors import OffloopError, RunNotFoundError
+from offloop.bus.protocol.order import SEVERITY, Ending
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import Attempt, RunInfo
+from offloop.consumers.dashboard.view.follower import RunFollower, Turns
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
+from offloop.consumers.dashboard.web.places import Place, Places, RunsHere
+from offloop.consumers.runner.entries import Subscription
+from offloop.consumers.runner.streams import RemoteRunInfo, Stream, attach, is_live
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from consumers.dashboard.web.access import Role, Tokens, is_loopback
+from offloop.consumers.dashboard.web.access import Role, Tokens, is_loopback
 
 ROLE = "offloop.role"
 """Where in a request's scope the :class:`Gate` leaves the :class:`Role` of whoever asks."""

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import OffloopError
-from bus.index.entry import RunEntry
-from bus.printing import one_line
-from consumers.dashboard.view.run_table import (
+from offloop.bus.errors import OffloopError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.run_table import (
     NEWEST_FIRST,
     OF_EVERY_RUN,
     RunTable,
 )
-from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.all_runs import AllRuns
-from consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
-from consumers.dashboard.web.frames import Frames
-from consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
-from consumers.dashboard.web.saved_views import SavedViews
-from consumers.dashboard.web.server import Opening
-from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
-from consumers.dashboard.web.units import scale_of, value_text
+from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
+from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
+from offloop.consumers.dashboard.web.saved_views import SavedViews
+from offloop.consumers.dashboard.web.server import Opening
+from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
+from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.element import Element

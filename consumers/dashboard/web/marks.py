@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.tap import MonitoredRun
 
 _DECIMALS = 4
 

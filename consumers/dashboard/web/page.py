@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consumers.dashboard.view.tap import MonitoredRun, labels_of
-from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.cards import RunCards
-from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
-from consumers.dashboard.web.comparison import Compared, Comparison, short_name
-from consumers.dashboard.web.export import PATH, Exported, Exports
-from consumers.dashboard.web.extremes import extremes_of
-from consumers.dashboard.web.frames import Frames
-from consumers.dashboard.web.marks import MarkNews
-from consumers.dashboard.web.panels import Panels
-from consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
+from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.cards import RunCards
+from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
+from offloop.consumers.dashboard.web.export import PATH, Exported, Exports
+from offloop.consumers.dashboard.web.extremes import extremes_of
+from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.marks import MarkNews
+from offloop.consumers.dashboard.web.panels import Panels
+from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 
 if TYPE_CHECKING:
     from nicegui.element import Element

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.tap import MonitoredRun
 
 
 class Panel:

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.types.hyperparameters import value_text
-from consumers.dashboard.view.log import LogEntry
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.panel import Panel, table
-from consumers.dashboard.web.run_about import AboutPanel
-from consumers.dashboard.web.run_alerts import AlertsPanel, note_alerts
-from consumers.dashboard.web.run_checkpoints import CheckpointsPanel
-from consumers.dashboard.web.run_files import FilesPanel
-from consumers.dashboard.web.run_folder import RunFolder, look_into
-from consumers.dashboard.web.run_images import ImagesPanel
-from consumers.dashboard.web.run_ranks import RanksPanel
-from consumers.dashboard.web.units import scale_of
-from consumers.dashboard.web.units import value_text as metric_text
+from offloop.bus.types.hyperparameters import value_text
+from offloop.consumers.dashboard.view.log import LogEntry
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.panel import Panel, table
+from offloop.consumers.dashboard.web.run_about import AboutPanel
+from offloop.consumers.dashboard.web.run_alerts import AlertsPanel, note_alerts
+from offloop.consumers.dashboard.web.run_checkpoints import CheckpointsPanel
+from offloop.consumers.dashboard.web.run_files import FilesPanel
+from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
+from offloop.consumers.dashboard.web.run_images import ImagesPanel
+from offloop.consumers.dashboard.web.run_ranks import RanksPanel
+from offloop.consumers.dashboard.web.units import scale_of
+from offloop.consumers.dashboard.web.units import value_text as metric_text
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""

@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from bus.errors import RunNotFoundError
-from bus.net.curve import ClientSecurity, client_security
-from bus.net.nats_addresses import is_nats
-from bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, read_run, runs_dir
-from consumers.runner.streams import RemoteRunInfo, find_remote, list_remote
+from offloop.bus.errors import RunNotFoundError
+from offloop.bus.net.curve import ClientSecurity, client_security
+from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, read_run, runs_dir
+from offloop.consumers.runner.streams import RemoteRunInfo, find_remote, list_remote
 
 
 class RunsHere(NamedTuple):

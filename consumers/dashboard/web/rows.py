@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bus.errors import ConfigurationError
-from bus.index.entry import RunEntry
-from bus.printing import one_line
-from consumers.dashboard.view.grouping import NUMBERS, Group, group
-from consumers.dashboard.view.progress import duration
-from consumers.dashboard.view.run_table import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.grouping import NUMBERS, Group, group
+from offloop.consumers.dashboard.view.progress import duration
+from offloop.consumers.dashboard.view.run_table import (
     OF_EVERY_RUN,
     Chosen,
     Column,
@@ -19,7 +19,7 @@ from consumers.dashboard.view.run_table import (
     progress_of,
     reached_text,
 )
-from consumers.dashboard.web.units import Scale, scale_of, value_text
+from offloop.consumers.dashboard.web.units import Scale, scale_of, value_text
 
 _LONGEST = 2000
 _MOST_TOGGLED = 1000

@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.cli.describe import lasted, when
-from bus.errors import OffloopError
-from bus.index.annotations import MAX_NOTE, MAX_TAG, Annotations, annotate
-from bus.index.entry import GOING_ON
-from bus.printing import one_line
-from bus.runs.directory import RunInfo
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Role
-from consumers.dashboard.web.panel import Panel, runs_by_folder, table
-from consumers.dashboard.web.run_folder import RunFolder, forget
+from offloop.bus.cli.describe import lasted, when
+from offloop.bus.errors import OffloopError
+from offloop.bus.index.annotations import MAX_NOTE, MAX_TAG, Annotations, annotate
+from offloop.bus.index.entry import GOING_ON
+from offloop.bus.printing import one_line
+from offloop.bus.runs.directory import RunInfo
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
+from offloop.consumers.dashboard.web.run_folder import RunFolder, forget
 
 if TYPE_CHECKING:
     from nicegui.elements.textarea import Textarea

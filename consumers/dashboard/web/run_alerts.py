@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.cli.describe import when
-from bus.printing import one_line
-from bus.runs.alerts import FIRING, firing
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.panel import Panel, runs_by_folder, table
-from consumers.dashboard.web.run_folder import RunFolder
+from offloop.bus.cli.describe import when
+from offloop.bus.printing import one_line
+from offloop.bus.runs.alerts import FIRING, firing
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
+from offloop.consumers.dashboard.web.run_folder import RunFolder
 
 SHOWN = 200
 """So many alerts are shown, the newest."""

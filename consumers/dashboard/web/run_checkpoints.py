@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.cli.describe import when
-from bus.index.checkpoints import Checkpoint
-from bus.printing import one_line
-from bus.types.metrics import is_of_evaluation, shown_step
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.panel import Panel, runs_by_folder, table
-from consumers.dashboard.web.run_folder import RunFolder
-from consumers.dashboard.web.units import scale_of, value_text
+from offloop.bus.cli.describe import when
+from offloop.bus.index.checkpoints import Checkpoint
+from offloop.bus.printing import one_line
+from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
+from offloop.consumers.dashboard.web.run_folder import RunFolder
+from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from bus.cli.describe import when
-from bus.printing import escape, one_line
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.content import IMAGE_ENDINGS, address_of
-from consumers.dashboard.web.panel import Panel, runs_by_folder, table
-from consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, open_in
-from consumers.dashboard.web.units import scale_of, value_text
+from offloop.bus.cli.describe import when
+from offloop.bus.printing import escape, one_line
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.content import IMAGE_ENDINGS, address_of
+from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
+from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, open_in
+from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.errors import OffloopError
-from bus.files import NotAFileError, open_directory, open_file, walk_files
-from bus.index.annotations import Annotations, read_annotations
-from bus.index.checkpoints import Checkpoint, find_checkpoints
-from bus.runs.alerts import RunAlert, read_alerts
-from bus.runs.directory import RunInfo, read_run
+from offloop.bus.errors import OffloopError
+from offloop.bus.files import NotAFileError, open_directory, open_file, walk_files
+from offloop.bus.index.annotations import Annotations, read_annotations
+from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
+from offloop.bus.runs.alerts import RunAlert, read_alerts
+from offloop.bus.runs.directory import RunInfo, read_run
 
 MOST_FILES = 1000
 """So many files of a run are listed."""

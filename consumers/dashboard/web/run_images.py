@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.printing import one_line
-from consumers.dashboard.view.images import OF_ONE_STEP
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.colors import swatch
-from consumers.dashboard.web.content import address_of
-from consumers.dashboard.web.panel import Panel
+from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.images import OF_ONE_STEP
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.colors import swatch
+from offloop.consumers.dashboard.web.content import address_of
+from offloop.consumers.dashboard.web.panel import Panel
 
 if TYPE_CHECKING:
     from nicegui.element import Element

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.printing import one_line
-from bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
-from consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.frames import Frames
-from consumers.dashboard.web.panel import Panel
-from consumers.dashboard.web.units import SECONDS, Scale, scale_of, value_text
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
+from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.panel import Panel
+from offloop.consumers.dashboard.web.units import SECONDS, Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np

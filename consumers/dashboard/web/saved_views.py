@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import OffloopError
-from bus.index.saved_views import delete_view, read_views, save_view
-from bus.printing import one_line
+from offloop.bus.errors import OffloopError
+from offloop.bus.index.saved_views import delete_view, read_views, save_view
+from offloop.bus.printing import one_line
 
 if TYPE_CHECKING:
     from nicegui.element import Element

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
-from bus.errors import ConfigurationError, require
-from bus.printing import say
-from consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
-from consumers.dashboard.web.export import Exports
+from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.printing import say
+from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
+from offloop.consumers.dashboard.web.export import Exports
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,7 +29,7 @@ _ICON = (
 
 
 def check_installed() -> None:
-    """Raises :class:`bus.errors.ConfigurationError` where the packages of the dashboard are not installed."""
+    """Raises :class:`offloop.bus.errors.ConfigurationError` where the packages of the dashboard are not installed."""
     require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
 
 
@@ -123,7 +123,7 @@ class DashboardServer:
         try:
             import uvicorn
 
-            from consumers.dashboard.web.gate import Gate
+            from offloop.consumers.dashboard.web.gate import Gate
 
             gate = Gate(
                 self._application(),
@@ -156,8 +156,8 @@ class DashboardServer:
         from fastapi import FastAPI, Request
         from nicegui import core, ui
 
-        from consumers.dashboard.web.content import add_routes
-        from consumers.dashboard.web.gate import ROLE, guard_sockets
+        from offloop.consumers.dashboard.web.content import add_routes
+        from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
 
         # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
         core.app.middleware_stack = None

@@ -4,20 +4,20 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
-from bus.errors import OffloopError
-from bus.index.annotations import read_annotations
-from bus.printing import one_line
-from bus.runs.directory import RunInfo
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.all_runs import AllRuns
-from consumers.dashboard.web.charts import LineCache
-from consumers.dashboard.web.comparison import Comparison
-from consumers.dashboard.web.follow import ChosenRuns
-from consumers.dashboard.web.home import MOST_COMPARED, HomePage
-from consumers.dashboard.web.page import Page
-from consumers.dashboard.web.places import Place, Places
-from consumers.dashboard.web.server import DashboardServer, Opening, PageBuilder
+from offloop.bus.errors import OffloopError
+from offloop.bus.index.annotations import read_annotations
+from offloop.bus.printing import one_line
+from offloop.bus.runs.directory import RunInfo
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.charts import LineCache
+from offloop.consumers.dashboard.web.comparison import Comparison
+from offloop.consumers.dashboard.web.follow import ChosenRuns
+from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
+from offloop.consumers.dashboard.web.page import Page
+from offloop.consumers.dashboard.web.places import Place, Places
+from offloop.consumers.dashboard.web.server import DashboardServer, Opening, PageBuilder
 
 ALL_RUNS = "/all"
 """The path of the table of all runs."""

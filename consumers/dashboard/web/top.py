@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.access import Role
 
 if TYPE_CHECKING:
     from nicegui.elements.button import Button

@@ -30,7 +30,7 @@ def _time(unit: float) -> Scale:
 
 
 _IN_HOURS = ("time/train", "time/val", "time/total")
-"""What :class:`~consumers.callbacks.SpeedMonitor` logs in hours, unless ``time/unit`` says otherwise."""
+"""What :class:`~offloop.consumers.callbacks.SpeedMonitor` logs in hours, unless ``time/unit`` says otherwise."""
 
 _ENDINGS: tuple[tuple[str, Scale], ...] = (
     ("_bytes_per_sec", _bytes("/s")),

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from bus import Event, Publisher
-from bus.broker.archive import Archive
-from bus.types.timeouts import Timeouts
+from offloop.bus import Event, Publisher
+from offloop.bus.broker.archive import Archive
+from offloop.bus.types.timeouts import Timeouts
 
 
 def test_a_run_that_began_after_the_last_look_is_listed_at_once(runs_dir: Path) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.broker.rank import LiveRank
-from bus.broker.run import LIVE_FRAME, Counts, LiveRun
-from bus.errors import ProtocolError
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.protocol.order import CheckpointMark, Missing, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import RecordingReader
-from bus.recording.writer import RecordingWriter
-from bus.types.event import Event
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.broker.run import LIVE_FRAME, Counts, LiveRun
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.protocol.order import CheckpointMark, Missing, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.event import Event
+from offloop.bus.types.timeouts import Timeouts
 
 NAMES = ("batch_end", "batch_start", "epoch_end", "$checkpoint", "from_the_future", "$end")
 

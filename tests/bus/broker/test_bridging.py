@@ -4,9 +4,9 @@ import psutil
 import pytest
 from helpers import wait_for
 
-from bus.broker import bridging
-from bus.broker.bridging import Bridges
-from bus.runs.bridged import BridgeStatus
+from offloop.bus.broker import bridging
+from offloop.bus.broker.bridging import Bridges
+from offloop.bus.runs.bridged import BridgeStatus
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from brokers import free_address, start_broker
 from helpers import strict_json, wait_for
 from terminals import Terminal
 
-from bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
-from bus.broker.broker import LIVE_BATCH
-from bus.net.requests import list_remote_runs
-from bus.protocol.frames import (
+from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus.broker.broker import LIVE_BATCH
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.protocol.frames import (
     Control,
     Topic,
     decode_control,
@@ -33,14 +33,14 @@ from bus.protocol.frames import (
     pack_map,
     split_frame,
 )
-from bus.types.timeouts import Timeouts
+from offloop.bus.types.timeouts import Timeouts
 
 
 @pytest.fixture
 def standalone(runs_dir):
     """``bus broker`` at a free port: its address."""
     address = free_address()
-    command = [sys.executable, "-m", "bus", "broker", "--listen", address]
+    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "serving at" in process.stdout.readline()
     yield address
@@ -292,7 +292,7 @@ def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, 
 
 
 def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone, runs_dir):
-    script = f"from bus import Publisher; Publisher('r', broker={standalone!r}, rank=1, world_size=2).close()"
+    script = f"from offloop.bus import Publisher; Publisher('r', broker={standalone!r}, rank=1, world_size=2).close()"
     with Publisher("r", broker=standalone, world_size=2) as publisher:
         subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
         publisher.publish(Event.FIT_START)
@@ -306,7 +306,7 @@ def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone
 def test_what_a_killed_trainer_had_sent_is_recorded_also_when_the_broker_was_behind(runs_dir):
     script = """
 import os
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publisher = Publisher("r")
 print("ready", flush=True)
 input()
@@ -459,7 +459,7 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
 
 def test_a_port_in_use_is_one_line(standalone):
     done = subprocess.run(
-        [sys.executable, "-m", "bus", "broker", "--listen", standalone],
+        [sys.executable, "-m", "offloop.bus", "broker", "--listen", standalone],
         capture_output=True,
         text=True,
         timeout=100,
@@ -470,7 +470,7 @@ def test_a_port_in_use_is_one_line(standalone):
 
 
 def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
-    script = "import os; from bus import Publisher; publisher = Publisher('r'); os.kill(os.getpid(), 9)"
+    script = "import os; from offloop.bus import Publisher; publisher = Publisher('r'); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert find_run("r").status == "lost"
@@ -513,7 +513,7 @@ def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finishe
 
 NO_ROOM = """
 import json, os, resource, signal, sys, time
-from bus import Event, Publisher, find_run
+from offloop.bus import Event, Publisher, find_run
 publisher = Publisher("r")
 def recorded(number):
     deadline = time.monotonic() + 60
@@ -573,7 +573,7 @@ def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, s
 def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, runs_dir):
     script = f"""
 import os
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publisher = Publisher("r", broker={standalone!r})
 publisher.publish(Event.EPOCH_END)
 while publisher.statistics().acknowledged == 0:
@@ -720,7 +720,7 @@ def logged(runs_dir):
     """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
     address = free_address()
     process = subprocess.Popen(
-        [sys.executable, "-m", "bus", "broker", "--listen", address],
+        [sys.executable, "-m", "offloop.bus", "broker", "--listen", address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -791,14 +791,18 @@ def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
     stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
     for command in (["info", "r"], ["runs"]):
         done = subprocess.run(
-            [sys.executable, "-m", "bus", *command, "--json"], capture_output=True, text=True, timeout=100, check=True
+            [sys.executable, "-m", "offloop.bus", *command, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
         )
         strict_json(done.stdout)
 
 
 def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
     address = free_address()
-    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", address, columns=250)
+    terminal = Terminal(sys.executable, "-m", "offloop.bus", "broker", "--listen", address, columns=250)
     context = zmq.Context()
     peers = []
 
@@ -828,7 +832,7 @@ def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
 
 
 def test_ctrl_c_ends_a_broker_without_live_runs(runs_dir):
-    terminal = Terminal(sys.executable, "-m", "bus", "broker", "--listen", free_address(), columns=250)
+    terminal = Terminal(sys.executable, "-m", "offloop.bus", "broker", "--listen", free_address(), columns=250)
     try:
         terminal.wait_for("serving at")
         terminal.press("\x03")

@@ -11,18 +11,18 @@ import pytest
 from faults import StandingBroker
 from helpers import wait_for
 
-from bus import Publisher
-from bus.broker.flight import FlightRecorder
-from bus.broker.rank import LiveRank
-from bus.errors import BrokerError
-from bus.net.requests import list_remote_runs
-from bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader
-from bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
-from bus.recording.recording import Recording
-from bus.recording.writer import RecordingWriter
-from bus.runs.alerts import read_alerts
-from bus.runs.flight import MOST_DUMPS, list_dumps, read_announced
-from bus.types.timestamp import TrainingTime
+from offloop.bus import Publisher
+from offloop.bus.broker.flight import FlightRecorder
+from offloop.bus.broker.rank import LiveRank
+from offloop.bus.errors import BrokerError
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader
+from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.alerts import read_alerts
+from offloop.bus.runs.flight import MOST_DUMPS, list_dumps, read_announced
+from offloop.bus.types.timestamp import TrainingTime
 
 _ENCODE = event_encoder(Topic("r", "batch_end", 0), 1)
 _CONTEXT = pack_map({"world_size": 1})

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.broker.rank import MAX_TOPICS, LiveRank, Placement
-from bus.errors import ProtocolError
-from bus.protocol.frames import EventBody, Topic, decode_event, event_encoder, pack_map
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker.rank import MAX_TOPICS, LiveRank, Placement
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import EventBody, Topic, decode_event, event_encoder, pack_map
+from offloop.bus.types.timeouts import Timeouts
 
 TIMES = Timeouts(quiet=0.2, reap=2.0, unreachable=60.0)
 

@@ -17,15 +17,15 @@ from proxy import StandingBroker
 from recorded_runs import Entry, write_foreign, write_recording
 from training import Act, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
-from bus.cli import main as cli
-from bus.cli.describe import duration, when
-from bus.cli.main import bus
-from bus.protocol.frames import decode_event
-from bus.terminal import run_command
-from bus.tools.cut import cut
-from bus.types.commands import Command
-from bus.types.timestamp import Timestamp
+from offloop.bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
+from offloop.bus.cli import main as cli
+from offloop.bus.cli.describe import duration, when
+from offloop.bus.cli.main import bus
+from offloop.bus.protocol.frames import decode_event
+from offloop.bus.terminal import run_command
+from offloop.bus.tools.cut import cut
+from offloop.bus.types.commands import Command
+from offloop.bus.types.timestamp import Timestamp
 
 
 def invoke(*arguments):

@@ -15,11 +15,11 @@ from documents import ROOT
 from helpers import wait_for
 from recorded_runs import Entry, write_recording
 
-from bus import Event, OffloopError, Publisher, Subscriber
-from bus.cli.describe import describe_run
-from bus.printing import LOGGERS, escape, one_line
-from bus.protocol.frames import encode_control
-from bus.runs.directory import find_run
+from offloop.bus import Event, OffloopError, Publisher, Subscriber
+from offloop.bus.cli.describe import describe_run
+from offloop.bus.printing import LOGGERS, escape, one_line
+from offloop.bus.protocol.frames import encode_control
+from offloop.bus.runs.directory import find_run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\0\x9b31m\u202e\u2066\u200b\u2028\ufeff\r\nerror: forged\x7f\b"
 """What sets a terminal's title, rings, erases, reverses, hides, and begins a line of its own."""
@@ -175,7 +175,7 @@ def test_ordinary_text_of_any_language_is_left_as_it_is():
 
 
 def test_what_the_encoding_of_the_output_lacks_is_escaped():
-    code = "from bus.printing import say; say('größer 學'); say('größer 學', err=True)"
+    code = "from offloop.bus.printing import say; say('größer 學'); say('größer 學', err=True)"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True, cwd=ROOT)
     assert done.stdout == done.stderr == b"gr\\xf6\\xdfer \\u5b78\n"

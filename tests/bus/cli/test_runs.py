@@ -16,10 +16,19 @@ from click.testing import CliRunner, Result
 from helpers import strict_json, wait_for
 from terminals import Terminal
 
-from bus import ConfigurationError, Event, Publisher, Recording, RunIsLiveError, RunNotFoundError, Subscriber, find_run
-from bus.cli.main import bus
-from bus.errors import InvalidRunNameError, RunDirectoryError
-from bus.runs.directory import is_locked
+from offloop.bus import (
+    ConfigurationError,
+    Event,
+    Publisher,
+    Recording,
+    RunIsLiveError,
+    RunNotFoundError,
+    Subscriber,
+    find_run,
+)
+from offloop.bus.cli.main import bus
+from offloop.bus.errors import InvalidRunNameError, RunDirectoryError
+from offloop.bus.runs.directory import is_locked
 
 LOSSES = {"a": (1.0, 0.5, 0.75), "b": (1.0, 0.625, 0.25), "c": (1.0, float("nan"), 2.0)}
 RATES = {"a": 0.1, "b": 0.01, "c": 0.001}
@@ -334,7 +343,7 @@ def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
 
 def test_in_a_terminal_it_asks_before_it_deletes(three: Path) -> None:
     for answer, code, text in (("n", 1, "nothing was deleted"), ("y", 0, "run a is deleted")):
-        terminal = Terminal(sys.executable, "-m", "bus", "rm", "a", "b", columns=150)
+        terminal = Terminal(sys.executable, "-m", "offloop.bus", "rm", "a", "b", columns=150)
         try:
             screen = terminal.wait_for("Delete 2 runs, ")
             assert str(three / "a") in screen

@@ -6,9 +6,9 @@ import threading
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher
-from bus.hosts.watch import watch_host
-from bus.runs.directory import read_run
+from offloop.bus import Event, Publisher
+from offloop.bus.hosts.watch import watch_host
+from offloop.bus.runs.directory import read_run
 
 STEP_NS = 3 * 10**8
 WHY = "with fsdp_config each rank has a part"

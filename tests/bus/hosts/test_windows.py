@@ -5,10 +5,10 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import Event, Snapshot
-from bus.hosts.windows import LATE_NS, HostWindows
-from bus.protocol.host_windows import decode_window, encode_window
-from bus.types.timestamp import Timestamp
+from offloop.bus import Event, Snapshot
+from offloop.bus.hosts.windows import LATE_NS, HostWindows
+from offloop.bus.protocol.host_windows import decode_window, encode_window
+from offloop.bus.types.timestamp import Timestamp
 
 LOSSES = st.floats(-100, 100) | st.sampled_from([math.nan, math.inf])
 

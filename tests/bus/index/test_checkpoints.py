@@ -8,14 +8,14 @@ import shutil
 import pytest
 from run_folders import STARTED, WrittenRun, write_run
 
-from bus.checkpoints.announced import ANNOUNCED_FILE, Score, announce_checkpoint
-from bus.checkpoints.folders import FOLDERS_FILE, note_folder, read_folders
-from bus.checkpoints.ratings import RATINGS_FILE, Ratings
-from bus.errors import CheckpointError
-from bus.index import query
-from bus.index.index import RunIndex
-from bus.index.manage import rename_run
-from bus.index.store import INDEX_FOLDER
+from offloop.bus.checkpoints.announced import ANNOUNCED_FILE, Score, announce_checkpoint
+from offloop.bus.checkpoints.folders import FOLDERS_FILE, note_folder, read_folders
+from offloop.bus.checkpoints.ratings import RATINGS_FILE, Ratings
+from offloop.bus.errors import CheckpointError
+from offloop.bus.index import query
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.manage import rename_run
+from offloop.bus.index.store import INDEX_FOLDER
 
 ACCURACY = "metrics/eval/Accuracy"
 
@@ -104,7 +104,7 @@ def test_of_what_is_announced_only_so_many_files_are_looked_at(tmp_path, monkeyp
         (folder / f"{number}" / "file").write_bytes(b"x" * 1000)
     for batch, path in enumerate([folder, *sorted(folder.iterdir())], 1):
         announce_checkpoint(run, path, 0, batch, None)
-    monkeypatch.setattr("bus.index.checkpoints._MOST_LOOKED_AT", 12)
+    monkeypatch.setattr("offloop.bus.index.checkpoints._MOST_LOOKED_AT", 12)
     found = checkpoints(tmp_path / "runs")
     assert [one.size for one in found[:3]] == [10_000, 1000, 1000]
     assert all(one.exists and one.size != 1000 for one in found[3:])

@@ -17,13 +17,13 @@ import pytest
 from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
-from bus import Event, Publisher
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.index.annotations import MAX_TAGS, annotate, read_annotations
-from bus.index.index import RunIndex
-from bus.index.store import INDEX_FOLDER
-from bus.runs.directory import RunDirectory, find_run
-from bus.strict_json import json_text, plain
+from offloop.bus import Event, Publisher
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.index.annotations import MAX_TAGS, annotate, read_annotations
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.store import INDEX_FOLDER
+from offloop.bus.runs.directory import RunDirectory, find_run
+from offloop.bus.strict_json import json_text, plain
 
 
 def refreshed(runs_dir):
@@ -44,7 +44,7 @@ def forbid_reading(monkeypatch):
     def refuse(*_):
         raise AssertionError("a recording was read")
 
-    monkeypatch.setattr("bus.index.index.Summarizer.__init__", refuse)
+    monkeypatch.setattr("offloop.bus.index.index.Summarizer.__init__", refuse)
 
 
 def test_it_knows_what_a_run_was_started_with_and_what_came_out_of_it(tmp_path):
@@ -294,13 +294,13 @@ def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("bus.index.store.os.replace", refuse)
+    monkeypatch.setattr("offloop.bus.index.store.os.replace", refuse)
     with RunIndex(tmp_path) as index:
         assert index.refresh() == 0
         assert "No space left" in index.problem
         assert index.series("r", "loss/train/total") == [(0, 1.0)]
         assert stored(tmp_path) == []
-        monkeypatch.setattr("bus.index.store.os.replace", replace)
+        monkeypatch.setattr("offloop.bus.index.store.os.replace", replace)
         write_run(tmp_path, "later", [2.0])
         index.refresh()
         assert (set(index.entries), index.problem) == ({"r", "later"}, None)
@@ -348,7 +348,7 @@ def test_a_recording_that_is_restored_in_place_with_its_time_is_read_again(tmp_p
 
 WRITER = """
 import sys
-from bus.index.index import RunIndex
+from offloop.bus.index.index import RunIndex
 for _ in range(20):
     with RunIndex(sys.argv[1]) as index:
         index.refresh()

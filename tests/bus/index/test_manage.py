@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import RunDirectoryError, RunIsLiveError
-from bus.index import manage
-from bus.index.manage import remove_run, rename_run
-from bus.protocol.order import Ending
-from bus.runs.directory import RunDirectory, read_run
+from offloop.bus.errors import RunDirectoryError, RunIsLiveError
+from offloop.bus.index import manage
+from offloop.bus.index.manage import remove_run, rename_run
+from offloop.bus.protocol.order import Ending
+from offloop.bus.runs.directory import RunDirectory, read_run
 
 Tree: TypeAlias = Mapping[bytes, Union[bytes, "Tree", None]]
 """Name to the content of a file, ``None`` for a symbolic link, or a folder."""

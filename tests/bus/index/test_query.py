@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError
-from bus.index.entry import MetricValues, RunEntry
-from bus.index.query import Columns, best, differences, sort, where
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import MetricValues, RunEntry
+from offloop.bus.index.query import Columns, best, differences, sort, where
 
 BLANK = RunEntry(
     *("r", None, "finished", None, None, 1_700_000_000.0, 1_700_000_060.0, 1),

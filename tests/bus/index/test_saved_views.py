@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.index import saved_views
-from bus.index.annotations import ANNOTATIONS_FILE, annotate
-from bus.index.index import RunIndex
-from bus.index.saved_views import MAX_ADDRESS, MAX_VIEWS, VIEWS_FILE, delete_view, read_views, save_view
-from bus.runs.directory import list_runs
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.index import saved_views
+from offloop.bus.index.annotations import ANNOTATIONS_FILE, annotate
+from offloop.bus.index.index import RunIndex
+from offloop.bus.index.saved_views import MAX_ADDRESS, MAX_VIEWS, VIEWS_FILE, delete_view, read_views, save_view
+from offloop.bus.runs.directory import list_runs
 
 NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp", "Co", "Cn")), min_size=1, max_size=64)
 ADDRESSES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=200)
@@ -121,7 +121,7 @@ def test_those_who_save_at_once_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", [VIEWS_FILE, ANNOTATIONS_FILE])
 def test_a_folder_that_another_process_keeps_locked_is_not_waited_for_without_end(tmp_path, monkeypatch, file):
-    monkeypatch.setattr("bus.files._LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("offloop.bus.files._LOCK_SECONDS", 0.1)
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -16,20 +16,20 @@ import pytest
 from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
-from bus import BrokerError, Event, Publisher, Recording, Subscriber
-from bus.errors import OffloopError, RecordingError, RunDirectoryError
-from bus.jetstream import bridge, known
-from bus.jetstream.bridge import Bridge
-from bus.jetstream.copied import CopiedRecording
-from bus.jetstream.file_copy import BridgeReplacedError
-from bus.jetstream.gateway import Gateway
-from bus.net.download import download
-from bus.protocol.frames import MAX_FRAME, MAX_RANGE
-from bus.recording.writer import RecordingWriter
-from bus.runs.bridged import read_bridge
-from bus.runs.directory import read_run
-from bus.subscriber.source import RemoteRun
-from bus.types.timeouts import Timeouts
+from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber
+from offloop.bus.errors import OffloopError, RecordingError, RunDirectoryError
+from offloop.bus.jetstream import bridge, known
+from offloop.bus.jetstream.bridge import Bridge
+from offloop.bus.jetstream.copied import CopiedRecording
+from offloop.bus.jetstream.file_copy import BridgeReplacedError
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.download import download
+from offloop.bus.protocol.frames import MAX_FRAME, MAX_RANGE
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.runs.directory import read_run
+from offloop.bus.subscriber.source import RemoteRun
+from offloop.bus.types.timeouts import Timeouts
 
 
 class Copying:
@@ -569,7 +569,7 @@ class LiveCopy:
     """The command ``bus bridge`` in a process of its own."""
 
     def __init__(self, path, nats_server):
-        command = [sys.executable, "-m", "bus", "bridge", str(path), "--stream", nats_server.address]
+        command = [sys.executable, "-m", "offloop.bus", "bridge", str(path), "--stream", nats_server.address]
         self._path, self._server = path, nats_server
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 

@@ -7,10 +7,10 @@ import nats
 from helpers import wait_for
 from run_folders import write_run
 
-from bus import Recording, Subscriber
-from bus.jetstream import answering, names
-from bus.jetstream.bridge import Bridge
-from bus.jetstream.copied import CopiedRecording, CopiedRun
+from offloop.bus import Recording, Subscriber
+from offloop.bus.jetstream import answering, names
+from offloop.bus.jetstream.bridge import Bridge
+from offloop.bus.jetstream.copied import CopiedRecording, CopiedRun
 
 MESSAGES = 500
 

@@ -7,14 +7,14 @@ import sys
 
 from helpers import wait_for
 
-from bus import Publisher, Recording
-from bus.protocol.flight_ring import FlightRing
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.runs.bridged import read_bridge
-from bus.runs.directory import read_run
-from bus.runs.flight import list_dumps
-from bus.subscriber.commands import send_command
-from bus.types.timestamp import TrainingTime
+from offloop.bus import Publisher, Recording
+from offloop.bus.protocol.flight_ring import FlightRing
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.runs.directory import read_run
+from offloop.bus.runs.flight import list_dumps
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.timestamp import TrainingTime
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def host(name, runs, nats_server):
         publisher.publish("batch_end", batch=1, loss=0.5)
         encode = event_encoder(Topic("r", "batch_end", 0), 1)
         ring.put(encode(2, 2, 1, TrainingTime(batch=1), None, {"loss": 0.5}, pack_map({"world_size": 1})))
-        command = [sys.executable, "-m", "bus", "bridge", str(runs / "r"), "--stream", str(nats_server.servers)]
+        command = [sys.executable, "-m", "offloop.bus", "bridge", str(runs / "r"), "--stream", str(nats_server.servers)]
         with subprocess.Popen(command, env={**os.environ, "OFFLOOP_HOST": name}) as bridge:
             try:
                 wait_for(lambda: (said := read_bridge(runs / "r")) and said.attempt, "the bridge")

@@ -6,11 +6,11 @@ import sys
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording, Subscriber
-from bus.jetstream.gateway import Gateway
-from bus.net.requests import list_remote_runs
-from bus.runs.bridged import read_bridge
-from bus.runs.directory import read_run
+from offloop.bus import Event, Publisher, Recording, Subscriber
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.runs.directory import read_run
 
 
 @pytest.mark.timeout(60)
@@ -20,7 +20,7 @@ def test_a_run_has_ended_for_readers_when_all_of_it_is_there(nats_server, runs_d
             publisher.publish(Event.BATCH_END, noise=[1 / (1 + n) for n in range(10_000)])
     half = read_run(runs_dir / "r").last.recording.stat().st_size // 2
     words = (
-        "bus",
+        "offloop.bus",
         "bridge",
         "r",
         "--runs-dir",

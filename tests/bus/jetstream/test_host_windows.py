@@ -13,13 +13,13 @@ from nats.js.errors import NotFoundError
 from nats_servers import NatsServer
 from run_folders import WrittenRun, write_run
 
-from bus import Recording, RunNotFoundError, Subscriber
-from bus.errors import RecordingError
-from bus.hosts.watch import watch_host
-from bus.jetstream.bridge import Bridge
-from bus.protocol.host_windows import STEP, HostWindow, summarize
-from bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_path
-from bus.runs.directory import read_run
+from offloop.bus import Recording, RunNotFoundError, Subscriber
+from offloop.bus.errors import RecordingError
+from offloop.bus.hosts.watch import watch_host
+from offloop.bus.jetstream.bridge import Bridge
+from offloop.bus.protocol.host_windows import STEP, HostWindow, summarize
+from offloop.bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_path
+from offloop.bus.runs.directory import read_run
 
 
 def window(host, rank, last):

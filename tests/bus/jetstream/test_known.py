@@ -10,9 +10,9 @@ import nats
 import pytest
 from helpers import wait_for
 
-from bus import BrokerError, Subscriber
-from bus.jetstream.gateway import Gateway
-from bus.net.requests import ask_broker, list_remote_runs
+from offloop.bus import BrokerError, Subscriber
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.net.requests import ask_broker, list_remote_runs
 
 
 @contextlib.contextmanager

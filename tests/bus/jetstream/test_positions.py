@@ -6,10 +6,10 @@ import time
 import pytest
 from helpers import wait_for
 
-from bus import BrokerError, ConfigurationError
-from bus.jetstream import names, positions
-from bus.jetstream.gateway import Gateway
-from bus.jetstream.positions import HeldPosition, ReplacedError, make_positions_bucket
+from offloop.bus import BrokerError, ConfigurationError
+from offloop.bus.jetstream import names, positions
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.positions import HeldPosition, ReplacedError, make_positions_bucket
 
 
 @pytest.fixture

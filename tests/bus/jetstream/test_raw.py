@@ -6,10 +6,10 @@ import time
 import pytest
 from run_folders import write_run
 
-from bus import BrokerError
-from bus.jetstream.raw import RawRecordings
-from bus.protocol.frames import Control, decode_control, split_frame
-from bus.recording.growing import GrowingRecording
+from offloop.bus import BrokerError
+from offloop.bus.jetstream.raw import RawRecordings
+from offloop.bus.protocol.frames import Control, decode_control, split_frame
+from offloop.bus.recording.growing import GrowingRecording
 
 
 def test_a_recording_of_days_is_looked_through_while_the_bridge_does_other_things(tmp_path, monkeypatch):

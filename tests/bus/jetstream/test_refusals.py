@@ -9,11 +9,11 @@ from nats_certificates import Authority
 from nats_servers import DEBIANS, NatsServer
 from run_folders import write_run
 
-from bus import BrokerError, ConfigurationError
-from bus.jetstream.connection import NatsServers
-from bus.jetstream.gateway import Gateway
-from bus.jetstream.server_config import ServerConfig
-from bus.net.nkeys import make_nkey
+from offloop.bus import BrokerError, ConfigurationError
+from offloop.bus.jetstream.connection import NatsServers
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.server_config import ServerConfig
+from offloop.bus.net.nkeys import make_nkey
 
 PYTHON = (sys.executable, "-m")
 
@@ -49,7 +49,7 @@ def refusal(server, address, nkey=None, ca=None):
 
 def bus(*arguments):
     return subprocess.run(
-        [*PYTHON, "bus", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
+        [*PYTHON, "offloop.bus", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
     )
 
 

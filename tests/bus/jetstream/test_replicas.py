@@ -9,8 +9,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.client import JetStreamContext
 from run_folders import WrittenRun
 
-from bus import Recording, Subscriber
-from bus.jetstream import bridge, copied, names
+from offloop.bus import Recording, Subscriber
+from offloop.bus.jetstream import bridge, copied, names
 
 FETCH = JetStreamContext.PullSubscription.fetch
 MESSAGES = 8

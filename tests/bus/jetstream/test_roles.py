@@ -13,17 +13,17 @@ from helpers import wait_for
 from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
 from run_folders import WrittenRun
 
-from bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
-from bus.jetstream import names
-from bus.jetstream.connection import NatsServers, connected
-from bus.jetstream.copied import offset_of
-from bus.jetstream.gateway import Gateway
-from bus.jetstream.server_config import ServerConfig
-from bus.net.nkeys import make_nkey
-from bus.net.requests import list_remote_runs
-from bus.protocol.frames import decode_control, encode_control, split_frame
-from bus.runs.bridged import read_bridge
-from bus.runs.directory import host_name
+from offloop.bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import NatsServers, connected
+from offloop.bus.jetstream.copied import offset_of
+from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.server_config import ServerConfig
+from offloop.bus.net.nkeys import make_nkey
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.runs.directory import host_name
 
 PYTHON = (sys.executable, "-m")
 BOTH = [
@@ -71,7 +71,7 @@ def bridge(roles, runs_dir):
 
     def begin(run, name="publish", *options):
         where = ("--runs-dir", str(runs_dir), "--stream", roles.server.address, "--nkey", str(roles.seeds[name]))
-        arguments = (*PYTHON, "bus", "bridge", run, *where, *options)
+        arguments = (*PYTHON, "offloop.bus", "bridge", run, *where, *options)
         begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 

@@ -22,10 +22,10 @@ from click.testing import CliRunner, Result
 from helpers import wait_for
 from paths import ROOT
 
-from bus import BrokerError, ConfigurationError, Event, Publisher, Recording, Subscriber, find_run
-from bus.cli.main import bus
-from bus.net.allow_list import AllowList, allow
-from bus.net.curve import (
+from offloop.bus import BrokerError, ConfigurationError, Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus.cli.main import bus
+from offloop.bus.net.allow_list import AllowList, allow
+from offloop.bus.net.curve import (
     CONTROL,
     STREAM,
     ClientSecurity,
@@ -35,14 +35,14 @@ from bus.net.curve import (
     client_security,
     server_security,
 )
-from bus.net.keys import load_public_key, load_secret_key, make_keys
-from bus.net.requests import ask_broker
-from bus.protocol.frames import Topic, decode_control, encode_control, split_frame
-from bus.publisher.connection import BrokerConnection
-from bus.subscriber.commands import send_command_through
-from bus.types.demand import Demand, Want
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp
+from offloop.bus.net.keys import load_public_key, load_secret_key, make_keys
+from offloop.bus.net.requests import ask_broker
+from offloop.bus.protocol.frames import Topic, decode_control, encode_control, split_frame
+from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus.subscriber.commands import send_command_through
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +249,7 @@ def test_a_broker_with_half_a_security_does_not_start(runs_dir: Path, options: l
 PEER = """
 import contextlib, json, sys, zmq
 from zmq.utils.monitor import recv_monitor_message
-from bus.net.curve import client_security
+from offloop.bus.net.curve import client_security
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 context = zmq.Context()
 sockets = context.socket(zmq.DEALER), context.socket(zmq.SUB)
@@ -465,7 +465,7 @@ def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
     for name, roles in (("trainer", ["publish"]), ("viewer", ["view"]), ("boss", ["command"]), OWNER):
         allow(keys / "allowed", load_public_key(make_keys(name)[0]), name, roles)
     port = free_address().rpartition(":")[2]
-    command = [sys.executable, "-m", "bus", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
+    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
     process = subprocess.Popen(
         [*command, "--key", str(keys / "broker.key_secret")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -639,37 +639,37 @@ DANGEROUS_MODULES = {
 DANGEROUS_CALLS = {"eval", "exec", "compile", "__import__"}
 WIRE_PATH = (
     "bus",
-    "consumers.runner.runner",
-    "consumers.runner.streams",
-    "consumers.callbacks",
-    "consumers.loggers",
-    "trainer.stream.publishing",
+    "offloop.consumers.runner.runner",
+    "offloop.consumers.runner.streams",
+    "offloop.consumers.callbacks",
+    "offloop.consumers.loggers",
+    "offloop.trainer.stream.publishing",
 )
 EXCEPTIONS = {
     # It imports the classes that the command line names, before anything is received.
-    "bus.plugins.registry": {"importlib", "importlib.util", "importlib.metadata"},
+    "offloop.bus.plugins.registry": {"importlib", "importlib.util", "importlib.metadata"},
     # They look for the classes and modules that the user's command line or script names, before anything is received.
-    "consumers.adapters.lightning": {"importlib.import_module"},
-    "consumers.composer.names": {"importlib", "importlib.abc", "importlib.machinery", "importlib.util"},
+    "offloop.consumers.adapters.lightning": {"importlib.import_module"},
+    "offloop.consumers.composer.names": {"importlib", "importlib.abc", "importlib.machinery", "importlib.util"},
     # It asks for the versions of installed packages.
-    "bus.publisher.connection": {"importlib.metadata"},
+    "offloop.bus.publisher.connection": {"importlib.metadata"},
     # It loads the commands that installed packages add, by the name that somebody has typed.
-    "bus.cli.main": {"importlib.metadata"},
+    "offloop.bus.cli.main": {"importlib.metadata"},
     # It imports modules of ours, whose names stand in the code, when something of theirs is used.
-    "bus.lazy": {"importlib.import_module"},
+    "offloop.bus.lazy": {"importlib.import_module"},
     # It reads a log's hyperparameters from the file beside it, by `safe_load`, which makes plain values only.
-    "bus.tools.logs": {"yaml"},
+    "offloop.bus.tools.logs": {"yaml"},
     # It asks where `bus` is.
     "consumers": {"importlib.util"},
     # It reads one pickle, from its parent's pipe.
-    "consumers.cli.attached": {"pickle"},
+    "offloop.consumers.cli.attached": {"pickle"},
     # They ask whether an optional package is installed, by a name that stands in the code.
-    "bus.errors": {"importlib.util"},
-    "consumers.callbacks.export.formats": {"importlib.util"},
-    "consumers.callbacks.image_visualizer": {"importlib.util"},
+    "offloop.bus.errors": {"importlib.util"},
+    "offloop.consumers.callbacks.export.formats": {"importlib.util"},
+    "offloop.consumers.callbacks.image_visualizer": {"importlib.util"},
     # They import an optional package, by a name that stands in the code, where it is used.
-    "consumers.callbacks.mlperf": {"importlib"},
-    "consumers.callbacks.system_monitor": {"importlib"},
+    "offloop.consumers.callbacks.mlperf": {"importlib"},
+    "offloop.consumers.callbacks.system_monitor": {"importlib"},
 }
 
 
@@ -699,7 +699,7 @@ MODULES = _modules()
 
 
 def test_no_module_that_handles_what_is_received_can_execute_it() -> None:
-    todo = [name for name in MODULES if name.startswith(WIRE_PATH)] + ["consumers.cli.attached"]
+    todo = [name for name in MODULES if name.startswith(WIRE_PATH)] + ["offloop.consumers.cli.attached"]
     done: set[str] = set()
     found: dict[str, set[str]] = {}
     while todo:
@@ -718,19 +718,19 @@ def test_no_module_that_handles_what_is_received_can_execute_it() -> None:
         if dangerous - EXCEPTIONS.get(name, set()):
             found[name] = dangerous
     assert {
-        "bus.protocol.frames",
-        "bus.broker.broker",
-        "bus.subscriber.subscriber",
-        "bus.publisher.publisher",
-        "consumers.runner.runner",
+        "offloop.bus.protocol.frames",
+        "offloop.bus.broker.broker",
+        "offloop.bus.subscriber.subscriber",
+        "offloop.bus.publisher.publisher",
+        "offloop.consumers.runner.runner",
     } <= done
     assert not found
 
 
 HOSTILE_READER = """
 import json, sys
-from bus import Subscriber
-from bus.types.demand import BASE_EVENTS
+from offloop.bus import Subscriber
+from offloop.bus.types.demand import BASE_EVENTS
 with Subscriber("hostile") as subscriber:
     before = set(sys.modules)
     seen = 0

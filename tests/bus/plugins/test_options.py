@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from bus.errors import ConfigurationError
-from bus.plugins.options import Option, convert_options, options_of
-from bus.types.timestamp import Time, TimeInput
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins.options import Option, convert_options, options_of
+from offloop.bus.types.timestamp import Time, TimeInput
 
 
 class Colour(enum.Enum):

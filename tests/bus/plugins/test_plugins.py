@@ -9,14 +9,14 @@ from consumers_stream import record_run, snapshots_of_training
 from paths import ROOT
 from plugin_files import install
 
-from bus.errors import ConfigurationError
-from consumers.cli.main import main
-from consumers.cli.registry import CALLBACKS, LOGGERS
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers.cli.main import main
+from offloop.consumers.cli.registry import CALLBACKS, LOGGERS
 
 EXAMPLES = ROOT / "examples"
 
 MODULE = '''
-from consumers import Callback, LoggerDestination
+from offloop.consumers import Callback, LoggerDestination
 
 print("imported")
 
@@ -140,12 +140,12 @@ def test_a_broken_one_that_is_asked_for_is_an_error_in_one_line(consumer: Run, p
 def test_a_file_that_failed_is_loaded_anew_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
     path = tmp_path / "mended.py"
-    path.write_text("from consumers import Callback\n\nundefined_name\nclass Mine(Callback):\n    pass\n")
+    path.write_text("from offloop.consumers import Callback\n\nundefined_name\nclass Mine(Callback):\n    pass\n")
     with pytest.raises(
         ConfigurationError, match=r"NameError: name 'undefined_name' is not defined \(.*mended.py, line 3"
     ):
         CALLBACKS.find(f"{path}:Mine")
-    path.write_text("from consumers import Callback\nclass Mine(Callback):\n    pass\n")
+    path.write_text("from offloop.consumers import Callback\nclass Mine(Callback):\n    pass\n")
     assert CALLBACKS.find(f"{path}:Mine").__name__ == "Mine"
 
 

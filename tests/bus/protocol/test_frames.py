@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import InvalidRunNameError, ProtocolError
-from bus.protocol.frames import (
+from offloop.bus.errors import InvalidRunNameError, ProtocolError
+from offloop.bus.protocol.frames import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_ELEMENTS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ProtocolError
-from bus.protocol.host_windows import THROUGHPUT, HostWindow, Quantity, decode_window, encode_window, summarize
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.host_windows import THROUGHPUT, HostWindow, Quantity, decode_window, encode_window, summarize
 
 _number = st.floats(width=32, allow_nan=False)
 _whole = st.integers(0, 2**40)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.protocol.listed_runs import listed_run
+from offloop.bus.protocol.listed_runs import listed_run
 
 SAID = {"run": "r", "attempt": 1, "status": "live"}
 

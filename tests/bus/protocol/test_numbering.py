@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from bus import Event, Recording
-from bus.cli.describe import describe_recording
-from bus.protocol.frames import END, Topic, event_encoder, pack_map
-from bus.protocol.numbering import Numbering, base_seq_problem
-from bus.recording.source import RecordSource
-from bus.recording.writer import RecordingWriter
-from bus.replay.replay import Replay
-from bus.tools.recovery import recover
+from offloop.bus import Event, Recording
+from offloop.bus.cli.describe import describe_recording
+from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.numbering import Numbering, base_seq_problem
+from offloop.bus.recording.source import RecordSource
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.replay.replay import Replay
+from offloop.bus.tools.recovery import recover
 
 WRONG = "rank 0 is wrongly numbered: event 2 (batch_end) has the base_seq 1, where 2 belongs"
 SEQS = list(range(1, 11))
@@ -99,7 +99,7 @@ def test_info_export_and_recover_name_it(recording, tmp_path):
 
 def test_a_consumer_handles_every_event_and_says_what_is_wrong(recording, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "consumers", "--replay", recording, "--callbacks", "metrics"],
+        [sys.executable, "-m", "offloop.consumers", "--replay", recording, "--callbacks", "metrics"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import BASE_EVENTS, Event, Gap, Snapshot
-from bus.protocol.frames import CHECKPOINT, END, Topic, event_encoder, pack_map
-from bus.protocol.numbering import BASE_STEPS
-from bus.protocol.order import Ending, Missing, StreamOrder
+from offloop.bus import BASE_EVENTS, Event, Gap, Snapshot
+from offloop.bus.protocol.frames import CHECKPOINT, END, Topic, event_encoder, pack_map
+from offloop.bus.protocol.numbering import BASE_STEPS
+from offloop.bus.protocol.order import Ending, Missing, StreamOrder
 
 NAMES = [Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END]
 some_events = st.lists(st.sampled_from(NAMES), max_size=30)

@@ -7,8 +7,8 @@ import pickle
 import msgpack
 import pytest
 
-from bus import Event, FieldNotAvailableError, FrozenSnapshotError, ProtocolError, Snapshot, Time, Timestamp
-from bus.protocol.frames import decode_event
+from offloop.bus import Event, FieldNotAvailableError, FrozenSnapshotError, ProtocolError, Snapshot, Time, Timestamp
+from offloop.bus.protocol.frames import decode_event
 
 
 def snapshot(**fields):

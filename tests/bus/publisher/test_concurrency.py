@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from faults import StandingBroker
 
-from bus import ClosedError, ConfigurationError, Event, Publisher, Recording
+from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording
 
 
 def read(publisher: Publisher) -> tuple[list[tuple[str, int]], list[float]]:
@@ -200,8 +200,8 @@ def test_a_finalizer_may_publish(runs_dir: Path) -> None:
 
 INTERRUPTED = """
 import itertools, json, os, signal, sys
-import bus
-from bus import ClosedError, Event, Publisher
+import offloop.bus
+from offloop.bus import ClosedError, Event, Publisher
 
 def interrupt_at_line(number):
     publisher = Publisher(f"r{number}", broker=sys.argv[1])

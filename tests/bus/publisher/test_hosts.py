@@ -7,15 +7,15 @@ import signal
 import pytest
 from helpers import wait_for
 
-from bus import Publisher, Recording, Subscriber
-from bus.cli.describe import describe_run, lines
-from bus.errors import BrokerError, RunIsLiveError
-from bus.net.requests import list_remote_runs
-from bus.replay.pace import Pace
-from bus.replay.serving import ReplayServer
-from bus.runs.directory import find_run, next_attempt
-from bus.subscriber.commands import send_command
-from bus.types.event import Event
+from offloop.bus import Publisher, Recording, Subscriber
+from offloop.bus.cli.describe import describe_run, lines
+from offloop.bus.errors import BrokerError, RunIsLiveError
+from offloop.bus.net.requests import list_remote_runs
+from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.serving import ReplayServer
+from offloop.bus.runs.directory import find_run, next_attempt
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.types.event import Event
 
 ID = "0123456789abcdef"
 

@@ -6,9 +6,9 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError
-from bus.protocol.frames import MAX_FRAME
-from bus.publisher.outbox import Outbox
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import MAX_FRAME
+from offloop.bus.publisher.outbox import Outbox
 
 
 class Line:

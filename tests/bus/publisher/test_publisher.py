@@ -20,7 +20,7 @@ import zmq
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import (
+from offloop.bus import (
     BASE_EVENTS,
     BrokerError,
     ClosedError,
@@ -34,14 +34,14 @@ from bus import (
     Subscriber,
     find_run,
 )
-from bus.protocol.frames import Control
-from bus.publisher.connection import BrokerConnection
-from bus.publisher.launch import BrokerProcess
-from bus.recording.source import RecordSource
-from bus.types.commands import Command
-from bus.types.demand import Demand
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp
+from offloop.bus.protocol.frames import Control
+from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus.publisher.launch import BrokerProcess
+from offloop.bus.recording.source import RecordSource
+from offloop.bus.types.commands import Command
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp
 
 
 def read_back(publisher):
@@ -294,14 +294,14 @@ def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
 def test_a_publisher_in_a_cycle_that_is_collected_ends_its_stream(runs_dir, last_line):
     script = f"""
 import gc
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 gc.disable()
 publisher = Publisher("r")
 publisher.publish(Event.FIT_END)
 publisher.itself = publisher
 del publisher
 {last_line}
-from bus import find_run
+from offloop.bus import find_run
 print(find_run("r").status)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
@@ -312,7 +312,7 @@ print(find_run("r").status)
 def test_a_publisher_in_a_cycle_stays_the_parents_when_a_forked_child_collects_it(runs_dir):
     script = """
 import gc, os, sys
-from bus import Event, Publisher, find_run
+from offloop.bus import Event, Publisher, find_run
 gc.disable()
 publisher = Publisher("r")
 publisher.itself = publisher
@@ -348,7 +348,7 @@ publisher.publish(Event.FIT_START)
 def test_a_program_that_ends_without_close_leaves_a_whole_record(runs_dir, last_line, status, code):
     script = f"""
 import time
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publisher = Publisher("r")
 for batch in range(500):
     publisher.publish(Event.BATCH_END, batch=batch)
@@ -584,7 +584,7 @@ def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later
 
 
 def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir, monkeypatch):
-    monkeypatch.setattr("bus.publisher.connection.SEND_QUEUE", 10)
+    monkeypatch.setattr("offloop.bus.publisher.connection.SEND_QUEUE", 10)
     with Publisher("r") as publisher:
         publisher.publish(Event.FIT_START)
         pid = broker_pid(publisher)
@@ -602,7 +602,7 @@ def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(run
 
 
 def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_counted(runs_dir, caplog, monkeypatch):
-    monkeypatch.setattr("bus.publisher.connection.SEND_QUEUE", 10)
+    monkeypatch.setattr("offloop.bus.publisher.connection.SEND_QUEUE", 10)
     with Publisher("r", backlog_bytes=100_000) as publisher:
         pid = broker_pid(publisher)
         os.kill(pid, signal.SIGSTOP)
@@ -733,7 +733,7 @@ def test_closing_waits_no_longer_than_its_time_limit_for_a_broker_that_stands_st
 
 WITH_MANY_FILES = """
 import os, resource, sys
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 else 4096, hard))
 files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]

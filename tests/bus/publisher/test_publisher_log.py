@@ -12,14 +12,14 @@ import pytest
 import torch
 from helpers import wait_for
 
-from bus import ClosedError, ConfigurationError, Event, Publisher, Recording, find_run
-from consumers.callbacks import TrainerMetrics
-from consumers.dashboard.view.run_view import RunView
-from consumers.testing import replay
+from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording, find_run
+from offloop.consumers.callbacks import TrainerMetrics
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.testing import replay
 
 LOOP = """
 import pathlib, sys, time
-from bus import Publisher
+from offloop.bus import Publisher
 with Publisher("logs") as publisher:
     for step in range(100):
         publisher.log({"loss": 1 / (step + 1), "grad/norm": 2.0 * step}, step=step)
@@ -42,7 +42,7 @@ def test_what_a_loop_logs_that_does_nothing_else_gets_into_a_file(runs_dir: Path
     script.write_text(LOOP)
     with subprocess.Popen([sys.executable, script, go]) as loop:
         wait_for(lambda: (runs_dir / "logs" / "run.json").exists(), "the run")
-        command = [sys.executable, "-m", "consumers", "--run", "logs", "-c", "metrics", "-l", "jsonl"]
+        command = [sys.executable, "-m", "offloop.consumers", "--run", "logs", "-c", "metrics", "-l", "jsonl"]
         with subprocess.Popen([*command, "-o", f"jsonl.path={rows}"]) as consumer:
             # It is there after the first half, which it gets from the recording.
             wait_for(lambda: rows.exists() and '"step": 50' in rows.read_text(), "the first half")

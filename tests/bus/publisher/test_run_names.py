@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from brokers import free_address
 
-from bus import Event, Publisher
-from bus.errors import BrokerError
-from bus.runs.directory import find_run, list_runs
+from offloop.bus import Event, Publisher
+from offloop.bus.errors import BrokerError
+from offloop.bus.runs.directory import find_run, list_runs
 
 
 @pytest.fixture(params=["own broker", "shared broker"])
@@ -21,7 +21,7 @@ def start(request: pytest.FixtureRequest, runs_dir: Path) -> Iterator[Callable[.
         yield Publisher
         return
     address = free_address()
-    command = [sys.executable, "-m", "bus", "broker", "--listen", address]
+    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -70,7 +70,7 @@ def test_all_ranks_are_of_the_run_that_the_first_one_began(start: Callable[..., 
 
 
 def test_starts_at_once_get_different_names(runs_dir: Path) -> None:
-    code = "from bus import Publisher; publisher = Publisher('r'); publisher.close(); print(publisher.run_name)"
+    code = "from offloop.bus import Publisher; publisher = Publisher('r'); publisher.close(); print(publisher.run_name)"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
@@ -94,7 +94,7 @@ def test_the_name_of_a_long_one_is_cut_to_make_room_for_the_number(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     address = free_address()
-    command = [sys.executable, "-m", "bus", "broker", "--listen", address, "--runs-dir", "r"]
+    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address, "--runs-dir", "r"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import BrokerError, RunIsLiveError
-from bus.protocol.frames import Control, Topic, event_encoder, pack_map, parse_topic
-from bus.publisher.launch import Taken
-from bus.publisher.outbox import Outbox
-from bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError, RunIsLiveError
+from offloop.bus.protocol.frames import Control, Topic, event_encoder, pack_map, parse_topic
+from offloop.bus.publisher.launch import Taken
+from offloop.bus.publisher.outbox import Outbox
+from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
+from offloop.bus.types.timeouts import Timeouts
 
 STANDING = "tcp://broker:5570"
 WELCOME = {"path": "/runs/r", "recording": "recording-1.mcap", "demand": {"loss": {}}}

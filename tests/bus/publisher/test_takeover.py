@@ -12,11 +12,11 @@ from faults import Follower, StandingBroker, Training, assert_complete, assert_c
 from helpers import wait_for
 from proxy import Network
 
-from bus import Event, Publisher, Recording, find_run
-from bus.cli.describe import describe_recording
-from bus.cli.recordings import merge_recordings
-from bus.publisher.connection import BrokerConnection
-from bus.types.timeouts import Timeouts
+from offloop.bus import Event, Publisher, Recording, find_run
+from offloop.bus.cli.describe import describe_recording
+from offloop.bus.cli.recordings import merge_recordings
+from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus.types.timeouts import Timeouts
 
 FAST = {"rate": 50, "size": 300, "backlog_bytes": 256 * 1024}
 """A training that keeps what it publishes in twelve seconds."""
@@ -150,8 +150,8 @@ def test_where_nothing_can_be_written_the_loss_is_named(far, near, caplog):
 HASTY_BROKER = """
 import signal, sys
 from pathlib import Path
-from bus.broker import Broker
-from bus.types.timeouts import Timeouts
+from offloop.bus.broker import Broker
+from offloop.bus.types.timeouts import Timeouts
 
 control, stream = (f"tcp://127.0.0.1:{port}" for port in (sys.argv[1], "*"))
 broker = Broker(control, stream, Path(sys.argv[2]), timeouts=Timeouts(unreachable=1.0))

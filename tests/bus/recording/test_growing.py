@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from bus.recording.growing import Backlog
+from offloop.bus.recording.growing import Backlog
 
 
 @pytest.mark.parametrize("parts", [1, 9_999, 10_000, 10_001, 10_002, 300_000])

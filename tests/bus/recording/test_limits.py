@@ -14,9 +14,9 @@ import zstandard
 from documents import ROOT
 from recorded_runs import Entry, write_recording
 
-from bus.recording import records
-from bus.recording.reader import RecordingReader
-from bus.recording.writer import RecordingWriter
+from offloop.bus.recording import records
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
 
 MIB = 1 << 20
 MOST_MEMORY = 420 * MIB
@@ -158,7 +158,7 @@ def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     code = (
-        "import sys; from pathlib import Path; from bus.recording.writer import RecordingWriter\n"
+        "import sys; from pathlib import Path; from offloop.bus.recording.writer import RecordingWriter\n"
         "RecordingWriter.resume(Path(sys.argv[1]), 'r', 1).close()\n"
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )

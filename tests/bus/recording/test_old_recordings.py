@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from make_recordings import FACTS, RECORDINGS, facts_of
 
-from consumers import (
+from offloop.consumers import (
     ActivationMonitor,
     Callback,
     EarlyStopper,
@@ -24,8 +24,8 @@ from consumers import (
     ThresholdStopper,
     TrainerMetrics,
 )
-from consumers.callbacks.phases.phases import Phases
-from consumers.testing import Golden, Logged
+from offloop.consumers.callbacks.phases.phases import Phases
+from offloop.consumers.testing import Golden, Logged
 
 FACTS_OF = {
     f"{facts.parent.name}/{name}": told
@@ -83,7 +83,15 @@ def test_callbacks_log_the_same_numbers_as_ever(name: str, replay: Callable[...,
 def test_the_command_replays_them_and_says_how_they_ended(version: str, tmp_path: Path) -> None:
     ran: dict[str, Any] = {}
     for name in ("fields", "cut"):
-        command = [sys.executable, "-m", "consumers", "--replay", str(path_of(f"{version}/{name}")), "--log", "jsonl"]
+        command = [
+            sys.executable,
+            "-m",
+            "offloop.consumers",
+            "--replay",
+            str(path_of(f"{version}/{name}")),
+            "--log",
+            "jsonl",
+        ]
         command += ["-o", f"jsonl.path={tmp_path / name}.jsonl", "--callbacks", "metrics,lr,speed,optimizer"]
         command += ["-o", "optimizer.batch_log_interval=4"]
         ran[name] = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 from recording_files import TOPICS, append, crash, official, read, spoil
 
-from bus import ConfigurationError, Gap, Recording, RecordingError
-from bus.cli.main import bus
-from bus.recording.reader import Record, RecordingReader
-from bus.recording.writer import RecordingWriter
-from bus.runs import lock as run_lock
-from bus.tools.recovery import recover
+from offloop.bus import ConfigurationError, Gap, Recording, RecordingError
+from offloop.bus.cli.main import bus
+from offloop.bus.recording.reader import Record, RecordingReader
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs import lock as run_lock
+from offloop.bus.tools.recovery import recover
 
 FLIPS = 1000
 

@@ -10,12 +10,12 @@ from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import Event, Publisher
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.recording import summary as summaries
-from bus.recording.summary import Metric, Summarizer, Summary, path_beside
-from bus.recording.writer import RecordingWriter
-from bus.runs.directory import find_run
+from offloop.bus import Event, Publisher
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.recording import summary as summaries
+from offloop.bus.recording.summary import Metric, Summarizer, Summary, path_beside
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import find_run
 
 START = 1_700_000_000_000_000_000
 VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, official, read
 
-from bus import ProtocolError, Recording, RecordingError, RunDirectoryError
-from bus.recording.reader import Hole, RecordingReader
-from bus.recording.records import SIGNS, Position
-from bus.recording.writer import RecordingWriter
+from offloop.bus import ProtocolError, Recording, RecordingError, RunDirectoryError
+from offloop.bus.recording.reader import Hole, RecordingReader
+from offloop.bus.recording.records import SIGNS, Position
+from offloop.bus.recording.writer import RecordingWriter
 
 
 def write(path: Path, chunks: list[int], close: bool = True) -> list[int]:
@@ -67,7 +67,7 @@ def test_other_tools_read_it(tmp_path, seeking):
 
 @pytest.mark.parametrize("seeking", [True, False])
 def test_an_index_that_would_fill_the_memory_is_left_out_and_all_is_read_without_it(tmp_path, monkeypatch, seeking):
-    monkeypatch.setattr("bus.recording.writer.MAX_INDEX_BYTES", 500)
+    monkeypatch.setattr("offloop.bus.recording.writer.MAX_INDEX_BYTES", 500)
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     written = []

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bus.errors import BrokerError
-from bus.protocol.frames import Control
-from bus.replay.feed import Feed
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError
+from offloop.bus.protocol.frames import Control
+from offloop.bus.replay.feed import Feed
+from offloop.bus.types.timeouts import Timeouts
 
 
 class Connection:

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_streams import BEGAN, SECOND, record
 
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.protocol.frames import EventBody
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.recording.window import SETUP_EVENTS, Window, parse_bound
-from bus.replay.pace import Pace
-from bus.replay.replay import Replay
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.protocol.frames import EventBody
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.window import SETUP_EVENTS, Window, parse_bound
+from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.replay import Replay
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
 
 
 def replayed(replay: Replay) -> list[Snapshot]:

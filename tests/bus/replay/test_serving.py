@@ -13,23 +13,23 @@ from brokers import free_address, start_broker
 from helpers import wait_for
 from replay_streams import SECOND, ended, record, records_of, serving
 
-from bus import Publisher, find_run
-from bus.cli.describe import describe_run, lines
-from bus.cli.replay import replay
-from bus.recording.recording import Recording
-from bus.subscriber.commands import send_command
-from bus.subscriber.subscriber import Subscriber
-from bus.terminal import run_command
-from bus.tools.cut import cut
-from bus.types.event import Event
-from consumers.runner.streams import find_or_wait, live_or_wait
+from offloop.bus import Publisher, find_run
+from offloop.bus.cli.describe import describe_run, lines
+from offloop.bus.cli.replay import replay
+from offloop.bus.recording.recording import Recording
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.terminal import run_command
+from offloop.bus.tools.cut import cut
+from offloop.bus.types.event import Event
+from offloop.consumers.runner.streams import find_or_wait, live_or_wait
 
 SLOW = 0.001
 """A rate at which nothing more comes during a test."""
 
 
 def bus_replay(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "bus", "replay", *map(str, arguments)]
+    command = [sys.executable, "-m", "offloop.bus", "replay", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -38,7 +38,7 @@ class Consumer:
 
     def __init__(self, path: Path, *arguments: object) -> None:
         self._path = path
-        command = [sys.executable, "-m", "consumers", "--callbacks", "metrics,speed,lr", "--log", "jsonl"]
+        command = [sys.executable, "-m", "offloop.consumers", "--callbacks", "metrics,speed,lr", "--log", "jsonl"]
         self._process = subprocess.Popen(
             [*command, "-o", f"jsonl.path={path}", *map(str, arguments)], stderr=subprocess.PIPE, text=True
         )

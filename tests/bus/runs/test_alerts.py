@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from bus.runs import alerts as run_alerts
-from bus.runs.alerts import ALERTS_FILE, FIRING, RESOLVED, RunAlert, firing, note_alert, read_alerts
+from offloop.bus.runs import alerts as run_alerts
+from offloop.bus.runs.alerts import ALERTS_FILE, FIRING, RESOLVED, RunAlert, firing, note_alert, read_alerts
 
 
 def alert(number, status=FIRING, about="rule", attempt=1, text="loss is nan"):

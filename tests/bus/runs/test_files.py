@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from faults import StandingBroker
 
-from bus import BrokerError, Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
-from bus.net.requests import ask_broker, list_remote_runs
-from bus.runs.directory import RunDirectory, list_runs
+from offloop.bus import BrokerError, Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
+from offloop.bus.net.requests import ask_broker, list_remote_runs
+from offloop.bus.runs.directory import RunDirectory, list_runs
 
 
 def make_socket(path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.runs import lock as run_lock
+from offloop.bus.runs import lock as run_lock
 
 
 @pytest.fixture(params=[run_lock.CAN_ASK, False])

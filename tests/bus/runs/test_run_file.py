@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from run_folders import write_run
 
-from bus.errors import RunDirectoryError
-from bus.protocol.order import Ending
-from bus.runs import directory as directory_module
-from bus.runs.directory import Origin, RunDirectory, list_runs, next_attempt, read_run
-from bus.runs.run_file import MAX_BYTES, MAX_TEXT
+from offloop.bus.errors import RunDirectoryError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.runs import directory as directory_module
+from offloop.bus.runs.directory import Origin, RunDirectory, list_runs, next_attempt, read_run
+from offloop.bus.runs.run_file import MAX_BYTES, MAX_TEXT
 
 
 def change(**values: Any) -> Callable[[Path], None]:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 from helpers import wait_for
 
-from bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
-from bus.errors import BrokerError
-from bus.protocol.order import CheckpointMark
-from bus.subscriber import AsyncSubscriber
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp
+from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
+from offloop.bus.errors import BrokerError
+from offloop.bus.protocol.order import CheckpointMark
+from offloop.bus.subscriber import AsyncSubscriber
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp
 
 
 def publish(publisher: Publisher, first: int, last: int) -> None:

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import BrokerError
-from bus.protocol.frames import Control, decode_control, split_frame
-from bus.subscriber.commands import CommandExchange, PendingCommands
-from bus.types.commands import Command, Outcome
-from bus.types.timeouts import Timeouts
+from offloop.bus.errors import BrokerError
+from offloop.bus.protocol.frames import Control, decode_control, split_frame
+from offloop.bus.subscriber.commands import CommandExchange, PendingCommands
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.timeouts import Timeouts
 
 BROKER = "tcp://10.0.0.1:5570"
 

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from bus import Event
-from bus.protocol.frames import ALL, END, Topic, encode_frame_batch, encode_heartbeat, event_encoder, pack_map
-from bus.protocol.order import Ending, Gap, StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.reader import Record
-from bus.subscriber.following import Action, Following, Phase, RunStatus, Step
-from bus.types.timeouts import Timeouts
+from offloop.bus import Event
+from offloop.bus.protocol.frames import ALL, END, Topic, encode_frame_batch, encode_heartbeat, event_encoder, pack_map
+from offloop.bus.protocol.order import Ending, Gap, StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.reader import Record
+from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
+from offloop.bus.types.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(gap=5.0, silence=5.0)
 LIVE, AWAY, FINISHED, UNREACHABLE = RunStatus.LIVE, RunStatus.AWAY, RunStatus.FINISHED, RunStatus.UNREACHABLE
@@ -189,6 +189,6 @@ def test_what_is_no_message_is_counted_and_passed_over(live: Following) -> None:
 
 
 def test_it_needs_neither_sockets_nor_an_event_loop() -> None:
-    code = "import sys, bus.subscriber.following; print({'zmq', 'asyncio', 'socket'} & {*sys.modules})"
+    code = "import sys, offloop.bus.subscriber.following; print({'zmq', 'asyncio', 'socket'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "set()\n"

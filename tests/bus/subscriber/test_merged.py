@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from bus import Event, Publisher, Subscriber
-from bus.subscriber.merged import MergedSubscriber
+from offloop.bus import Event, Publisher, Subscriber
+from offloop.bus.subscriber.merged import MergedSubscriber
 
 RANKS = ((0, 1), (2, 3))
 

@@ -12,12 +12,12 @@ import time
 import pytest
 from helpers import wait_for
 
-from bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
-from bus.protocol.numbering import Numbers
-from bus.protocol.order import Missing
-from bus.subscriber.source import RemoteRun
-from bus.subscriber.subscription import LiveSubscription
-from bus.types.timeouts import Timeouts
+from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from offloop.bus.protocol.numbering import Numbers
+from offloop.bus.protocol.order import Missing
+from offloop.bus.subscriber.source import RemoteRun
+from offloop.bus.subscriber.subscription import LiveSubscription
+from offloop.bus.types.timeouts import Timeouts
 
 
 def publish(publisher, first, last, event=Event.BATCH_END):
@@ -76,7 +76,7 @@ def test_only_what_was_asked_for_comes(runs_dir):
 
 def test_inner_events_are_published_while_somebody_lives_who_wants_them(runs_dir):
     script = """
-from bus import Event, Subscriber
+from offloop.bus import Event, Subscriber
 for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], name="watcher"):
     print(snapshot.event.value, snapshot.timestamp.batch, flush=True)
 """
@@ -119,7 +119,7 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
 def test_a_subscriber_that_stood_still_catches_up(runs_dir):
     script = """
 import sys
-from bus import Subscriber
+from offloop.bus import Subscriber
 with Subscriber("r") as subscriber:
     print("ready", flush=True)
     seqs = [snapshot.seq for snapshot in subscriber]
@@ -174,7 +174,7 @@ def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost(runs_dir):
 
 LONG_RUN = """
 import time
-from bus import Event, Publisher
+from offloop.bus import Event, Publisher
 publisher = Publisher("r")
 for batch in range(1, 1001):
     publisher.publish(Event.BATCH_END, batch=batch)
@@ -265,7 +265,7 @@ def test_a_closed_subscriber_gives_nothing(runs_dir):
 
 CYCLE = """
 import gc, sys
-from bus import Event, Publisher, Subscriber
+from offloop.bus import Event, Publisher, Subscriber
 gc.disable()
 with Publisher("cycle") as publisher:
     publisher.publish(Event.BATCH_END, batch=1)

@@ -12,9 +12,9 @@ import pytest
 from helpers import wait_for
 from segment_jobs import filled, forker, reader, running, shared_memory_of, writer
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
-from bus.tensors import segments, shared_memory
-from bus.tensors.segments import SegmentElsewhereError, SegmentPool, SegmentReference, open_segment
+from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from offloop.bus.tensors import segments, shared_memory
+from offloop.bus.tensors.segments import SegmentElsewhereError, SegmentPool, SegmentReference, open_segment
 
 MIB = 1 << 20
 

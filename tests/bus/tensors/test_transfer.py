@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from segment_jobs import filled, running, writer
 
-from bus.broker import segments
-from bus.broker.segments import SegmentServer
-from bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
-from bus.protocol.frames import decode_control, encode_control, split_frame
-from bus.tensors.segments import SegmentPool
-from bus.tensors.transfer import PIECE, fetch_segment
+from offloop.bus.broker import segments
+from offloop.bus.broker.segments import SegmentServer
+from offloop.bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
+from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.bus.tensors.transfer import PIECE, fetch_segment
 
 SIZE = 3 * PIECE + 5
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from safetensors.torch import save as save_torch
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
-from bus.tensors import view as tensors
-from bus.tensors.segments import SegmentPool
-from bus.tensors.view import Tensors, image_layout, is_tensors, open_tensors
+from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from offloop.bus.tensors import view as tensors
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.bus.tensors.view import Tensors, image_layout, is_tensors, open_tensors
 
 DTYPES = {
     "U64": torch.uint64,

@@ -12,16 +12,24 @@ from recorded_runs import EVENTS, Entry, entries, read_records, write_recording
 from recording_files import file_limit, official, spoil
 from training import gold_evaluators, gold_trainer
 
-from bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RecordingError, RunDirectoryError
-from bus.cli.describe import describe_recording
-from bus.cli.recordings import cut_recording, merge_recordings
-from bus.protocol.order import Missing, StreamOrder
-from bus.recording.source import LeftOut, RecordSource
-from bus.replay.replay import Replay
-from bus.tools.cut import cut
-from bus.tools.merge import merge
-from bus.tools.recovery import recover
-from bus.types.event import Event
+from offloop.bus import (
+    ConfigurationError,
+    Gap,
+    InvalidTimeError,
+    Publisher,
+    Recording,
+    RecordingError,
+    RunDirectoryError,
+)
+from offloop.bus.cli.describe import describe_recording
+from offloop.bus.cli.recordings import cut_recording, merge_recordings
+from offloop.bus.protocol.order import Missing, StreamOrder
+from offloop.bus.recording.source import LeftOut, RecordSource
+from offloop.bus.replay.replay import Replay
+from offloop.bus.tools.cut import cut
+from offloop.bus.tools.merge import merge
+from offloop.bus.tools.recovery import recover
+from offloop.bus.types.event import Event
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -15,12 +15,12 @@ from recorded_runs import BEGAN, Entry, entries, write_foreign, write_recording
 from recording_files import spoil
 from training import gold_evaluators, gold_trainer
 
-from bus import ConfigurationError, RecordingError
-from bus.cli.recordings import diff_recordings
-from bus.terminal import run_command
-from bus.tools.cut import cut
-from bus.tools.diff import Diff, diff, first_difference
-from bus.types.event import Event
+from offloop.bus import ConfigurationError, RecordingError
+from offloop.bus.cli.recordings import diff_recordings
+from offloop.bus.terminal import run_command
+from offloop.bus.tools.cut import cut
+from offloop.bus.tools.diff import Diff, diff, first_difference
+from offloop.bus.types.event import Event
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

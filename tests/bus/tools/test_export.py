@@ -23,14 +23,14 @@ from recorded_runs import BEGAN, Entry, read_records, write_recording
 from recording_files import append, file_limit, spoil
 from training import Act, gold_evaluators, gold_trainer
 
-from bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
-from bus.cli.recordings import export_recording
-from bus.recording.writer import RecordingWriter
-from bus.tools import tables
-from bus.tools.cut import cut
-from bus.tools.export import export
-from bus.tools.rows import FIXED, FORMATS
-from bus.tools.shape import Shape
+from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
+from offloop.bus.cli.recordings import export_recording
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.tools import tables
+from offloop.bus.tools.cut import cut
+from offloop.bus.tools.export import export
+from offloop.bus.tools.rows import FIXED, FORMATS
+from offloop.bus.tools.shape import Shape
 
 quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

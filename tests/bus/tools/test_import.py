@@ -26,19 +26,19 @@ from torch.utils.tensorboard import SummaryWriter
 from training import gold_evaluators, gold_trainer
 from transformers.trainer_callback import TrainerState
 
-from bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
-from bus.cli.main import bus
-from bus.index.index import RunIndex
-from bus.runs.directory import RunDirectory
-from bus.tools import imports
-from bus.tools.diff import diff
-from bus.tools.export import export
-from bus.tools.imports import import_logs
-from consumers.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, TrainerMetrics
-from consumers.cli.main import consumer
-from consumers.dashboard.view.run_view import RunView
-from consumers.loggers import CsvLogger, JsonlLogger
-from consumers.testing import Logged, replay
+from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
+from offloop.bus.cli.main import bus
+from offloop.bus.index.index import RunIndex
+from offloop.bus.runs.directory import RunDirectory
+from offloop.bus.tools import imports
+from offloop.bus.tools.diff import diff
+from offloop.bus.tools.export import export
+from offloop.bus.tools.imports import import_logs
+from offloop.consumers.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, TrainerMetrics
+from offloop.consumers.cli.main import consumer
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.loggers import CsvLogger, JsonlLogger
+from offloop.consumers.testing import Logged, replay
 
 HOSTILE = "\x1b]0;owned\x07\u202e"
 
@@ -677,7 +677,7 @@ def test_hyperparameters_that_grow_as_they_are_read_are_left_out(runs_dir, tmp_p
 def test_what_a_killed_import_leaves_is_removed_by_the_next_one_and_what_is_being_written_is_not(runs_dir, tmp_path):
     path = write_csv(tmp_path / "log.csv", "step,loss", "1,2")
     script = (
-        "import os, pathlib, signal, sys\nfrom bus.tools import imports\n"
+        "import os, pathlib, signal, sys\nfrom offloop.bus.tools import imports\n"
         "imports._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "imports.import_logs('csv', pathlib.Path(sys.argv[1]), name='killed')\n"
     )

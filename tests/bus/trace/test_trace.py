@@ -25,15 +25,15 @@ from timeline_stream import BEGAN_NS, MS, RankStream, record_commanded, training
 from trace_consumer import consume
 from trace_rules import TraceFile, read_trace
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.trace.writer import TraceWriter
-from bus.types.commands import Command, Outcome
-from bus.types.event import Event
-from consumers import Callback, Logger
-from consumers.callbacks.trace import Trace
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.trace.writer import TraceWriter
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, Logger
+from offloop.consumers.callbacks.trace import Trace
 
 GOLDEN = REFERENCE / "timeline.json"
 FINISHED = Ending("finished")
@@ -329,7 +329,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from consumers import Callback
+from offloop.consumers import Callback
 from trace_consumer import consume
 
 class Deadly(Callback):

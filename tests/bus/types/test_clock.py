@@ -1,6 +1,6 @@
 import time
 
-from bus.types.timestamp import wall_clock
+from offloop.bus.types.timestamp import wall_clock
 
 
 def test_the_clock_counts_nanoseconds_since_1970():

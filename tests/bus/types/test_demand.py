@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.broker.leases import MAX_LEASES, Leases
-from bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
-from bus.protocol.frames import decode_control, encode_control
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from bus.types.intervals import MAX_INTERVAL, batch_number
-from bus.types.timeouts import Timeouts
-from bus.types.timestamp import Timestamp, TrainingTime
-from consumers.api.callback import Callback, demand_of, view_for
-from consumers.api.logger import Logger
+from offloop.bus.broker.leases import MAX_LEASES, Leases
+from offloop.bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from offloop.bus.protocol.frames import decode_control, encode_control
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import MAX_INTERVAL, batch_number
+from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
+from offloop.consumers.api.callback import Callback, demand_of, view_for
+from offloop.consumers.api.logger import Logger
 
 INNER = Event.AFTER_TRAIN_BATCH
 names = st.sampled_from(["gradient_norm", "parameter_norm", "queue", "größe"])

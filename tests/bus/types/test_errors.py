@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bus import Event, Recording, Snapshot, find_run
-from bus.errors import (
+from offloop.bus import Event, Recording, Snapshot, find_run
+from offloop.bus.errors import (
     BrokerError,
     CheckpointError,
     ConfigurationError,
@@ -21,13 +21,13 @@ from bus.errors import (
     RunNotFoundError,
     TimeUnitError,
 )
-from bus.files import atomic_replace
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.frames import MAX_FRAME, check_run_name, split_frame
-from bus.publisher.launch import error_by_name
-from bus.types.time import Time
-from consumers import SpeedMonitor
-from consumers.cli.registry import CALLBACKS
+from offloop.bus.files import atomic_replace
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.frames import MAX_FRAME, check_run_name, split_frame
+from offloop.bus.publisher.launch import error_by_name
+from offloop.bus.types.time import Time
+from offloop.consumers import SpeedMonitor
+from offloop.consumers.cli.registry import CALLBACKS
 
 
 def _assign() -> None:

@@ -6,8 +6,8 @@ import re
 import pytest
 from helpers import REFERENCE
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.types.event import Event
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.types.event import Event
 
 GOLDEN = json.loads((REFERENCE / "events.json").read_text())
 

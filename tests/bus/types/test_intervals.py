@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training import Act, gold_evaluators, gold_trainer
 
-from bus.errors import ConfigurationError, ProtocolError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, EventPosition, check_interval, is_due
-from bus.types.timestamp import Time, Timestamp
-from consumers.api.callback import view_for
-from trainer import State
+from offloop.bus.errors import ConfigurationError, ProtocolError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, EventPosition, check_interval, is_due
+from offloop.bus.types.timestamp import Time, Timestamp
+from offloop.consumers.api.callback import view_for
+from offloop.trainer import State
 
 MATRIX = [case for case in json.loads((REFERENCE / "interval_matrix.json").read_text())["matrix"] if case["interval"]]
 CHECKPOINTS = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.errors import ConfigurationError
-from bus.types.metrics import check_goals, direction_of, goals_in, shown_step
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.metrics import check_goals, direction_of, goals_in, shown_step
 
 LOWER = """loss/train/total loss/train/kl metrics/eval/CrossEntropy metrics/eval/MeanSquaredError metrics/eval/WER
     MSELoss metrics/eval/LanguagePerplexity BitsPerToken val_loss val/loss_epoch val_loss/dataloader_idx_0 eval_loss

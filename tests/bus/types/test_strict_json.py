@@ -7,13 +7,13 @@ from pathlib import Path
 from click.testing import CliRunner
 from helpers import strict_json
 
-from bus import Publisher, Recording
-from bus.cli.main import bus
-from consumers import JsonlLogger, TrainerMetrics
-from consumers.callbacks.alert.alert import Alert
-from consumers.callbacks.nan_monitor import NaNMonitor
-from consumers.callbacks.trace import Trace
-from consumers.runner.session import run_session
+from offloop.bus import Publisher, Recording
+from offloop.bus.cli.main import bus
+from offloop.consumers import JsonlLogger, TrainerMetrics
+from offloop.consumers.callbacks.alert.alert import Alert
+from offloop.consumers.callbacks.nan_monitor import NaNMonitor
+from offloop.consumers.callbacks.trace import Trace
+from offloop.consumers.runner.session import run_session
 
 SAVE_INPUT = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
 

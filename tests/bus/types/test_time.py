@@ -10,8 +10,8 @@ from helpers import REFERENCE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import InvalidTimeError, OffloopError, TimeUnitError
-from bus.types.timestamp import Time, Timestamp, TimeUnit
+from offloop.bus.errors import InvalidTimeError, OffloopError, TimeUnitError
+from offloop.bus.types.timestamp import Time, Timestamp, TimeUnit
 
 GOLDEN = json.loads((REFERENCE / "time_grammar.json").read_text())
 

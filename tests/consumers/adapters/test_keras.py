@@ -30,12 +30,12 @@ from keras.callbacks import (
 )
 from theirs import continued, rows, trained
 
-from bus.errors import ConfigurationError
-from consumers import CannotWorkError
-from consumers.adapters.keras import KerasCallback
-from consumers.cli.main import main
-from consumers.cli.registry import CALLBACKS
-from consumers.testing import LiveRun, MemoryStream, replay
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers import CannotWorkError
+from offloop.consumers.adapters.keras import KerasCallback
+from offloop.consumers.cli.main import main
+from offloop.consumers.cli.registry import CALLBACKS
+from offloop.consumers.testing import LiveRun, MemoryStream, replay
 from offloop.keras import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)

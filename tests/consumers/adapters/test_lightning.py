@@ -15,12 +15,12 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger
 from theirs import continued, rows, trained
 
-from bus.errors import ConfigurationError
-from consumers import CannotWorkError, Logger, TrainerMetrics
-from consumers.adapters.lightning import LightningCallback, LightningLogger
-from consumers.cli.main import main
-from consumers.cli.registry import CALLBACKS
-from consumers.testing import LiveRun, MemoryStream, replay
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers import CannotWorkError, Logger, TrainerMetrics
+from offloop.consumers.adapters.lightning import LightningCallback, LightningLogger
+from offloop.consumers.cli.main import main
+from offloop.consumers.cli.registry import CALLBACKS
+from offloop.consumers.testing import LiveRun, MemoryStream, replay
 from offloop.lightning import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)

@@ -23,14 +23,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers import CannotWorkError
-from consumers.adapters.transformers import TransformersCallback
-from consumers.cli.main import main
-from consumers.cli.registry import CALLBACKS
-from consumers.testing import LiveRun, MemoryStream, replay
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers import CannotWorkError
+from offloop.consumers.adapters.transformers import TransformersCallback
+from offloop.consumers.cli.main import main
+from offloop.consumers.cli.registry import CALLBACKS
+from offloop.consumers.testing import LiveRun, MemoryStream, replay
 from offloop.transformers import OffloopCallback
 
 METHODS = [name for name in TransformersCallback.methods if name != "on_predict"]
@@ -305,7 +305,7 @@ def test_a_framework_that_is_not_installed_is_named_with_what_installs_it(tmp_pa
         "        if name in ('transformers', 'keras', 'lightning', 'torch'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Hides())\n"
-        "from consumers.cli.registry import CALLBACKS, LOGGERS\n"
+        "from offloop.consumers.cli.registry import CALLBACKS, LOGGERS\n"
         "for find, name in ((CALLBACKS, 'transformers:PrinterCallback'), (CALLBACKS, 'keras.callbacks:CSVLogger'),\n"
         "                   (LOGGERS, 'lightning.pytorch.loggers:CSVLogger')):\n"
         "    try: find.find(name)\n"

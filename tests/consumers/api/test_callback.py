@@ -5,11 +5,11 @@ import inspect
 import pytest
 from consumers_stream import Collector, batch_end, snapshots_of_training
 
-import consumers
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers import Callback, Logger, Runner
+from offloop import consumers
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, Logger, Runner
 
 
 def test_there_is_a_method_for_each_event_and_nothing_else() -> None:

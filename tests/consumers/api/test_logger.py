@@ -10,12 +10,12 @@ import pytest
 import torch
 from consumers_stream import Collector, batch_end
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers import Logger, LoggerDestination
-from consumers.api.images import as_bytes
-from consumers.api.logger import Images, Row, RunContext, Table, Text, Upload
-from consumers.delivery.fanout import Fanout
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Logger, LoggerDestination
+from offloop.consumers.api.images import as_bytes
+from offloop.consumers.api.logger import Images, Row, RunContext, Table, Text, Upload
+from offloop.consumers.delivery.fanout import Fanout
 
 
 def logger_at(batch: int) -> Logger:

@@ -17,17 +17,17 @@ from callback_calls import calls_of
 from consumers_stream import batch_end
 from run_folders import write_run
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.runs.alerts import read_alerts
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Logger, NaNMonitor, Runner
-from consumers.callbacks.alert import actions as alert_actions
-from consumers.callbacks.alert.actions import Notice
-from consumers.callbacks.alert.alert import Alert
-from consumers.cli.registry import CALLBACKS
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.alerts import read_alerts
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Logger, NaNMonitor, Runner
+from offloop.consumers.callbacks.alert import actions as alert_actions
+from offloop.consumers.callbacks.alert.actions import Notice
+from offloop.consumers.callbacks.alert.alert import Alert
+from offloop.consumers.cli.registry import CALLBACKS
 
 
 class Told:
@@ -202,7 +202,7 @@ def test_every_option_can_be_set_on_a_command_line() -> None:
         "every": "5",
         "console": "no",
     }
-    alert = CALLBACKS.create("consumers.callbacks.alert.alert:Alert", options)
+    alert = CALLBACKS.create("offloop.consumers.callbacks.alert.alert:Alert", options)
     assert isinstance(alert, Alert)
     assert [rule.text for rule in alert._rules] == ["loss/train/total > 10 for 5ba", "nan"]
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_options import SPEED_MONITORS
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Callback, Logger, LRMonitor, Runner, SpeedMonitor, TrainerMetrics
-from consumers.callbacks.peak_flops import peak_flops
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Callback, Logger, LRMonitor, Runner, SpeedMonitor, TrainerMetrics
+from offloop.consumers.callbacks.peak_flops import peak_flops
 
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())
 LR = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())

@@ -20,18 +20,18 @@ from saved_runs import DURATIONS, PT, RUNS, SAVERS, contents, listing
 from tensor_stream import TensorStream, Wide
 from training import Act, gold_trainer
 
-from bus import Recording, find_run
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.tensors.segments import SegmentPool
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import view_for
-from consumers.api.logger import Logger, RunContext, Upload
-from consumers.callbacks.checkpoint_saver import CheckpointSaver
-from trainer import Evaluator, State
-from trainer.checkpoints.file import read_checkpoint
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus import Recording, find_run
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import view_for
+from offloop.consumers.api.logger import Logger, RunContext, Upload
+from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
+from offloop.trainer import Evaluator, State
+from offloop.trainer.checkpoints.file import read_checkpoint
+from offloop.trainer.stream.run_stream import TrainingStream
 
 LATEST = "latest-rank0.safetensors"
 
@@ -257,7 +257,7 @@ def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_r
 
 
 def test_several_ranks_are_told_what_to_do_instead() -> None:
-    from trainer.fields.tensors import TENSOR_FIELDS
+    from offloop.trainer.fields.tensors import TENSOR_FIELDS
 
     with gold_trainer() as trainer:
         with pytest.raises(ConfigurationError, match=r"within fit\(\) only"):
@@ -444,7 +444,7 @@ sys.path.insert(0, "tests/support")
 from gold import GoldMLP
 from tensor_stream import Wide
 from training import Act, gold_trainer
-from bus import Event
+from offloop.bus import Event
 folder, size, enough = sys.argv[1:]
 
 def watch(event, state, logger):
@@ -476,7 +476,7 @@ def consume(start: Any, folder: Path, *settings: str) -> "subprocess.Popen[str]"
     settings = (f"folder={folder}", "save_interval=3ba", *(settings or ("num_checkpoints_to_keep=-1",)))
     options = [part for setting in settings for part in ("-o", f"checkpoint.{setting}")]
     arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
-    process: subprocess.Popen[str] = start("-m", "consumers", *arguments)
+    process: subprocess.Popen[str] = start("-m", "offloop.consumers", *arguments)
     return process
 
 

@@ -17,19 +17,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from training import gold_trainer
 
-from bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.snapshot import Snapshot
-from bus.tensors.segments import SegmentPool
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Logger, LoggerDestination
-from consumers.api.callback import view_for
-from consumers.api.logger import Upload
-from consumers.callbacks.export.export import ExportForInferenceCallback
-from consumers.callbacks.export.trained_model import load_weights
-from consumers.cli.registry import CALLBACKS
-from trainer import Classifier
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors.segments import SegmentPool
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Logger, LoggerDestination
+from offloop.consumers.api.callback import view_for
+from offloop.consumers.api.logger import Upload
+from offloop.consumers.callbacks.export.export import ExportForInferenceCallback
+from offloop.consumers.callbacks.export.trained_model import load_weights
+from offloop.consumers.cli.registry import CALLBACKS
+from offloop.trainer import Classifier
 
 # torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.
 pytestmark = [
@@ -448,7 +448,7 @@ def test_every_option_can_be_given_on_a_command_line(tmp_path: Path, monkeypatch
 
 def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:
     code = (
-        "import sys, consumers.callbacks.export.export as _;"
+        "import sys, offloop.consumers.callbacks.export.export as _;"
         " sys.exit(bool({'torch', 'numpy', 'onnx'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

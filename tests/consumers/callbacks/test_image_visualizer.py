@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from bus import Recording
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Logger
-from consumers.api.callback import view_for
-from consumers.api.logger import Images
-from consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
-from consumers.cli.registry import CALLBACKS as REGISTRY
-from trainer import Evaluator, Trainer
+from offloop.bus import Recording
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Logger
+from offloop.consumers.api.callback import view_for
+from offloop.consumers.api.logger import Images
+from offloop.consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
+from offloop.consumers.cli.registry import CALLBACKS as REGISTRY
+from offloop.trainer import Evaluator, Trainer
 
 GOLD = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
 SEGMENTATION = "seg_2ba_ignore_index_CORRUPTS_TARGETS"
@@ -361,5 +361,6 @@ def test_every_option_can_be_given_on_a_command_line() -> None:
 
 
 def test_neither_torch_nor_numpy_is_imported_with_it() -> None:
-    code = "import sys, consumers.callbacks.image_visualizer; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    module = "offloop.consumers.callbacks.image_visualizer"
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'numpy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,14 +11,14 @@ from gold import gold_batches, gold_loader
 from helpers import REFERENCE, wait_for
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from consumers import Callback, JsonlLogger, Runner
-from consumers.callbacks.alert.alert import Alert
-from consumers.callbacks.mlperf import MLPerfCallback
-from consumers.callbacks.runtime_estimator import RuntimeEstimator
-from consumers.callbacks.stall_monitor import StallMonitor
-from trainer import Evaluator, State
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, JsonlLogger, Runner
+from offloop.consumers.callbacks.alert.alert import Alert
+from offloop.consumers.callbacks.mlperf import MLPerfCallback
+from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
+from offloop.consumers.callbacks.stall_monitor import StallMonitor
+from offloop.trainer import Evaluator, State
 
 
 def test_runtime_estimates_are_those_of_the_reference_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from consumers_stream import record_run
 from helpers import strict_json
 from mlperf_runs import GOLDEN, LINES, RUNS, SIZES, SYSTEM, lines_of, mlperf, stable
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.callbacks.mlperf import MLPerfCallback
-from consumers.cli.registry import CALLBACKS
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.callbacks.mlperf import MLPerfCallback
+from offloop.consumers.cli.registry import CALLBACKS
 
 
 class Run:
@@ -172,8 +172,8 @@ def test_a_consumer_killed_anywhere_goes_on_to_the_same_file(name: str, tmp_path
 
 PLUGIN = """
 import os, pathlib, signal
-from consumers import Callback
-from consumers.callbacks.mlperf import MLPerfCallback
+from offloop.consumers import Callback
+from offloop.consumers.callbacks.mlperf import MLPerfCallback
 
 class Mine(MLPerfCallback):
     def __init__(self):
@@ -195,7 +195,7 @@ def test_a_consumer_process_that_was_killed_writes_no_line_twice(kill_at: int, r
     write(mlperf(tmp_path / "whole"), snapshots)
     directory = record_run(runs_dir, "gold", snapshots)
     (tmp_path / "plugin.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "consumers", "--replay", str(directory), "--name", "results"]
+    command = [sys.executable, "-m", "offloop.consumers", "--replay", str(directory), "--name", "results"]
     command += ["--commit-every", "3", "--callbacks", "plugin.py:Mine,plugin.py:Killer"]
     environment = os.environ | {"ROOT": str(tmp_path / "out"), "KILL_AT": str(kill_at)}
     codes = [subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode for _ in range(2)]

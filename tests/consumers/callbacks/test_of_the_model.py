@@ -18,20 +18,20 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from training import gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Callback, JsonlLogger, Runner
-from consumers.api.callback import view_for
-from consumers.api.logger import Row, Table, Upload
-from consumers.callbacks.activation_monitor import ActivationMonitor
-from consumers.callbacks.memory_monitor import MemoryMonitor
-from consumers.callbacks.nan_monitor import NaNMonitor
-from consumers.callbacks.optimizer_monitor import OptimizerMonitor
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Callback, JsonlLogger, Runner
+from offloop.consumers.api.callback import view_for
+from offloop.consumers.api.logger import Row, Table, Upload
+from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
+from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
+from offloop.consumers.callbacks.nan_monitor import NaNMonitor
+from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
 MEMORY = json.loads((REFERENCE / "cb_memory_monitor.json").read_text())

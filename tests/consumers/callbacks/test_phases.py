@@ -24,23 +24,23 @@ from timeline_stream import MS, RankStream
 from trace_rules import read_trace
 from training import Act
 
-from bus.errors import ConfigurationError
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.host_windows import HostWindow
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import PlainStream
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.subscriber.commands import send_command
-from bus.trace.phases import PHASES
-from bus.types.commands import Outcome
-from bus.types.event import Event
-from consumers import JsonlLogger, Logger
-from consumers.api.logger import Text
-from consumers.callbacks.phases.phases import Phases
-from consumers.callbacks.phases.window import Arrival, Straggler, last_to_arrive
-from consumers.runner.session import run_session
-from trainer import State
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import PlainStream
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.subscriber.commands import send_command
+from offloop.bus.trace.phases import PHASES
+from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
+from offloop.consumers import JsonlLogger, Logger
+from offloop.consumers.api.logger import Text
+from offloop.consumers.callbacks.phases.phases import Phases
+from offloop.consumers.callbacks.phases.window import Arrival, Straggler, last_to_arrive
+from offloop.consumers.runner.session import run_session
+from offloop.trainer import State
 
 JOBS = SUPPORT / "phase_jobs.py"
 PATIENCE = 120

@@ -10,11 +10,11 @@ from callback_calls import calls_of
 from helpers import REFERENCE
 from reference_options import OPTIONS
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.callbacks.runtime_estimator import RuntimeEstimator
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
 
 GOLDEN = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())
 RUNS = GOLDEN["runs"]

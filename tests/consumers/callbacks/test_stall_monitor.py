@@ -13,17 +13,17 @@ import pytest
 from callback_calls import calls_of
 from consumers_stream import Collector
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import PlainStream, RunStream
-from bus.runs.alerts import FIRING, RESOLVED, read_alerts
-from bus.runs.directory import Origin
-from bus.types.commands import Command, Outcome
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Callback, Logger, Runner
-from consumers.callbacks import stall_monitor
-from consumers.callbacks.stall_monitor import StallMonitor
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import PlainStream, RunStream
+from offloop.bus.runs.alerts import FIRING, RESOLVED, read_alerts
+from offloop.bus.runs.directory import Origin
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Callback, Logger, Runner
+from offloop.consumers.callbacks import stall_monitor
+from offloop.consumers.callbacks.stall_monitor import StallMonitor
 
 
 def at(event: Event, seconds: float, batch: int = 0, eval_batch: int = 0, label: str = "train") -> Snapshot:

@@ -18,16 +18,16 @@ from torch import Tensor
 from torchmetrics import Metric
 from training import gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.plugins.options import convert_options, options_of
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp, TimeUnit
-from consumers import Callback, CannotWorkError, Logger, LRMonitor, Runner
-from consumers.callbacks.stoppers import EarlyStopper, Stopper, ThresholdStopper
-from consumers.runner.dispatcher import CallbackError
-from trainer import Evaluator
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins.options import convert_options, options_of
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Time, Timestamp, TimeUnit
+from offloop.consumers import Callback, CannotWorkError, Logger, LRMonitor, Runner
+from offloop.consumers.callbacks.stoppers import EarlyStopper, Stopper, ThresholdStopper
+from offloop.consumers.runner.dispatcher import CallbackError
+from offloop.trainer import Evaluator
 
 RUNS = json.loads((REFERENCE / "cb_stoppers.json").read_text())["runs"]
 ACCURACY = [0.1, 0.3, 0.3, 0.25, 0.29, 0.5, 0.6, 0.7]

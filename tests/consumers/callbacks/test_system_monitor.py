@@ -9,12 +9,12 @@ import psutil
 import pytest
 from callback_calls import calls_of
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.callbacks.system_monitor import SystemMonitor
-from consumers.cli.registry import CALLBACKS
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.callbacks.system_monitor import SystemMonitor
+from offloop.consumers.cli.registry import CALLBACKS
 
 ALWAYS = {"system/memory_percent", "system/memory_used_bytes", "system/disk_used_percent"}
 RATES = {"system/network_received_bytes_per_sec", "system/network_sent_bytes_per_sec"}

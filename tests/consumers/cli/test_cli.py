@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from commands import Run, command
 from consumers_stream import record_run, snapshots_of_training
 
-from bus.cli.main import bus
-from bus.protocol.snapshot import Snapshot
-from bus.runs import lock as run_lock
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.cli import main as cli
-from consumers.runner import streams as attach
+from offloop.bus.cli.main import bus
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.runs import lock as run_lock
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.cli import main as cli
+from offloop.consumers.runner import streams as attach
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
     consumer: Run, runs_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Fragile(Callback):\n"
         "    def batch_end(self, state, logger):\n"
         "        logger.log_metrics({'fine': 1})\n"
@@ -263,7 +263,7 @@ def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
 def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(consumer: Run, runs_dir: Path, tmp_path: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training())
     (tmp_path / "slip.py").write_text(
-        "from consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
+        "from offloop.consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
     )
     result = consumer("--callbacks", "slip.py:Slip")
     assert result.code == 1
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_the_wait(consumer: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attached(runs_dir: Path) -> None:
-    command = [sys.executable, "-m", "consumers", "--wait", "--run", "next"]
+    command = [sys.executable, "-m", "offloop.consumers", "--wait", "--run", "next"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == f"waiting for run next in the folder {runs_dir} ... (Ctrl-C ends)\n"
@@ -329,7 +329,7 @@ def test_every_option_has_help() -> None:
 
 def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training(batches=2000))
-    command = f"{sys.executable} -m consumers --run r -o console.every=0 | head -1"
+    command = f"{sys.executable} -m offloop.consumers --run r -o console.every=0 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.startswith("step")
     assert "Traceback" not in done.stderr

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import ConfigurationError
-from bus.plugins import registry
-from consumers import Callback, ConsoleLogger, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
-from consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins import registry
+from offloop.consumers import Callback, ConsoleLogger, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
+from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 
 PLUGIN = '''
 from abc import ABC, abstractmethod
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Peaks(Callback):
     """Finds peaks.
@@ -81,7 +81,7 @@ def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) ->
         (["speed"], ["speed.window_size"], "is not an option: write NAME.OPTION=VALUE"),
         (["no.such.module:Thing"], [], "cannot be imported from no.such.module: ModuleNotFoundError"),
         (["nowhere.py:Thing"], [], "there is no file nowhere.py"),
-        (["json:JSONDecoder"], [], "has to be a subclass of consumers.Callback"),
+        (["json:JSONDecoder"], [], "has to be a subclass of offloop.consumers.Callback"),
         (["consumers:SpeedMonitors"], [], r"there is no 'SpeedMonitors' in consumers: did you mean SpeedMonitor"),
     ],
 )

@@ -10,12 +10,12 @@ import pytest
 from commands import command
 from replay_streams import record
 
-from consumers.cli import main as cli
+from offloop.consumers.cli import main as cli
 
 CALLBACKS = '''
 import os, signal
 
-from consumers import Callback
+from offloop.consumers import Callback
 
 
 def say(text):
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def consumer(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "consumers", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "offloop.consumers", *map(str, arguments)]
     return subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
     )
@@ -185,7 +185,18 @@ def test_mistakes_are_told_in_one_line(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_is_left_at_once_while_it_waits_for_a_time_that_is_far_away(folder: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-P", "-m", "consumers", "--replay", "r.mcap", "-c", "mine.py:Tell", "--rate", "1e-9"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "offloop.consumers",
+        "--replay",
+        "r.mcap",
+        "-c",
+        "mine.py:Tell",
+        "--rate",
+        "1e-9",
+    ]
     with subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -12,16 +12,16 @@ from commands import Run, command
 from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
 from paths import ROOT
 
-from bus.errors import ConfigurationError, FieldNotAvailableError, FrozenSnapshotError
-from bus.protocol.snapshot import Snapshot
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp
-from consumers import Callback, Logger, Runner
-from consumers.cli.main import main
-from consumers.cli.registry import CALLBACKS
-from consumers.composer.adapter import AdaptedCallback, adapt, stand_in
-from consumers.composer.state import ComposerState
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, FrozenSnapshotError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Time, Timestamp
+from offloop.consumers import Callback, Logger, Runner
+from offloop.consumers.cli.main import main
+from offloop.consumers.cli.registry import CALLBACKS
+from offloop.consumers.composer.adapter import AdaptedCallback, adapt, stand_in
+from offloop.consumers.composer.state import ComposerState
 
 EXAMPLES = ROOT / "examples"
 
@@ -345,7 +345,7 @@ def test_other_objects_are_not_adapted() -> None:
 
     assert adapt(NoCallback) is None
     assert adapt(42) is None
-    with pytest.raises(ConfigurationError, match=r"JSONDecoder has to be a subclass of consumers.Callback"):
+    with pytest.raises(ConfigurationError, match=r"JSONDecoder has to be a subclass of offloop.consumers.Callback"):
         CALLBACKS.find("json:JSONDecoder")
 
 

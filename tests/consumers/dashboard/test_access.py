@@ -17,14 +17,14 @@ from browser import chromium, dashboard_of, running, visit
 from helpers import wait_for
 from playwright.sync_api import Browser
 
-from bus.errors import ConfigurationError, OffloopError
-from bus.types.commands import Command, Outcome
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.access import Listening, Role, Tokens
-from consumers.dashboard.web.callback import Dashboard
-from consumers.dashboard.web.cards import send_for
-from consumers.dashboard.web.gate import ROLE, Gate
+from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.types.commands import Command, Outcome
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.access import Listening, Role, Tokens
+from offloop.consumers.dashboard.web.callback import Dashboard
+from offloop.consumers.dashboard.web.cards import send_for
+from offloop.consumers.dashboard.web.gate import ROLE, Gate
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -240,8 +240,8 @@ _SEND_EVENTS = """([client_id, listeners]) => {
 def test_one_dashboard_after_another_in_a_process(runs_dir):
     code = """
 import urllib.request
-from consumers.dashboard.web.access import Listening
-from consumers.dashboard.web.site import Site
+from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.dashboard.web.site import Site
 for _ in range(2):
     server = Site(Listening(port=0), runs=[])
     server.start()
@@ -319,8 +319,8 @@ sys.meta_path.insert(0, Absent())
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "nicegui" else find_spec(name, *rest)
-from bus.errors import ConfigurationError
-from consumers.dashboard.web.callback import Dashboard
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers.dashboard.web.callback import Dashboard
 try:
     Dashboard()
 except ConfigurationError as error:

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import Recording
-from bus.protocol import order as stream_order
-from bus.protocol.blocks import EventBlock
-from bus.protocol.frames import Topic, event_encoder, pack_map
-from bus.protocol.order import StreamOrder
-from bus.protocol.snapshot import Snapshot
-from bus.recording.summary import Summarizer
-from bus.recording.writer import RecordingWriter
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from consumers import Runner
-from consumers.dashboard.view.metrics import BULK
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.bus import Recording
+from offloop.bus.protocol import order as stream_order
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.protocol.order import StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Summarizer
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.consumers import Runner
+from offloop.consumers.dashboard.view.metrics import BULK
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from consumers.api.logger import Row
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, labels_of
-from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
-from consumers.dashboard.web.comparison import Compared, Comparison, difference
-from consumers.dashboard.web.panels import hyperparameter_rows
+from offloop.consumers.api.logger import Row
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
+from offloop.consumers.dashboard.web.comparison import Compared, Comparison, difference
+from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 
 LOSS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})

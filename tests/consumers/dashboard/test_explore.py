@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.index.entry import MetricValues, RunEntry
-from consumers.dashboard.view.run_table import RunTable
-from consumers.dashboard.web import explore
-from consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others, spearman
-from consumers.dashboard.web.home import TableLook, window
+from offloop.bus.index.entry import MetricValues, RunEntry
+from offloop.consumers.dashboard.view.run_table import RunTable
+from offloop.consumers.dashboard.web import explore
+from offloop.consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others, spearman
+from offloop.consumers.dashboard.web.home import TableLook, window
 
 ACCURACY = "metrics/eval/accuracy"
 SCATTER = ExploreLook("scatter")

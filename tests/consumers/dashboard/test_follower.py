@@ -5,16 +5,16 @@ import threading
 import pytest
 from helpers import wait_for
 
-from bus import Event, Publisher, Recording
-from bus.runs.directory import find_run
-from consumers import Runner
-from consumers.callbacks import SpeedMonitor
-from consumers.dashboard.view.follower import Turns
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from consumers.dashboard.web.cards import facts
-from consumers.dashboard.web.follow import NamedRuns
-from consumers.dashboard.web.places import RunsHere
+from offloop.bus import Event, Publisher, Recording
+from offloop.bus.runs.directory import find_run
+from offloop.consumers import Runner
+from offloop.consumers.callbacks import SpeedMonitor
+from offloop.consumers.dashboard.view.follower import Turns
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.web.cards import facts
+from offloop.consumers.dashboard.web.follow import NamedRuns
+from offloop.consumers.dashboard.web.places import RunsHere
 
 
 def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
@@ -97,6 +97,6 @@ def test_who_is_told_to_leave_does_not_wait_for_a_turn():
 
 @pytest.mark.parametrize(("lines", "parts"), [(1, 512), (2, 512), (10, 320), (50, 64), (5000, 64)])
 def test_many_lines_of_a_chart_have_fewer_points_each(lines, parts):
-    from consumers.dashboard.web.charts import Look
+    from offloop.consumers.dashboard.web.charts import Look
 
     assert Look(visible={"loss": 1000}).buckets("loss", lines) == parts

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.dashboard.view.groups import common_places, group_points
-from consumers.dashboard.view.series import Clock, Series
+from offloop.consumers.dashboard.view.groups import common_places, group_points
+from offloop.consumers.dashboard.view.series import Clock, Series
 
 ODD = [math.nan, math.inf, -math.inf]
 

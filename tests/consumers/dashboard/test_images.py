@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from consumers.api.logger import Images
-from consumers.dashboard.view import images as view_images
-from consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.run_images import galleries_of
+from offloop.consumers.api.logger import Images
+from offloop.consumers.dashboard.view import images as view_images
+from offloop.consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.run_images import galleries_of
 
 SIDE = 10
 BYTES = SIDE * SIDE

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.api.images import as_bytes, as_png
-from consumers.api.logger import Row
-from consumers.callbacks import SpeedMonitor
-from consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
-from consumers.dashboard.view.tap import MonitoredRun, labels_of
-from consumers.dashboard.web.cards import facts
-from consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
-from consumers.dashboard.web.page import rest_after
-from consumers.dashboard.web.units import scale_of, value_text
-from consumers.testing import MemoryStream
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.images import as_bytes, as_png
+from offloop.consumers.api.logger import Row
+from offloop.consumers.callbacks import SpeedMonitor
+from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.web.cards import facts
+from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from offloop.consumers.dashboard.web.page import rest_after
+from offloop.consumers.dashboard.web.units import scale_of, value_text
+from offloop.consumers.testing import MemoryStream
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})

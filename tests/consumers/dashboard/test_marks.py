@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from bus import Event, Publisher, Recording
-from bus.protocol.blocks import EventBlock
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Command, Outcome
-from bus.types.timestamp import Timestamp
-from consumers import Runner
-from consumers.api.logger import Row
-from consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from consumers.dashboard.web.export import COLUMNS, Exported, csv_lines, file_name
-from consumers.dashboard.web.marks import MarkNews
+from offloop.bus import Event, Publisher, Recording
+from offloop.bus.protocol.blocks import EventBlock
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Runner
+from offloop.consumers.api.logger import Row
+from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.web.export import COLUMNS, Exported, csv_lines, file_name
+from offloop.consumers.dashboard.web.marks import MarkNews
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from many_hosts import many_hosts
 
-from bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, HostWindow, summarize
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.dashboard.view.rank_map import FirstNan, Waiting
-from consumers.dashboard.view.ranks import Ranks
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun
-from consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
+from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, HostWindow, summarize
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.dashboard.view.rank_map import FirstNan, Waiting
+from offloop.consumers.dashboard.view.ranks import Ranks
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
 
 def ranks_of(count: int, **options: object) -> Ranks:

@@ -5,13 +5,13 @@ import os
 import pytest
 from run_folders import WrittenRun, write_run
 
-from bus.index.checkpoints import Checkpoint
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.tap import MonitoredRun, labels_of
-from consumers.dashboard.web.run_about import facts_of
-from consumers.dashboard.web.run_checkpoints import resume_from
-from consumers.dashboard.web.run_files import SHOWN_BYTES, read_text
-from consumers.dashboard.web.run_folder import look_into, open_in
+from offloop.bus.index.checkpoints import Checkpoint
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.web.run_about import facts_of
+from offloop.consumers.dashboard.web.run_checkpoints import resume_from
+from offloop.consumers.dashboard.web.run_files import SHOWN_BYTES, read_text
+from offloop.consumers.dashboard.web.run_folder import look_into, open_in
 
 
 @pytest.fixture

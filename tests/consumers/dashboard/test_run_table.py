@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bus.index.annotations import Annotations
-from bus.index.entry import MetricValues, RunEntry, unreadable_entry
-from consumers.dashboard.view.run_table import RunTable, progress_of, reached_text
-from consumers.dashboard.web.home import TableLook, window
-from consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
-from consumers.dashboard.web.rows import CompareLook
+from offloop.bus.index.annotations import Annotations
+from offloop.bus.index.entry import MetricValues, RunEntry, unreadable_entry
+from offloop.consumers.dashboard.view.run_table import RunTable, progress_of, reached_text
+from offloop.consumers.dashboard.web.home import TableLook, window
+from offloop.consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+from offloop.consumers.dashboard.web.rows import CompareLook
 
 ACCURACY = "metrics/eval/accuracy"
 

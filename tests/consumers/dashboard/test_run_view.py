@@ -14,22 +14,22 @@ from consumers_stream import Collector, snapshots_of_training
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.types.commands import Command, Outcome
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Runner
-from consumers.api.logger import Images, Row, RunContext, Text
-from consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
-from consumers.dashboard.view import metrics as view_metrics
-from consumers.dashboard.view import run_view
-from consumers.dashboard.view.phases import PHASES, Phases
-from consumers.dashboard.view.ranks import straggler
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.series import Clock, Series, kept_points
-from consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Runner
+from offloop.consumers.api.logger import Images, Row, RunContext, Text
+from offloop.consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
+from offloop.consumers.dashboard.view import metrics as view_metrics
+from offloop.consumers.dashboard.view import run_view
+from offloop.consumers.dashboard.view.phases import PHASES, Phases
+from offloop.consumers.dashboard.view.ranks import straggler
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Clock, Series, kept_points
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -670,7 +670,7 @@ def test_the_training_is_asked_for_the_phases_of_some_batches() -> None:
 
 def test_numpy_is_needed_when_there_is_something_to_show_only(monkeypatch: pytest.MonkeyPatch) -> None:
     look = (
-        "import consumers.dashboard.view.run_view, consumers.dashboard.terminal.top, sys;"
+        "import offloop.consumers.dashboard.view.run_view, offloop.consumers.dashboard.terminal.top, sys;"
         " print({'numpy', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

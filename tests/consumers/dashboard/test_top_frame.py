@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from many_hosts import many_hosts
 from rich.cells import cell_len
 
-from bus.protocol.order import Ending
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.api.logger import Row
-from consumers.dashboard.terminal.draw import chart, number, smoothed, sparkline, stacked_bar
-from consumers.dashboard.terminal.frame import Shown, frame, log_length, log_rows
-from consumers.dashboard.view.progress import duration
-from consumers.dashboard.view.run_view import RunView
-from consumers.dashboard.view.series import Points
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.logger import Row
+from offloop.consumers.dashboard.terminal.draw import chart, number, smoothed, sparkline, stacked_bar
+from offloop.consumers.dashboard.terminal.frame import Shown, frame, log_length, log_rows
+from offloop.consumers.dashboard.view.progress import duration
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Points
 
 SECOND = 1_000_000_000
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bus.index.annotations import Annotations
-from bus.index.entry import MetricValues, RunEntry, unreadable_entry
-from consumers.dashboard.terminal.table import TableShown, table_frame
-from consumers.dashboard.view.run_table import RunTable
+from offloop.bus.index.annotations import Annotations
+from offloop.bus.index.entry import MetricValues, RunEntry, unreadable_entry
+from offloop.consumers.dashboard.terminal.table import TableShown, table_frame
+from offloop.consumers.dashboard.view.run_table import RunTable
 
 ACCURACY = "metrics/eval/MulticlassAccuracy"
 

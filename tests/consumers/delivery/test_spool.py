@@ -17,16 +17,16 @@ import pytest
 from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
 from helpers import wait_for
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from consumers import Callback, Logger
-from consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
-from consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
-from consumers.loggers.files import append_whole
-from consumers.runner.runner import Runner
-from consumers.runner.state_file import StateFile
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, Logger
+from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
+from offloop.consumers.loggers.files import append_whole
+from offloop.consumers.runner.runner import Runner
+from offloop.consumers.runner.state_file import StateFile
 
 Fault = Callable[[str], None]
 
@@ -353,7 +353,7 @@ def test_while_it_sends_at_its_end_it_says_how_much_there_is(
     hanging: tuple[Fault, threading.Event],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("offloop.consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", hanging[1].set))
     server = Server(hanging[0])
     spool = opened(context, server)
@@ -371,7 +371,7 @@ def test_while_it_sends_at_its_end_it_says_how_much_there_is(
 def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
     hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("offloop.consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
 
     class Losses(Callback):
@@ -387,7 +387,7 @@ def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
 def test_an_interrupt_leaves_what_is_to_be_sent_and_says_so(
     context: RunContext, hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("offloop.consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
     server = Server(hanging[0])
     spool = opened(context, server)
@@ -490,7 +490,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
 
 
 def test_records_that_were_sent_do_not_fill_the_disk(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
+    monkeypatch.setattr("offloop.consumers.delivery.spool_file._FILE_BYTES", 1000)
     server = Server()
     spool = opened(context, server)
     state: dict[str, Any] = {}
@@ -510,7 +510,7 @@ def test_records_that_were_sent_do_not_fill_the_disk(context: RunContext, monkey
 def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
     context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.delivery.spool_file._FILE_BYTES", 1000)
+    monkeypatch.setattr("offloop.consumers.delivery.spool_file._FILE_BYTES", 1000)
     may_take = threading.Semaphore(0)
 
     def wait(method: str) -> None:
@@ -710,7 +710,7 @@ def test_what_was_kept_before_the_disk_was_full_arrives(
             raise OSError(errno.ENOSPC, "No space left on device")
         append_whole(descriptor, data, size)
 
-    monkeypatch.setattr("consumers.delivery.spool_file.append_whole", fill)
+    monkeypatch.setattr("offloop.consumers.delivery.spool_file.append_whole", fill)
     server, other = Server(), Collector()
     snapshots = [state for state in snapshots_of_training(8) if state.event is Event.BATCH_END]
     statistics = Runner(snapshots, [LogsLoss()], [wrap_in_spool(server), other]).run()

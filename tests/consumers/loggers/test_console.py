@@ -8,12 +8,12 @@ import pytest
 from consumers_stream import batch_end, snapshots_of_training
 from logged import LogsWhatItSees
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from consumers import Callback, ConsoleLogger, Logger, Runner
-from consumers.api.logger import Row
-from consumers.loggers import console
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, ConsoleLogger, Logger, Runner
+from offloop.consumers.api.logger import Row
+from offloop.consumers.loggers import console
 
 
 def log(destination: ConsoleLogger, *snapshots: Snapshot) -> None:

@@ -11,15 +11,15 @@ import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
 from logged import contents
 
-from consumers.api.logger import Row, RunContext
-from consumers.loggers.csv import CsvLogger
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.loggers.csv import CsvLogger
 
 BATCHES = 60
 PLUGIN = """
 import resource
 from pathlib import Path
 
-from consumers import Callback, LoggerDestination
+from offloop.consumers import Callback, LoggerDestination
 
 
 class Losses(Callback):
@@ -52,7 +52,16 @@ def consume(directory: Path, loggers: str, *words: str) -> subprocess.CompletedP
     """Replays the recording into loggers; files may have so many bytes from batch 20 on, if there is ``room``."""
     plugin = directory.parent / "plugin.py"
     plugin.write_text(PLUGIN)
-    command = [sys.executable, "-m", "consumers", "--replay", str(directory), "--callbacks", f"{plugin}:Losses", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "offloop.consumers",
+        "--replay",
+        str(directory),
+        "--callbacks",
+        f"{plugin}:Losses",
+        *words,
+    ]
     loggers = loggers.replace("Server", f"{plugin}:Server")
     return subprocess.run([*command, "--log", loggers], capture_output=True, text=True, timeout=120)
 

@@ -16,11 +16,11 @@ from helpers import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import RunStream
-from bus.strict_json import plain
-from consumers import (
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.strict_json import plain
+from offloop.consumers import (
     Callback,
     ConsoleLogger,
     CsvLogger,
@@ -33,9 +33,9 @@ from consumers import (
     SpeedMonitor,
     TrainerMetrics,
 )
-from consumers.api.logger import Row, RunContext
-from consumers.loggers.console import format_value
-from consumers.loggers.jsonl import _lines as jsonl_lines
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.loggers.console import format_value
+from offloop.consumers.loggers.jsonl import _lines as jsonl_lines
 
 
 class LogsFields(Callback):

@@ -26,16 +26,16 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from paths import SUPPORT
 from training import gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.publisher.publisher import Publisher
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from consumers import Callback, Logger, TrainerMetrics
-from consumers.api.logger import Row, RunContext, Upload
-from consumers.delivery.spool import wrap_in_spool
-from consumers.loggers.mlflow import MLFlowLogger
-from consumers.runner.runner import Runner
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.consumers import Callback, Logger, TrainerMetrics
+from offloop.consumers.api.logger import Row, RunContext, Upload
+from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.loggers.mlflow import MLFlowLogger
+from offloop.consumers.runner.runner import Runner
 
 JOB = SUPPORT / "logger_job.py"
 

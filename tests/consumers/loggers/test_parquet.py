@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import LogsWhatItSees, contents, goes_on_after_every_kill, run_killed_and_again
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers import Runner
-from consumers.api.logger import Row, RunContext
-from consumers.loggers.parquet import ParquetLogger
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Runner
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.loggers.parquet import ParquetLogger
 
 
 def stream_of(*rows: dict[str, Any]) -> list[Snapshot]:
@@ -125,7 +125,7 @@ def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(
 
 @pytest.mark.slow
 def test_after_kill_9_every_row_is_there_once(tmp_path: Path) -> None:
-    logger = "consumers.loggers.parquet:ParquetLogger"
+    logger = "offloop.consumers.loggers.parquet:ParquetLogger"
     directory = run_killed_and_again(tmp_path, logger, "ParquetLogger.rows_per_file=8")
     rows = read(directory / "metrics.parquet")
     assert [(row["step"], row["loss"]) for row in rows] == [(batch, 1 / batch) for batch in range(1, 61)]

@@ -19,15 +19,15 @@ import pytest
 from consumers_stream import record_run
 from helpers import wait_for
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers import Callback, ConsoleLogger, Logger, Runner, TrainerMetrics
-from consumers.api.callback import demand_of
-from consumers.api.logger import LoggerDestination, RunContext
-from consumers.loggers import console, progress
-from consumers.loggers.progress import ProgressLogger
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import Callback, ConsoleLogger, Logger, Runner, TrainerMetrics
+from offloop.consumers.api.callback import demand_of
+from offloop.consumers.api.logger import LoggerDestination, RunContext
+from offloop.consumers.loggers import console, progress
+from offloop.consumers.loggers.progress import ProgressLogger
 
 ROWS, COLUMNS = 24, 140
 START = 1_700_000_000
@@ -198,7 +198,9 @@ def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pyte
 def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
     directory = record_run(tmp_path, "run", training())
     words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
-    done = subprocess.run([sys.executable, "-m", "consumers", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-m", "offloop.consumers", *words], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert lines[0] == "total                     0% 0/2 ep [00:00]"

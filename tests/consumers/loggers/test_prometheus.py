@@ -15,11 +15,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers import Runner
-from consumers.api.logger import Row, RunContext
-from consumers.loggers.prometheus import PrometheusLogger
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Runner
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.loggers.prometheus import PrometheusLogger
 
 RUN = {"run": "digits", "attempt": "2"}
 

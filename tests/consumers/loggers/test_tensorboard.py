@@ -15,15 +15,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams import metadata as hparams
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.publisher.publisher import Publisher
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.event import Event
-from consumers import Runner, TrainerMetrics
-from consumers.api.logger import Row, RunContext
-from consumers.loggers.tensorboard import TensorboardLogger
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import Event
+from offloop.consumers import Runner, TrainerMetrics
+from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.loggers.tensorboard import TensorboardLogger
 
 
 def log(directory: Path, *snapshots: Snapshot) -> EventAccumulator:
@@ -169,7 +169,7 @@ def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Pat
 
 @pytest.mark.slow
 def test_after_kill_9_no_step_is_there_twice(tmp_path: Path) -> None:
-    directory = run_killed_and_again(tmp_path, "consumers.loggers.tensorboard:TensorboardLogger")
+    directory = run_killed_and_again(tmp_path, "offloop.consumers.loggers.tensorboard:TensorboardLogger")
     found = read(directory / "tensorboard").Scalars("loss")
     assert [event.step for event in found] == list(range(1, 61))
     assert [event.value for event in found] == [pytest.approx(1 / batch) for batch in range(1, 61)]

@@ -15,16 +15,16 @@ import wandb
 from consumers_stream import batch_end, record_run, snapshots_of_training
 from paths import SUPPORT
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.publisher.publisher import Publisher
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from consumers import Callback, Logger, TrainerMetrics
-from consumers.api.logger import Row, RunContext, Upload
-from consumers.delivery.spool import wrap_in_spool
-from consumers.loggers.wandb import WandBLogger
-from consumers.runner.runner import Runner
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.consumers import Callback, Logger, TrainerMetrics
+from offloop.consumers.api.logger import Row, RunContext, Upload
+from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.loggers.wandb import WandBLogger
+from offloop.consumers.runner.runner import Runner
 
 JOB = SUPPORT / "logger_job.py"
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 
-import consumers
-from bus.errors import ConfigurationError
-from consumers import Callback, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
-from consumers.cli.attached import read_order, run_attached
+from offloop import consumers
+from offloop.bus.errors import ConfigurationError
+from offloop.consumers import Callback, JsonlLogger, LRMonitor, SpeedMonitor, TrainerMetrics
+from offloop.consumers.cli.attached import read_order, run_attached
 
 LOGGER_NAMES = ["ConsoleLogger", "JsonlLogger", "CsvLogger"]
 USER_MODULE = """
-from consumers import Callback, LoggerDestination
+from offloop.consumers import Callback, LoggerDestination
 
 class Mine(Callback):
     def batch_end(self, state, logger):
@@ -34,7 +34,7 @@ def order(run: Path, callbacks: list[Any], loggers: list[Any], sys_path: list[st
 
 
 def attached(payload: bytes) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "consumers.cli.attached"]
+    command = [sys.executable, "-m", "offloop.consumers.cli.attached"]
     return subprocess.run(command, input=payload, capture_output=True, timeout=100, check=False)
 
 
@@ -112,7 +112,7 @@ def test_an_error_is_one_line() -> None:
 def test_ctrl_c_in_the_terminal_does_not_cost_it_the_end_of_the_run(runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "interrupting_callback.py").write_text(
         "import os, signal\n"
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Interrupts(Callback):\n"
         "    def batch_end(self, state, logger):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from consumers_stream import Collector, batch_end, snapshots_of_training
 
-from bus.errors import ClosedError, ConfigurationError, OffloopError
-from bus.protocol.snapshot import Snapshot
-from bus.protocol.stream import PlainStream
-from bus.types.event import Event
-from consumers import Callback, Logger, LoggerDestination, Runner
-from consumers.api.logger import RunContext
-from consumers.runner.runner import CallbackError
+from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import PlainStream
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, Logger, LoggerDestination, Runner
+from offloop.consumers.api.logger import RunContext
+from offloop.consumers.runner.runner import CallbackError
 
 
 class Witness(Callback):
@@ -439,7 +439,7 @@ def test_a_destination_that_could_not_be_sent_everything_is_a_problem() -> None:
 
 STANDING_STILL = """
 import asyncio, os, signal, threading
-from consumers import Callback, Runner
+from offloop.consumers import Callback, Runner
 
 class Stream:
     async def __aiter__(self):

@@ -15,13 +15,13 @@ from counting import Counter
 from paths import SUPPORT
 from resumed_callbacks import make
 
-from bus import Event, Publisher, Timestamp
-from bus.index.manage import rename_run
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from consumers import Callback, LRMonitor, Runner, StallMonitor
-from consumers.runner.checkpoint_states import CheckpointStates
-from consumers.runner.runner import RunnerStatistics
+from offloop.bus import Event, Publisher, Timestamp
+from offloop.bus.index.manage import rename_run
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.consumers import Callback, LRMonitor, Runner, StallMonitor
+from offloop.consumers.runner.checkpoint_states import CheckpointStates
+from offloop.consumers.runner.runner import RunnerStatistics
 
 KILLED = """
 import os, signal, sys
@@ -29,7 +29,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from bus import Event
+from offloop.bus import Event
 from resumed_callbacks import make
 from training import Act
 def die(event, state, logger):
@@ -63,7 +63,17 @@ def test_a_killed_training_resumes_with_what_its_callbacks_knew_at_the_checkpoin
     expected = counts(runs_dir / "whole" / "metrics.jsonl")
     assert expected[16] == {"count": 16, "evaluations": 3, "slow_count": 16, "slow_evaluations": 3}
 
-    watch = [sys.executable, "-m", "consumers", "--run", "killed", "--runs-dir", str(runs_dir), "--name", "watcher"]
+    watch = [
+        sys.executable,
+        "-m",
+        "offloop.consumers",
+        "--run",
+        "killed",
+        "--runs-dir",
+        str(runs_dir),
+        "--name",
+        "watcher",
+    ]
     watch += ["--callbacks", f"{SUPPORT / 'counting.py'}:Counter", "--log", "jsonl", "-o"]
     command = [sys.executable, "-c", KILLED, str(SUPPORT), str(tmp_path)]
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
@@ -222,7 +232,7 @@ def test_a_callback_that_cannot_take_up_its_state_has_raised(
 
 
 def test_states_of_the_newest_checkpoints_are_kept(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumers.runner.checkpoint_states._KEPT", 2)
+    monkeypatch.setattr("offloop.consumers.runner.checkpoint_states._KEPT", 2)
     publish("r", range(1, 6), saved=range(1, 6))
     watch(runs_dir / "r", 1, Counter())
     kept = (runs_dir / "r" / "consumers" / "watcher.checkpoints").iterdir()

@@ -13,12 +13,12 @@ from consumers_stream import batch_end
 from helpers import wait_for
 from training import Act, gold_trainer
 
-from bus import Event, Recording, find_run
-from consumers import Callback, LoggerDestination, Runner
-from consumers.runner.entries import partition
-from consumers.runner.runner import CallbackError
-from consumers.runner.session import run_session
-from consumers.testing import replay
+from offloop.bus import Event, Recording, find_run
+from offloop.consumers import Callback, LoggerDestination, Runner
+from offloop.consumers.runner.entries import partition
+from offloop.consumers.runner.runner import CallbackError
+from offloop.consumers.runner.session import run_session
+from offloop.consumers.testing import replay
 
 
 class Rows(LoggerDestination):
@@ -223,7 +223,7 @@ async def test_a_runner_that_is_cancelled_ends_asynchronous_callbacks_that_wait(
 SNAILS = {
     "thread": """
 import time
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Snail(Callback):
     background = True
@@ -234,7 +234,7 @@ class Snail(Callback):
 """,
     "task": """
 import asyncio
-from consumers import Callback
+from offloop.consumers import Callback
 
 class Snail(Callback):
     async def batch_end(self, state, logger):
@@ -251,7 +251,17 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path, k
     with gold_trainer(24, 6, publish=True, run_name="r", max_duration="20ep") as trainer:
         trainer.fit()
     command = [
-        *(sys.executable, "-m", "consumers", "--replay", str(find_run("r").path), "--name", "n", "--commit-every", "1"),
+        *(
+            sys.executable,
+            "-m",
+            "offloop.consumers",
+            "--replay",
+            str(find_run("r").path),
+            "--name",
+            "n",
+            "--commit-every",
+            "1",
+        ),
         *("--callbacks", "lr,snail.py:Snail", "--log", "jsonl"),
     ]
     log = find_run("r").path / "metrics.jsonl"
@@ -268,7 +278,7 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path, k
 
 @pytest.mark.slow
 def test_the_trainer_s_own_callbacks_have_streams_too(runs_dir, tmp_path, monkeypatch):
-    from consumers import JsonlLogger
+    from offloop.consumers import JsonlLogger
 
     with gold_trainer(
         24, 6, publish=True, run_name="r", callbacks=[Quick(), InBackground()], loggers=[JsonlLogger()]
@@ -281,7 +291,7 @@ def test_the_trainer_s_own_callbacks_have_streams_too(runs_dir, tmp_path, monkey
 @pytest.mark.slow
 def test_a_command_of_a_consumer_is_reported(runs_dir, tmp_path):
     (tmp_path / "stop.py").write_text(
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Stop(Callback):\n"
         "    def batch_end(self, state, logger):\n"
         "        if state.timestamp.batch == 5:\n"
@@ -293,7 +303,7 @@ def test_a_command_of_a_consumer_is_reported(runs_dir, tmp_path):
         if event is Event.FIT_START:
             consumer.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "consumers", "--run", "r", "--callbacks", "stop.py:Stop"],
+                    [sys.executable, "-m", "offloop.consumers", "--run", "r", "--callbacks", "stop.py:Stop"],
                     cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                 )
             )  # fmt: skip
@@ -325,7 +335,7 @@ def test_an_error_of_ours_is_one_line_with_the_place_that_is_the_user_s(recordin
 def test_a_replay_says_which_fields_are_not_in_it(recording):
     path = str(recording().path)
     done = subprocess.run(
-        [sys.executable, "-m", "consumers", "--replay", path, "--callbacks", "activations"],
+        [sys.executable, "-m", "offloop.consumers", "--replay", path, "--callbacks", "activations"],
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert "the field 'activations' is not in this recording: attach while the training runs" in done.stderr

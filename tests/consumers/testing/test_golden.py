@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bus.errors import ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from consumers import Callback, Logger
-from consumers.testing import Golden, Logged, MemoryStream, replay
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.consumers import Callback, Logger
+from offloop.consumers.testing import Golden, Logged, MemoryStream, replay
 
 
 class Logs(Callback):

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from make_recordings import RECORDINGS
 
-from bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, OffloopError, RecordingError
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.commands import Command
-from bus.types.event import Event
-from consumers import Callback, JsonlLogger, Logger, LoggerDestination, LRMonitor, NaNMonitor, SpeedMonitor
-from consumers.api.logger import Row
-from consumers.testing import Logged, MemoryStream, replay
+from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, OffloopError, RecordingError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.commands import Command
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, LRMonitor, NaNMonitor, SpeedMonitor
+from offloop.consumers.api.logger import Row
+from offloop.consumers.testing import Logged, MemoryStream, replay
 
 EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
 

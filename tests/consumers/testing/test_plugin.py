@@ -12,9 +12,9 @@ from helpers import wait_for
 from make_recordings import RECORDINGS
 from paths import ROOT
 
-from bus.processes import is_running
-from bus.runs.directory import read_run
-from consumers.testing import LiveRun
+from offloop.bus.processes import is_running
+from offloop.bus.runs.directory import read_run
+from offloop.consumers.testing import LiveRun
 
 pytest_plugins = ["pytester"]
 
@@ -30,7 +30,7 @@ asyncio_default_fixture_loop_scope = function
 """
 
 CALLBACK = """
-from consumers import Callback
+from offloop.consumers import Callback
 class Loss(Callback):
     def batch_end(self, state, logger):
         logger.log_metrics({"loss": state.loss, "batch": state.timestamp.batch.value})
@@ -40,7 +40,7 @@ GOLDEN_TEST = (
     CALLBACK
     + """
 import math
-from consumers.testing import MemoryStream
+from offloop.consumers.testing import MemoryStream
 LOSSES = [1.0, math.nan, 0.1 + 0.2]
 def test_losses(replay, golden):
     stream = MemoryStream(loss=lambda batch: LOSSES[batch - 1])
@@ -92,7 +92,7 @@ ASYNC_TESTS = (
     + """
 import asyncio
 import pytest
-from consumers.testing import MemoryStream
+from offloop.consumers.testing import MemoryStream
 pytestmark = pytest.mark.asyncio
 async def test_recording(recording):
     found = recording("it.mcap")
@@ -187,7 +187,7 @@ def test_what_differs_is_shown(project: pytest.Pytester) -> None:
 
 
 TASKS = """
-from trainer.tasks.digits import digits
+from offloop.trainer.tasks.digits import digits
 def endless():
     return {**digits(batch_size=8), "max_duration": "100000ep"}
 """

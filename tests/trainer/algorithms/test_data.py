@@ -9,16 +9,16 @@ import torch
 from algorithm_runs import Image, image_batches, note, train
 from torch import Tensor
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Algorithm
-from trainer.algorithms.cutmix import CutMix
-from trainer.algorithms.cutout import CutOut
-from trainer.algorithms.label_smoothing import LabelSmoothing
-from trainer.algorithms.mixup import MixUp
-from trainer.algorithms.progressive_resizing import ProgressiveResizing
-from trainer.algorithms.selective_backprop import SelectiveBackprop
-from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm
+from offloop.trainer.algorithms.cutmix import CutMix
+from offloop.trainer.algorithms.cutout import CutOut
+from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
+from offloop.trainer.algorithms.mixup import MixUp
+from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
+from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
+from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
 
 DRAWING: dict[str, Callable[[], Algorithm]] = {
     "mixup": MixUp,

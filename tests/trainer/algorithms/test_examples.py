@@ -7,13 +7,13 @@ from importlib import import_module
 
 import pytest
 
-import trainer.algorithms
-from trainer import Algorithm
+import offloop.trainer.algorithms as package
+from offloop.trainer import Algorithm
 
 
 def algorithms() -> list[type[Algorithm]]:
     """The classes that can be handed to a trainer, each once, from the modules that define them."""
-    names = [module.name for module in pkgutil.iter_modules(trainer.algorithms.__path__, "trainer.algorithms.")]
+    names = [module.name for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
     return [
         member
         for name in names

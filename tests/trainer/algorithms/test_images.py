@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from training import Act
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Classifier
-from trainer.algorithms.cutout import CutOut
-from trainer.algorithms.progressive_resizing import ProgressiveResizing
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier
+from offloop.trainer.algorithms.cutout import CutOut
+from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
 
 
 def seen_batches(algorithm: Any, batches: Any, make_model: Any = Image, **arguments: Any) -> list[Any]:

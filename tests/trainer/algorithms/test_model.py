@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Algorithm, Classifier, Logger, State, Trainer
-from trainer.algorithms.blurpool import BlurPool
-from trainer.algorithms.channels_last import ChannelsLast
-from trainer.algorithms.layer_freezing import LayerFreezing
-from trainer.algorithms.stochastic_depth import StochasticDepth
-from trainer.device.device import CpuDevice
-from trainer.tasks.gpt import Gpt
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.trainer.algorithms.blurpool import BlurPool
+from offloop.trainer.algorithms.channels_last import ChannelsLast
+from offloop.trainer.algorithms.layer_freezing import LayerFreezing
+from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
+from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.tasks.gpt import Gpt
 
 
 def start(algorithm: Algorithm, model: nn.Module) -> Logger:

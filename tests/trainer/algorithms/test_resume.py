@@ -10,15 +10,15 @@ from gold import gold_data
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer import Algorithm, Classifier, Trainer
-from trainer.algorithms.blurpool import BlurPool
-from trainer.algorithms.channels_last import ChannelsLast
-from trainer.algorithms.ema import EMA
-from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.algorithms.layer_freezing import LayerFreezing
-from trainer.algorithms.sam import SAM
-from trainer.algorithms.stochastic_depth import StochasticDepth
-from trainer.algorithms.swa import SWA
+from offloop.trainer import Algorithm, Classifier, Trainer
+from offloop.trainer.algorithms.blurpool import BlurPool
+from offloop.trainer.algorithms.channels_last import ChannelsLast
+from offloop.trainer.algorithms.ema import EMA
+from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.algorithms.layer_freezing import LayerFreezing
+from offloop.trainer.algorithms.sam import SAM
+from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
+from offloop.trainer.algorithms.swa import SWA
 
 
 class Residual(nn.Module):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from training import Act
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Classifier, DataSpec, LanguageModel
-from trainer.algorithms.selective_backprop import SelectiveBackprop
-from trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, DataSpec, LanguageModel
+from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
+from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
 
 
 def language_model() -> LanguageModel:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Algorithm, Classifier, DataSpec, LanguageModel, State
-from trainer.algorithms.common import random_span, soft_targets
-from trainer.algorithms.cutmix import CutMix
-from trainer.algorithms.label_smoothing import LabelSmoothing
-from trainer.algorithms.mixup import MixUp
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel, State
+from offloop.trainer.algorithms.common import random_span, soft_targets
+from offloop.trainer.algorithms.cutmix import CutMix
+from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
+from offloop.trainer.algorithms.mixup import MixUp
 
 SPLIT = [None, 4]
-DRAW = "trainer.algorithms.common.torch.randint"
+DRAW = "offloop.trainer.algorithms.common.torch.randint"
 
 
 def losses_and_parts(algorithm: Algorithm, batches: list[Any], **settings: Any) -> list[tuple[Tensor, Tensor, Any]]:

@@ -12,13 +12,13 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader
 
-from bus.errors import CheckpointError, ConfigurationError, InvalidTimeError
-from bus.types.event import Event
-from trainer import Algorithm, Classifier, State, Trainer
-from trainer.algorithms.ema import EMA
-from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.algorithms.sam import SAM
-from trainer.algorithms.swa import SWA
+from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidTimeError
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Classifier, State, Trainer
+from offloop.trainer.algorithms.ema import EMA
+from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.algorithms.sam import SAM
+from offloop.trainer.algorithms.swa import SWA
 
 BATCHES = row_batches()
 

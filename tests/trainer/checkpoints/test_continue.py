@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, gold_evaluators, gold_trainer
 
-from bus.errors import CheckpointError, ConfigurationError
-from bus.types.event import Event
-from trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
-from trainer.schedulers import CosineAnnealingScheduler
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
+from offloop.trainer.schedulers import CosineAnnealingScheduler
 
 
 def events_of(*events: Event) -> tuple[list[tuple[str, int, int]], Act]:

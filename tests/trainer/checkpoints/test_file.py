@@ -28,8 +28,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bus.errors import CheckpointError
-from trainer.checkpoints.file import (
+from offloop.bus.errors import CheckpointError
+from offloop.trainer.checkpoints.file import (
     draft_checkpoint,
     import_torch,
     is_torch_file,
@@ -254,7 +254,7 @@ def test_a_tree_that_holds_itself_is_refused(path: Path) -> None:
 
 
 def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.checkpoints.image._TEXT_LIMIT", 1000)
+    monkeypatch.setattr("offloop.bus.checkpoints.image._TEXT_LIMIT", 1000)
     with pytest.raises(CheckpointError, match=r"take [\d,]+ bytes, at most 1,000 are allowed: .* in tensors"):
         write_checkpoint(path, {"a": list(range(1000))})
 
@@ -468,7 +468,7 @@ def test_an_interrupted_write_leaves_nothing(path: Path, monkeypatch: pytest.Mon
 
 def test_the_next_write_removes_what_a_killed_one_left(path: Path) -> None:
     code = """if True:
-        import os, signal, sys, trainer.checkpoints.file as module
+        import os, signal, sys, offloop.trainer.checkpoints.file as module
         def die(descriptor): os.kill(os.getpid(), signal.SIGKILL)
         os.fsync = die
         module.write_checkpoint(sys.argv[1], {"a": 2})

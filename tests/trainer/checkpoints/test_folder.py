@@ -21,10 +21,10 @@ import pytest
 import torch
 from helpers import REFERENCE, wait_for
 
-from bus.errors import CheckpointError, ConfigurationError
-from bus.types.timestamp import Timestamp
-from trainer.checkpoints.file import read_checkpoint, write_checkpoint
-from trainer.checkpoints.folder import CheckpointFolder
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
+from offloop.trainer.checkpoints.folder import CheckpointFolder
 
 BATCHES_PER_EPOCH = 4
 
@@ -344,8 +344,8 @@ def test_files_of_other_names_are_no_conflict(tmp_path: Path, name: str) -> None
 SAVE_UNTIL_KILLED = """
 import os, sys
 import torch
-from bus.types.timestamp import Timestamp
-from trainer.checkpoints.folder import CheckpointFolder
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.checkpoints.folder import CheckpointFolder
 
 for line in sys.stdin:
     worker = os.fork()

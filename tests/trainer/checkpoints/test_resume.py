@@ -20,12 +20,12 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 from training import Act, gold_trainer
 
-from bus.errors import CheckpointError, ConfigurationError
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.event import Event
-from trainer import Classifier, Evaluator, State, Trainer
-from trainer.checkpoints.file import read_checkpoint, write_checkpoint
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, Evaluator, State, Trainer
+from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
 
 
 def test_resumed_from_any_batch_it_ends_with_the_same_weights(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ from pathlib import Path
 import torch
 from resumed import make
 from training import Act
-from bus.types.event import Event
+from offloop.bus.types.event import Event
 torch.set_num_threads(1)
 def die(event, state, logger):
     if state.timestamp.batch == int(sys.argv[5]):

@@ -12,19 +12,18 @@ from paths import ROOT
 from trainer_command import SMALL, command_in, without_torch
 from training import Act, gold_trainer
 
-import trainer.algorithms
-from bus.errors import ConfigurationError
-from bus.plugins import registry
-from bus.runs.directory import list_runs
-from bus.types.event import Event
-from trainer import Trainer
-from trainer.algorithms import ALGORITHMS, EMA, CutMix, LabelSmoothing
-from trainer.device.seeding import seed_all
-from trainer.tasks import find_task
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.plugins import registry
+from offloop.bus.runs.directory import list_runs
+from offloop.bus.types.event import Event
+from offloop.trainer import Trainer, algorithms
+from offloop.trainer.algorithms import ALGORITHMS, EMA, CutMix, LabelSmoothing
+from offloop.trainer.device.seeding import seed_all
+from offloop.trainer.tasks import find_task
 
 OWN = '''
-from bus.types.event import Event
-from trainer import Algorithm
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm
 
 class Note(Algorithm):
     """Says something at the end. Twice."""
@@ -121,13 +120,13 @@ def test_an_algorithm_that_does_not_fit_says_so(task: str, name: str, options: l
 
 def test_every_algorithm_has_a_short_name_and_can_be_imported_from_the_package() -> None:
     found = {ALGORITHMS.find(name).__name__ for name in ALGORITHMS.names()}
-    assert found | {"ALGORITHMS"} == set(trainer.algorithms.__all__)
+    assert found | {"ALGORITHMS"} == set(algorithms.__all__)
     assert {*FOR_ANY, *FOR_IMAGES, *FOR_TEXT, "progressive_resizing"} == set(ALGORITHMS.names())
-    for name in trainer.algorithms.__all__:
-        assert getattr(trainer.algorithms, name) is not None
-    assert set(trainer.algorithms.__all__) <= set(dir(trainer.algorithms))
+    for name in algorithms.__all__:
+        assert getattr(algorithms, name) is not None
+    assert set(algorithms.__all__) <= set(dir(algorithms))
     with pytest.raises(AttributeError, match="no attribute 'EMMA'"):
-        trainer.algorithms.EMMA  # noqa: B018
+        algorithms.EMMA  # noqa: B018
 
 
 def test_options_reach_the_algorithm_by_either_name() -> None:
@@ -141,7 +140,7 @@ def test_options_reach_the_algorithm_by_either_name() -> None:
 
 
 def test_algorithms_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint("average", "trainer.algorithms.ema:EMA", "offloop.algorithms")])
+    points = EntryPoints([EntryPoint("average", "offloop.algorithms.ema:EMA", "offloop.algorithms")])
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     assert ALGORITHMS.find("average") is EMA
 
@@ -161,10 +160,10 @@ def test_the_list_shows_algorithms_with_their_options(run: Run) -> None:
 
 def test_without_torch_the_list_says_how_to_install_it() -> None:
     done = without_torch(
-        "import sys; sys.argv = ['trainer', '--list-algorithms']; from trainer.cli.main import main; main()"
+        "import sys; sys.argv = ['trainer', '--list-algorithms']; from offloop.trainer.cli.main import main; main()"
     )
     assert done.stderr == "error: the trainer needs torch; install it with: pip install 'offloop[trainer]'\n"
-    done = without_torch("import trainer.algorithms; trainer.algorithms.EMA")
+    done = without_torch("import offloop.algorithms; offloop.algorithms.EMA")
     assert done.stderr.endswith("the trainer needs torch; install it with: pip install 'offloop[trainer]'\n")
 
 
@@ -192,7 +191,7 @@ def test_algorithms_and_their_options_on_the_command_line(run: Run, runs_dir: Pa
         (["--algorithms", "gradient_clipping"], "needs '-o gradient_clipping.clipping_type=...' (text)"),
         (["--algorithms", "mine.py:Unfinished"], "Unfinished has to define apply"),
         (["--algorithms", "mine.py:Missing"], "there is no 'Missing' in mine.py"),
-        (["--algorithms", "pathlib:Path"], "Path has to be a subclass of trainer.Algorithm"),
+        (["--algorithms", "pathlib:Path"], "Path has to be a subclass of offloop.trainer.Algorithm"),
         (["--algorithms", "nowhere.py:Mine"], "there is no file nowhere.py"),
         (["--algorithms", "stochastic_depth", "-o", "StochasticDepth.target_layer_name=Layer"], "names no layer"),
     ],

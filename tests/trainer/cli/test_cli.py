@@ -13,8 +13,8 @@ from gold import GoldMLP
 from paths import ROOT
 from trainer_command import SMALL, command_in, without_torch
 
-from bus.recording.recording import Recording
-from bus.runs.directory import list_runs
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import list_runs
 
 QUIETLY = ("--device=cpu", "--no-publish", "--no-progress")
 
@@ -150,7 +150,7 @@ def test_an_interrupted_run_says_where_its_recording_is(
 
 
 def test_without_torch_the_command_says_how_to_install_it() -> None:
-    code = "import sys; sys.argv = ['trainer', 'digits']; from trainer.cli.main import main; main()"
+    code = "import sys; sys.argv = ['trainer', 'digits']; from offloop.trainer.cli.main import main; main()"
     done = without_torch(code)
     assert done.returncode == 2
     assert done.stderr == "error: the trainer needs torch; install it with: pip install 'offloop[trainer]'\n"
@@ -158,17 +158,17 @@ def test_without_torch_the_command_says_how_to_install_it() -> None:
 
 def test_without_torch_the_package_imports_and_names_what_is_missing_when_it_is_used() -> None:
     code = """
-import trainer
+import offloop.trainer
 assert "Trainer" in dir(trainer)
 try:
-    trainer.Trainer
+    offloop.trainer.Trainer
 except ImportError as error:
     print(error)
 try:
-    trainer.Trainr
+    offloop.trainer.Trainr
 except AttributeError as error:
     print(error)
-import sys; sys.argv = ['trainer', '--list']; from trainer.cli.main import main; main()
+import sys; sys.argv = ['trainer', '--list']; from offloop.trainer.cli.main import main; main()
 """
     done = without_torch(code)
     assert done.returncode == 0, done.stderr
@@ -181,7 +181,11 @@ import sys; sys.argv = ['trainer', '--list']; from trainer.cli.main import main;
 def test_python_m_trainer_is_the_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "trainer", "--list"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "offloop.trainer", "--list"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0
     assert "digits" in done.stdout
@@ -245,7 +249,7 @@ class Absent:
         if name == "zstandard":
             raise ModuleNotFoundError("No module named 'zstandard'", name=name)
 sys.meta_path.insert(0, Absent())
-from trainer import Trainer
+from offloop.trainer import Trainer
 """
 
 

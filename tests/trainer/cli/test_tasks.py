@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import trainer
-from trainer import Trainer
-from trainer.device.seeding import seed_all
-from trainer.tasks import BUILT_IN, find_task
-from trainer.tasks.chars import read_source
-from trainer.tasks.gpt import ALPHABET, encode
+from offloop import trainer
+from offloop.trainer import Trainer
+from offloop.trainer.device.seeding import seed_all
+from offloop.trainer.tasks import BUILT_IN, find_task
+from offloop.trainer.tasks.chars import read_source
+from offloop.trainer.tasks.gpt import ALPHABET, encode
 
 
 def train(name: str, seed: int, max_duration: str | None = None, **options: Any) -> Trainer:

@@ -14,11 +14,11 @@ from commands import Run
 from paths import SUPPORT
 from trainer_command import SMALL, command_in
 
-from bus.cli.describe import describe_run, lines
-from bus.runs.directory import find_run, list_runs
-from trainer.arguments.checks import PRECISIONS
-from trainer.checkpoints.file import read_weights
-from trainer.cli.options import COMMON_OPTIONS
+from offloop.bus.cli.describe import describe_run, lines
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.trainer.arguments.checks import PRECISIONS
+from offloop.trainer.checkpoints.file import read_weights
+from offloop.trainer.cli.options import COMMON_OPTIONS
 
 TUNED = '''
 import os
@@ -27,8 +27,8 @@ import sys
 
 sys.path.insert(0, {tests!r})
 from gold import GoldMLP, gold_loader, gold_optimizer
-from bus.types.event import Event
-from trainer import Algorithm, ComputeConfig, StreamConfig
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, ComputeConfig, StreamConfig
 
 class Tell(Algorithm):
     """Prints what the training was set to."""
@@ -253,7 +253,7 @@ def test_without_checkpoints_nothing_is_said_of_them(run: Run) -> None:
 @pytest.mark.slow
 def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tmp_path: Path, runs_dir: Path) -> None:
     arguments = ["digits", "--train-batches=8", "-d2ep", "--save-interval=5ba", "--run-name=r", "--autoresume"]
-    command = [sys.executable, "-m", "trainer", *arguments, "--save-folder=ck"]
+    command = [sys.executable, "-m", "offloop.trainer", *arguments, "--save-folder=ck"]
     kill = ["--algorithms=tuning.py:Signal", "-oSignal.name=SIGKILL", "-oSignal.batch=13"]
     killed = subprocess.run([*command, *kill], capture_output=True, timeout=100, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -284,7 +284,15 @@ def test_an_attempt_that_trains_something_else_is_warned_about(
 
 
 def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "trainer"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        "-m",
+        "offloop.trainer",
+    ]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -19,11 +19,11 @@ from resumed import make, same, train, weights
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from training import Act, gold_trainer
 
-from bus.runs.directory import find_run
-from bus.types.event import Event
-from trainer import State, Trainer
-from trainer.data.resume import generators_of
-from trainer.device.seeding import RandomStates
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import Event
+from offloop.trainer import State, Trainer
+from offloop.trainer.data.resume import generators_of
+from offloop.trainer.device.seeding import RandomStates
 
 
 @pytest.fixture

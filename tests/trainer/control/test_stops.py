@@ -17,15 +17,15 @@ from attached_callbacks import Impatient
 from gold import gold_loader
 from training import Act, FakeClock, gold_trainer
 
-from bus import find_run
-from bus.protocol.order import Ending, worst_of
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from bus.types.timestamp import Time
-from consumers.callbacks.stoppers import EarlyStopper
-from consumers.dashboard.view.run_view import RunView
-from trainer import Logger, State, Trainer
-from trainer.loop.progress import make_progress
+from offloop.bus import find_run
+from offloop.bus.protocol.order import Ending, worst_of
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Time
+from offloop.consumers.callbacks.stoppers import EarlyStopper
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.trainer import Logger, State, Trainer
+from offloop.trainer.loop.progress import make_progress
 
 
 class Terminal(io.StringIO):

@@ -10,12 +10,12 @@ import torch
 from gold import gold_data
 from training import Act, gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import DataSpec, Evaluator
-from trainer.data.spec import as_data_spec, count_samples, count_tokens, split_samples
-from trainer.device.batch import batch_get, batch_set, map_tensors
-from trainer.device.device import CpuDevice
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import DataSpec, Evaluator
+from offloop.trainer.data.spec import as_data_spec, count_samples, count_tokens, split_samples
+from offloop.trainer.device.batch import batch_get, batch_set, map_tensors
+from offloop.trainer.device.device import CpuDevice
 
 Pair = namedtuple("Pair", "x y")
 X, Y = torch.arange(12).view(6, 2), torch.arange(6)
@@ -41,7 +41,7 @@ def test_samples_are_counted_in_the_first_dimension(batch: Any) -> None:
     ],
 )
 def test_batches_that_cannot_be_counted_say_what_to_do(batch: Any, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{why}: wrap the dataloader in trainer.DataSpec"):
+    with pytest.raises(ConfigurationError, match=f"{why}: wrap the dataloader in offloop.trainer.DataSpec"):
         count_samples(batch)
 
 

@@ -10,14 +10,14 @@ from gold import GoldMLP, gold_optimizer
 from torchmetrics import MeanMetric
 from training import FakeStream
 
-from bus.errors import ConfigurationError
-from bus.types.deferred import Deferred
-from bus.types.event import Event
-from trainer import Classifier, Logger, State
-from trainer.device.device import CpuDevice, DeferredMap, copied, get_device
-from trainer.loop.progress import ProgressLines
-from trainer.loop.step import TrainStep
-from trainer.stream.publishing import StatePublisher
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, Logger, State
+from offloop.trainer.device.device import CpuDevice, DeferredMap, copied, get_device
+from offloop.trainer.loop.progress import ProgressLines
+from offloop.trainer.loop.step import TrainStep
+from offloop.trainer.stream.publishing import StatePublisher
 
 
 def test_a_deferred_number_is_ready_when_the_gpu_has_come_that_far() -> None:

@@ -9,10 +9,10 @@ from brokers import free_address
 from forked import Program, run_forked
 from nats_servers import NatsServer, wait_for_copy
 
-from bus.recording.recording import Recording
-from bus.runs.bridged import read_bridge
-from bus.runs.directory import RunInfo, find_run
-from bus.types.event import Event
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.bridged import read_bridge
+from offloop.bus.runs.directory import RunInfo, find_run
+from offloop.bus.types.event import Event
 
 HOSTS = {"a": [0, 1], "b": [2, 3]}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import RankError
-from trainer.distributed.launcher import report_uncaught_errors
+from offloop.bus.errors import RankError
+from offloop.trainer.distributed.launcher import report_uncaught_errors
 
 
 def test_what_another_rank_has_caused_is_reported_after_its_cause(

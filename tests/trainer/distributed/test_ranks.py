@@ -20,13 +20,13 @@ from ranks_jobs import BATCHES_BEFORE_THE_END, same_result, train_on
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run
-from bus.types.demand import BASE_EVENTS
-from bus.types.event import Event
-from trainer import RankBatchSampler, Trainer
-from trainer.tasks import find_task
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.trainer import RankBatchSampler, Trainer
+from offloop.trainer.tasks import find_task
 
 JOBS = SUPPORT / "ranks_jobs.py"
 PATIENCE = 150
@@ -275,7 +275,7 @@ def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(fi
 
 @pytest.mark.slow
 def test_the_command_trains_on_ranks_as_on_one(runs_dir: Path) -> None:
-    done = torchrun("-m", "trainer", "digits", "--seed", "3", "-d", "12ba", "--run-name", "r", "--no-progress")
+    done = torchrun("-m", "offloop.trainer", "digits", "--seed", "3", "-d", "12ba", "--run-name", "r", "--no-progress")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("watch it with") == 1
     snapshots = list(Recording(find_run("r").recording))

@@ -16,12 +16,12 @@ from sharding_jobs import comparable, fitted, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from training import gold_trainer
 
-from bus.errors import CheckpointError, ConfigurationError
-from trainer.checkpoints.checkpoints import folder_name
-from trainer.checkpoints.folder import CheckpointFolder
-from trainer.checkpoints.sharded import check_sharded, read_sharded
-from trainer.distributed.sharding import check_fsdp_config
-from trainer.fields.norms import NORM_FIELDS
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.trainer.checkpoints.checkpoints import folder_name
+from offloop.trainer.checkpoints.folder import CheckpointFolder
+from offloop.trainer.checkpoints.sharded import check_sharded, read_sharded
+from offloop.trainer.distributed.sharding import check_fsdp_config
+from offloop.trainer.fields.norms import NORM_FIELDS
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +264,6 @@ def test_torch_s_policies_are_let_through() -> None:
 
 
 def test_a_trainer_without_sharding_does_not_load_what_it_takes() -> None:
-    program = "import sys, trainer; trainer.Trainer; print('torch.distributed.fsdp' in sys.modules)"
+    program = "import sys, trainer; offloop.trainer.Trainer; print('torch.distributed.fsdp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

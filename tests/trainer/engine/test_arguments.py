@@ -13,18 +13,18 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torchmetrics import MetricCollection
 from training import Act, gold_trainer
 
-from bus.errors import ClosedError, ConfigurationError, OffloopError
-from bus.recording.recording import Recording
-from bus.runs.directory import list_runs, read_run
-from bus.types.event import Event
-from trainer import Classifier, Evaluator, State, Trainer
-from trainer.schedulers import StepScheduler
+from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import list_runs, read_run
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, Evaluator, State, Trainer
+from offloop.trainer.schedulers import StepScheduler
 
 OTHER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 LBFGS = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model": torch.nn.Linear(8, 4)}, r"Linear has no loss: wrap a plain module in trainer.Classifier"),
+    ({"model": torch.nn.Linear(8, 4)}, r"Linear has no loss: wrap a plain module in offloop.trainer.Classifier"),
     ({"max_duration": "5"}, r"invalid duration '5'"),
     ({"max_duration": "0.5dur"}, r"max_duration '0.5dur' is not allowed"),
     ({"max_duration": "1iter"}, r"max_duration '1iter' is not allowed"),

@@ -9,11 +9,11 @@ from gold import GoldMLP, gold_optimizer
 from helpers import REFERENCE
 from training import Act, FakeStream, gold_trainer
 
-from bus.publisher.publisher import Publisher
-from bus.types.event import Event
-from trainer import Algorithm, Engine, Logger, State
-from trainer.device.device import CpuDevice
-from trainer.stream.publishing import StatePublisher, optimizer_names
+from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.types.event import Event
+from offloop.trainer import Algorithm, Engine, Logger, State
+from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.stream.publishing import StatePublisher, optimizer_names
 
 ORDERS = json.loads((REFERENCE / "engine_order.json").read_text())["per_event"]
 

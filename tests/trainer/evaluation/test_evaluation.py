@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from training import Act, gold_evaluators, gold_trainer
 
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.types.event import Event
-from bus.types.timestamp import Time, Timestamp
-from trainer import Classifier, DataSpec, Evaluator, LanguageModel, State
-from trainer.arguments.durations import Interval, check_interval
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Time, Timestamp
+from offloop.trainer import Classifier, DataSpec, Evaluator, LanguageModel, State
+from offloop.trainer.arguments.durations import Interval, check_interval
 
 MATRIX = json.loads((REFERENCE / "interval_matrix.json").read_text())["matrix"]
 EVAL_B = {"eval_b": {"n": 8, "batch_size": 4}}

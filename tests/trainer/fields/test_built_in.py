@@ -14,14 +14,14 @@ from gold import GoldMLP, gold_loader
 from torch import Tensor, nn
 from training import Act
 
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from trainer import State
-from trainer.device.device import CpuDevice
-from trainer.fields.model import MAX_MODULES
-from trainer.fields.norms import l2_norms
-from trainer.fields.registry import BUILT_IN, FieldsOnDemand
-from trainer.fields.tensors import TENSOR_FIELDS
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.trainer import State
+from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.fields.model import MAX_MODULES
+from offloop.trainer.fields.norms import l2_norms
+from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
+from offloop.trainer.fields.tensors import TENSOR_FIELDS
 
 BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
 NAMES = ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"]
@@ -564,7 +564,7 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
 
     monkeypatch.setattr(torch, "empty_like", full)
-    monkeypatch.setattr("trainer.fields.activations.statistics", full)
+    monkeypatch.setattr("offloop.trainer.fields.activations.statistics", full)
     stream = Stream(Demand({BATCH_END: Want(1, {"update_norms": 1, "activations": 1, "gradient_norm": 1})}))
     train(monkeypatch, stream, 3)
     sent = [fields for event, _, fields in stream.sent if event is BATCH_END]

@@ -13,15 +13,15 @@ from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
 from training import gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from trainer import Logger, State
-from trainer.algorithms.gradient_clipping import GradientClipping
-from trainer.device.device import CpuDevice, Device
-from trainer.fields.registry import BUILT_IN, check_fields
-from trainer.fields.values import _Tensors
-from trainer.stream.publishing import StatePublisher
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.trainer import Logger, State
+from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.device.device import CpuDevice, Device
+from offloop.trainer.fields.registry import BUILT_IN, check_fields
+from offloop.trainer.fields.values import _Tensors
+from offloop.trainer.stream.publishing import StatePublisher
 
 BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trainer.fields.field import hook_optimizers
+from offloop.trainer.fields.field import hook_optimizers
 
 
 class Probe:

@@ -10,9 +10,9 @@ from fake_gpu import TimedGpu
 from field_stream import Stream, asking, train
 from gold import gold_loader
 
-from bus.types.demand import BASE_EVENTS, Demand, Want
-from bus.types.event import Event
-from trainer.fields.phases import MAX_SPANS, PhaseProbe
+from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.event import Event
+from offloop.trainer.fields.phases import MAX_SPANS, PhaseProbe
 
 BATCH_END = Event.BATCH_END
 PHASES = ["data", "forward", "loss", "backward", "optimizer", "publishing"]
@@ -47,9 +47,9 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which phases and publishing are timed."""
     clock = Clock()
-    monkeypatch.setattr("trainer.fields.phases.time", SimpleNamespace(perf_counter_ns=clock, time_ns=clock))
+    monkeypatch.setattr("offloop.trainer.fields.phases.time", SimpleNamespace(perf_counter_ns=clock, time_ns=clock))
     for name in ("perf_counter_ns", "thread_time_ns"):
-        monkeypatch.setattr(f"trainer.stream.publishing.{name}", clock)
+        monkeypatch.setattr(f"offloop.trainer.stream.publishing.{name}", clock)
     return clock
 
 

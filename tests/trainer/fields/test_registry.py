@@ -6,10 +6,10 @@ import pytest
 from field_stream import Stream, asking, train
 from training import Act
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import State
-from trainer.fields.registry import BUILT_IN, FieldRegistry, check_fields
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import State
+from offloop.trainer.fields.registry import BUILT_IN, FieldRegistry, check_fields
 
 
 def queue_length(state: State) -> int:
@@ -49,7 +49,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = FieldRegistry()
-    monkeypatch.setattr("trainer.stream.run_stream.check_fields", lambda given: registry)
+    monkeypatch.setattr("offloop.trainer.stream.run_stream.check_fields", lambda given: registry)
 
     def register(event: Event, state: State, logger: object) -> None:
         if state.timestamp.batch == 3:

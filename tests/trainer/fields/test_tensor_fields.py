@@ -17,22 +17,22 @@ from safetensors.torch import load
 from tensor_stream import TensorStream, Wide
 from training import gold_trainer
 
-from bus.checkpoints.image import write_draft
-from bus.errors import ConfigurationError, FieldNotAvailableError
-from bus.protocol.snapshot import Snapshot
-from bus.tensors.segments import Segment, SegmentPool
-from bus.tensors.view import Tensors, open_tensors
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.timestamp import Timestamp
-from consumers.api.callback import Callback
-from consumers.api.logger import Logger
-from trainer import Trainer
-from trainer.checkpoints.file import read_checkpoint, write_checkpoint
-from trainer.engine.state import State
-from trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
-from trainer.stream.run_stream import TrainingStream
-from trainer.stream.tensor_sharing import TensorSharing
+from offloop.bus.checkpoints.image import write_draft
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors.segments import Segment, SegmentPool
+from offloop.bus.tensors.view import Tensors, open_tensors
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.logger import Logger
+from offloop.trainer import Trainer
+from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
+from offloop.trainer.engine.state import State
+from offloop.trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
+from offloop.trainer.stream.run_stream import TrainingStream
+from offloop.trainer.stream.tensor_sharing import TensorSharing
 
 LARGE = 400_000
 
@@ -201,7 +201,7 @@ def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.Mo
     class Moments(Taker):
         trainer: Trainer
 
-    monkeypatch.setattr("trainer.stream.tensor_sharing.SegmentPool", Pool)
+    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.SegmentPool", Pool)
     taker = Moments(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
     stream = TensorStream(taker)
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
@@ -257,7 +257,7 @@ class Copies:
 
 def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
-    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies)
+    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies)
     sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
     tensors = {"w": torch.arange(LARGE, dtype=torch.float32).as_subclass(OnGpu)}
     later: Any = sharing.share("weights", TensorPayload(tensors))
@@ -276,7 +276,7 @@ def test_a_model_on_two_gpus_is_there_when_both_have_copied(monkeypatch: pytest.
         device = torch.device("cuda", 1)
 
     copies = {torch.device("cpu"): Copies(), OnOther.device: Copies()}
-    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies[tensor.device])
+    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies[tensor.device])
     sharing = TensorSharing(SegmentPool(), TensorStream())
     tensors = {"a": torch.ones(3).as_subclass(OnGpu), "b": torch.ones(3).as_subclass(OnOther), "c": torch.ones(3)}
     monkeypatch.setattr("torch.empty", lambda *shape, pin_memory, **more: torch.zeros(*shape, **more))
@@ -300,7 +300,7 @@ def test_memory_is_used_again_only_when_copies_that_were_begun_have_arrived(monk
             return super().__torch_function__(function, types, args, kwargs)
 
     copies, pool = Copies(), SegmentPool(1)
-    monkeypatch.setattr("trainer.stream.tensor_sharing.copied", lambda tensor: copies)
+    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies)
     sharing = TensorSharing(pool, TensorStream())
     with pytest.raises(torch.OutOfMemoryError):
         sharing.share("weights", TensorPayload({"w": torch.zeros(LARGE).as_subclass(Broken)}))

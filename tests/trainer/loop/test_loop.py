@@ -12,11 +12,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Classifier, DataSpec, State
-from trainer.data.metrics import read_metrics
-from trainer.schedulers import LinearScheduler
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, DataSpec, State
+from offloop.trainer.data.metrics import read_metrics
+from offloop.trainer.schedulers import LinearScheduler
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
 RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]

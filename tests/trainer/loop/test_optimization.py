@@ -15,11 +15,11 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, FakeClock, gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.types.event import Event
-from trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
-from trainer.loop.microbatches import check_microbatch_size
-from trainer.schedulers import (
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
+from offloop.trainer.loop.microbatches import check_microbatch_size
+from offloop.trainer.schedulers import (
     ConstantScheduler,
     CosineAnnealingScheduler,
     ExponentialScheduler,
@@ -340,7 +340,7 @@ def test_a_compiled_model_trains_to_the_same_weights() -> None:
 
 DETERMINISTIC = """
 import torch
-from trainer import Classifier, Trainer
+from offloop.trainer import Classifier, Trainer
 net = torch.nn.Sequential(torch.nn.Linear(4, 2))
 data = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
 options = {"publish": False, "progress_bar": False, "max_duration": "1ba"}

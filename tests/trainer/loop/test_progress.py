@@ -8,10 +8,10 @@ import torch
 from gold import GoldMLP, gold_loader
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
-from bus.types.event import Event
-from trainer import Evaluator, State
-from trainer.device.device import CpuDevice
-from trainer.loop.progress import ProgressBar, ProgressDisplay, ProgressLines, make_progress
+from offloop.bus.types.event import Event
+from offloop.trainer import Evaluator, State
+from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.loop.progress import ProgressBar, ProgressDisplay, ProgressLines, make_progress
 
 
 class Terminal(io.StringIO):

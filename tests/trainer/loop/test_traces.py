@@ -10,11 +10,11 @@ from gold import GoldMLP, gold_loader
 from helpers import REFERENCE
 from training import Act, gold_evaluators, gold_trainer
 
-from bus.errors import ClosedError, ConfigurationError
-from bus.protocol.snapshot import Snapshot
-from bus.recording.recording import Recording
-from bus.types.event import Event
-from trainer import State, Trainer
+from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.event import Event
+from offloop.trainer import State, Trainer
 
 # Those of one call of fit(); the others are played below.
 SEVERAL_CALLS = {"trace_06_standalone_eval", "trace_07_predict", "trace_08_two_fits", "trace_09_resume_mid_epoch"}

@@ -15,9 +15,9 @@ from helpers import REFERENCE
 from reference_options import OF_THE_RUNS
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 
-from bus.errors import ConfigurationError, InvalidTimeError
-from bus.types.timestamp import Time, Timestamp
-from trainer.schedulers import (
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
+from offloop.bus.types.timestamp import Time, Timestamp
+from offloop.trainer.schedulers import (
     ConstantScheduler,
     ConstantWithWarmupScheduler,
     CosineAnnealingScheduler,

@@ -12,13 +12,13 @@ from brokers import free_address, start_broker
 from gold import gold_loader
 from training import gold_trainer
 
-from bus.errors import ConfigurationError
-from bus.index.index import read_entry
-from bus.recording.recording import Recording
-from bus.runs.directory import find_run, list_runs
-from bus.types.event import Event
-from consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
-from trainer.stream.attached import AttachedConsumers, NamedCallbacks, demand_of
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.index import read_entry
+from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.types.event import Event
+from offloop.consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
+from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, demand_of
 
 READ_ORDER = """
 import json, pathlib, pickle, sys
@@ -89,7 +89,7 @@ def test_callbacks_and_loggers_are_given_by_their_names_too(runs_dir: Path, tmp_
 
     (tmp_path / "theirs.py").write_text(
         "print('imported')\n"
-        "from consumers import Callback\n"
+        "from offloop.consumers import Callback\n"
         "class Theirs(Callback):\n"
         "    fields = ('gradient_norm',)\n"
         "    def batch_end(self, state, logger):\n"
@@ -158,7 +158,10 @@ def test_a_process_that_takes_too_long_goes_on_by_itself(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"callbacks": [object()]}, "callbacks has a object: give objects whose class extends consumers.Callback"),
+        (
+            {"callbacks": [object()]},
+            "callbacks has a object: give objects whose class extends offloop.consumers.Callback",
+        ),
         ({"callbacks": LRMonitor}, "callbacks has the class LRMonitor: give objects"),
         ({"callbacks": [LRMonitor()], "publish": False}, "fed by the stream: leave out publish=False, or them"),
     ],

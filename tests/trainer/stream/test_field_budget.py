@@ -7,12 +7,12 @@ import pytest
 from field_stream import BATCH_END, Stream, asking, train
 from training import Act, FakeClock
 
-from bus.broker.leases import Leases
-from bus.types.demand import Demand, Want
-from bus.types.event import Event
-from bus.types.intervals import AT_END
-from trainer.stream import publishing
-from trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
+from offloop.bus.broker.leases import Leases
+from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.event import Event
+from offloop.bus.types.intervals import AT_END
+from offloop.trainer.stream import publishing
+from offloop.trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 
 LARGE = "x" * (BYTES_PER_SECOND // 10)
 """Takes the budget of a little more than a tenth of a second."""

@@ -9,13 +9,13 @@ from fake_gpu import TimedGpu
 from field_stream import BATCH_END, Stream, asking, train
 from training import Act, gold_trainer
 
-from bus.errors import ConfigurationError, RunDirectoryError
-from bus.protocol.frames import EventBody, decode_whole_event, split_frame
-from bus.types.deferred import Deferred
-from bus.types.event import Event
-from trainer import Logger, State
-from trainer.device.device import DeferredMap, DeferredScalar
-from trainer.stream.run_stream import TrainingStream
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.protocol.frames import EventBody, decode_whole_event, split_frame
+from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.event import Event
+from offloop.trainer import Logger, State
+from offloop.trainer.device.device import DeferredMap, DeferredScalar
+from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCHES = 12
 

@@ -18,19 +18,19 @@ from torch.optim.lr_scheduler import StepLR
 from torchmetrics.classification import MulticlassAccuracy
 from training import Act, gold_trainer
 
-from bus import Event, Recording, Snapshot, find_run
-from bus.cli.describe import describe_recording
-from bus.publisher.connection import describe_process
-from bus.tools.diff import diff
-from bus.types.hyperparameters import hyperparameters_in
-from consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner
-from consumers.dashboard.web.panels import hyperparameter_rows
-from consumers.runner.session import run_session
-from consumers.runner.state_file import StateFile
-from trainer import Trainer
-from trainer.algorithms.label_smoothing import LabelSmoothing
-from trainer.schedulers import LinearWithWarmupScheduler
-from trainer.stream.hyperparameters import describe_hyperparameters, plain_value
+from offloop.bus import Event, Recording, Snapshot, find_run
+from offloop.bus.cli.describe import describe_recording
+from offloop.bus.publisher.connection import describe_process
+from offloop.bus.tools.diff import diff
+from offloop.bus.types.hyperparameters import hyperparameters_in
+from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner
+from offloop.consumers.dashboard.web.panels import hyperparameter_rows
+from offloop.consumers.runner.session import run_session
+from offloop.consumers.runner.state_file import StateFile
+from offloop.trainer import Trainer
+from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
+from offloop.trainer.schedulers import LinearWithWarmupScheduler
+from offloop.trainer.stream.hyperparameters import describe_hyperparameters, plain_value
 
 SYSTEM = {"host": "trainer", "cpu_cores": 2, "python": "3.12.1", "torch": "2.13"}
 INFO = {

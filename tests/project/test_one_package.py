@@ -24,8 +24,8 @@ def run(folder: Path, *command: str | Path, path: str = "") -> "subprocess.Compl
         ("bus/__init__.py", "from offloop import Publisher"),
         ("trainer.py", "import offloop; offloop.Trainer"),
         ("consumers.py", "from offloop import Callback"),
-        ("bus.py", "from trainer import Trainer"),
-        ("bus.py", "from consumers import Callback"),
+        ("bus.py", "from offloop.trainer import Trainer"),
+        ("bus.py", "from offloop.consumers import Callback"),
     ],
 )
 def test_a_file_beside_the_script_is_named(tmp_path: Path, file: str, front: str) -> None:
@@ -43,7 +43,7 @@ def test_a_file_beside_the_script_is_named(tmp_path: Path, file: str, front: str
 def test_a_file_that_hides_what_is_not_used_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("from offloop import Event, Publisher\nprint(Publisher.__module__)\n")
     done = run(tmp_path, sys.executable, "trainer.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "bus.publisher.publisher\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "offloop.bus.publisher.publisher\n", "")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_training_in_a_folder_with_such_files_is_recorded(tmp_path: Path) -> N
 
 def test_the_tests_of_a_project_with_such_files_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "bus.py").write_text("line = 7\n")
-    (tmp_path / "test_lines.py").write_text("import bus\n\ndef test_line():\n    assert bus.line == 7\n")
+    (tmp_path / "test_lines.py").write_text("import offloop.bus\n\ndef test_line():\n    assert bus.line == 7\n")
     (tmp_path / "test_fixture.py").write_text("def test_it(recording):\n    recording('x.mcap')\n")
     done = run(tmp_path, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lines.py")
     assert done.returncode == 0, done.stdout
