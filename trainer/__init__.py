@@ -5,9 +5,10 @@ Everything here but the command's help needs torch, so names are loaded when the
 importing this package works and using it says what to install.
 """
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from offloop.bus.lazy import lazy_exports
+from offloop.trainer.arguments import explain_missing
 
 if TYPE_CHECKING:
     from offloop.trainer.arguments.config import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig
@@ -36,17 +37,6 @@ __all__ = [
     "StreamConfig",
     "Trainer",
 ]
-
-_BUS = find_spec("bus")
-if _BUS is not None and Path(str(_BUS.origin)).resolve().parent != Path(__file__).resolve().parents[1] / "bus":
-    raise ImportError(
-        f"{_BUS.origin} hides offloop's package 'bus', because it has the same name and Python finds it first: "
-        "rename it (my_bus.py, for example) and what imports it, or start the script from another folder"
-    )
-
-# Only now is it known that this 'bus' is ours.
-from offloop.bus.lazy import lazy_exports  # noqa: E402
-from offloop.trainer.arguments import explain_missing  # noqa: E402
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

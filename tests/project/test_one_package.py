@@ -1,78 +1,117 @@
-"""Files of the user's own that are called like packages of ours: what hides which, and what to do, is said."""
+"""What is installed has one name at its top level: no file and no package of the user's own is in its way."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-BIN = Path(sys.executable).parent
+NAMES = ("bus", "trainer", "consumers")
 
+LOOP = """
+    from offloop import Callback, Event, Publisher, Recording, Trainer
 
-def run(folder: Path, *command: str | Path, path: str = "") -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": path}
-    words: Sequence[str] = [str(word) for word in command]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
-
-
-@pytest.mark.parametrize(
-    ("file", "front"),
-    [
-        ("bus.py", "from offloop import Publisher"),
-        ("bus/__init__.py", "from offloop import Publisher"),
-        ("trainer.py", "import offloop; offloop.Trainer"),
-        ("consumers.py", "from offloop import Callback"),
-        ("bus.py", "from offloop.trainer import Trainer"),
-        ("bus.py", "from offloop.consumers import Callback"),
-    ],
-)
-def test_a_file_beside_the_script_is_named(tmp_path: Path, file: str, front: str) -> None:
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("")
-    (tmp_path / "train.py").write_text(front)
-    done = run(tmp_path, sys.executable, "train.py")
-    package = file.partition("/")[0].removesuffix(".py")
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1
-    assert f"{tmp_path / file} hides offloop's package '{package}'" in last
-    assert f"rename it (my_{package}.py" in last
+    with Publisher("loop") as publisher:
+        for batch in range(3):
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1.0)
+    print(len(list(Recording("runs/loop"))), Callback.__module__, Trainer.__module__)
+"""
 
 
-def test_a_file_that_hides_what_is_not_used_is_no_trouble(tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").write_text("from offloop import Event, Publisher\nprint(Publisher.__module__)\n")
-    done = run(tmp_path, sys.executable, "trainer.py")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "offloop.bus.publisher.publisher\n", "")
+def run(folder: Path, *command: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
-@pytest.mark.parametrize(
-    ("command", "package"),
-    [("bus", "bus"), ("trainer", "trainer"), ("consumer", "consumers"), ("consumer", "bus"), ("offloop", "bus")],
-)
-def test_a_command_names_the_file_in_one_line(tmp_path: Path, command: str, package: str) -> None:
-    hiding = tmp_path / f"{package}.py"
-    hiding.write_text("")
-    done = run(tmp_path, BIN / command, "--help", path=str(tmp_path))
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert f"{hiding} hides offloop's package '{package}'" in done.stderr
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that would be released."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    tracked = run(ROOT, "git", "ls-files", "-z", "bus", "consumers", "offloop", "trainer").stdout.split("\0")
+    for name in filter(None, [*tracked, "pyproject.toml", "README.md", "LICENSE"]):
+        to = source / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_symlink():
+            to.symlink_to(os.readlink(ROOT / name))
+        elif (ROOT / name).exists():
+            to.write_bytes((ROOT / name).read_bytes())
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    run(folder, *pip, "--wheel-dir", folder, source)
+    [built] = folder.glob("*.whl")
+    return built
 
 
-def test_a_training_in_a_folder_with_such_files_is_recorded(tmp_path: Path) -> None:
-    for name in ("bus", "trainer", "consumers"):
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the wheel lies as pip installs it."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name.split("/")[0]} == {"offloop"}
+    tracked = run(ROOT, "git", "ls-files", "bus", "consumers", "offloop", "trainer").stdout.split()
+    files = {name if name.startswith("offloop/") else f"offloop/{name}" for name in tracked}
+    assert {name for name in names if ".dist-info" not in name} == files - {f"offloop/{name}" for name in NAMES}
+
+
+@pytest.mark.parametrize("shape", ["files", "packages"])
+def test_a_script_beside_files_with_the_names_of_our_parts_works(tmp_path: Path, installed: Path, shape: str) -> None:
+    for name in NAMES:
+        file = tmp_path / (f"{name}.py" if shape == "files" else f"{name}/__init__.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise SystemExit('of the user')")
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
+    done = run(tmp_path, sys.executable, "train.py", PYTHONPATH=str(installed), OFFLOOP_RUNS_DIR=str(tmp_path / "runs"))
+    assert done.stdout.split()[1:] == ["offloop.consumers.api.callback", "offloop.trainer.trainer"]
+
+
+def test_another_distribution_that_installs_a_trainer_keeps_its_own(tmp_path: Path, installed: Path) -> None:
+    other = tmp_path / "other" / "trainer"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("WHOSE = 'of another distribution'\n")
+    script = "import trainer, offloop; print(trainer.WHOSE); print(offloop.Trainer.__module__)"
+    for path in ([other.parent, installed], [installed, other.parent]):
+        done = run(tmp_path, sys.executable, "-c", script, PYTHONPATH=os.pathsep.join(map(str, path)))
+        assert done.stdout.splitlines() == ["of another distribution", "offloop.trainer.trainer"]
+
+
+def test_a_script_called_trainer_imports_ours(tmp_path: Path, installed: Path) -> None:
+    (tmp_path / "trainer.py").write_text("from offloop.trainer import Trainer\nprint(Trainer.__module__)\n")
+    done = run(tmp_path, sys.executable, "trainer.py", PYTHONPATH=str(installed))
+    assert done.stdout == "offloop.trainer.trainer\n"
+
+
+def test_the_commands_work_in_a_folder_with_such_files(tmp_path: Path) -> None:
+    for name in NAMES:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
-    done = run(tmp_path, BIN / "trainer", "digits", "--run-name", "r", "-d", "3ba", "--no-progress")
-    assert done.returncode == 0, done.stderr
-    shown = run(tmp_path, BIN / "consumer", "--replay", "r", "--callbacks", "metrics", "--log", "console")
-    assert shown.returncode == 0, shown.stderr
+    here = Path(sys.executable).parent
+    path = str(tmp_path)
+    run(tmp_path, here / "trainer", "digits", "--run-name", "r", "-d", "3ba", "--no-progress", PYTHONPATH=path)
+    run(tmp_path, here / "consumer", "--replay", "r", "--callbacks", "metrics", "--log", "console", PYTHONPATH=path)
+    for command in ("bus", "offloop"):
+        run(tmp_path, here / command, "--help", PYTHONPATH=path)
 
 
 def test_the_tests_of_a_project_with_such_files_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "bus.py").write_text("line = 7\n")
-    (tmp_path / "test_lines.py").write_text("import offloop.bus\n\ndef test_line():\n    assert bus.line == 7\n")
-    (tmp_path / "test_fixture.py").write_text("def test_it(recording):\n    recording('x.mcap')\n")
-    done = run(tmp_path, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lines.py")
-    assert done.returncode == 0, done.stdout
-    done = run(tmp_path, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_fixture.py")
-    assert f"{tmp_path / 'bus.py'} hides offloop's package 'bus'" in done.stdout
+    (tmp_path / "test_lines.py").write_text("import bus\n\ndef test_line():\n    assert bus.line == 7\n")
+    run(tmp_path, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lines.py")
