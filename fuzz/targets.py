@@ -96,7 +96,7 @@ def _frames() -> list[bytes]:
         encode_heartbeat("r", 1, 5, {0: (3, 3)}, 4096, {0: (2, 2)}),
         encode_frame_batch([event_frame(1), event_frame(2)]),
         encode_control("want", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
-        encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "incarnation": "x", "info": {"command": []}}),
+        encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x", "info": {"command": []}}),
         encode_control("handled", {"run": "r", "handled": [[0, 5]], "id": "1"}),
         encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0, "size": 100}),
         encode_control("resume", {"from": 2**62}),
@@ -476,7 +476,7 @@ def _run_file(data: bytes) -> None:
 
 
 def _run_files() -> list[bytes]:
-    publisher = {"rank": 0, "pid": 1, "started": 5, "host": "h", "incarnation": "abc"}
+    publisher = {"rank": 0, "pid": 1, "started": 5, "host": "h", "publisher_id": "abc"}
     attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.5, "ended": None, "status": "running"}
     attempt |= {"error": None, "world_size": 1, "publishers": [publisher], "info": {"command": ["train"], **_SOURCE}}
     over = attempt | {"status": "failed", "ended": 2.5, "error": "text"}

@@ -205,7 +205,7 @@ class LiveRuns:
         local_world_size = world_size if local is None else local
         if local_world_size > world_size:
             raise ConfigurationError(f"local_world_size is {local_world_size}: it is at most world_size, {world_size}")
-        publisher_id, attempt = text(hello, "incarnation"), integer_or_none(hello, "attempt", 1)
+        publisher_id, attempt = text(hello, "publisher_id"), integer_or_none(hello, "attempt", 1)
         pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
         host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
         info = container(hello, "info", dict)
@@ -281,7 +281,7 @@ class LiveRuns:
             self._peers.send(publisher.identity, "notice", {"text": problem})
         with _said_in_the_log(run):
             process = {"pid": pid, "started": started, "host": host}
-            run.directory.note_publisher({"rank": publisher.rank, "incarnation": publisher.publisher_id, **process})
+            run.directory.note_publisher({"rank": publisher.rank, "publisher_id": publisher.publisher_id, **process})
         return run, rank
 
     # -- they are announced -------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class LiveRuns:
     def _expect(self, run: LiveRun, entry: dict[str, Any]) -> None:
         """A publisher of an attempt that is continued, which may come again, or may have died in the meantime."""
         rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
-        rank.publisher_id = str(entry.get("incarnation"))
+        rank.publisher_id = str(entry.get("publisher_id"))
         if entry.get("host") == socket.gethostname() and not rank.ended:
             if processes.is_running(entry.get("pid"), entry.get("started")):
                 rank.pid = int(entry["pid"])
@@ -554,7 +554,7 @@ def _refuse_others(directory: RunDirectory, number: int, publisher_id: str | Non
         if (
             publisher_id is not None
             and publisher.get("rank") == number
-            and publisher.get("incarnation") != publisher_id
+            and publisher.get("publisher_id") != publisher_id
         ):
             raise BrokerError(f"rank {number} of run {directory.name!r} is another trainer's: choose another run name")
 

@@ -274,7 +274,7 @@ def connect(
         "started": processes.start_time(pid),
         "host": socket.gethostname(),
         # Who we are, through restarts of the broker: another process must not continue our numbers.
-        "incarnation": os.urandom(16).hex(),
+        "publisher_id": os.urandom(16).hex(),
         "events": sorted(event.value for event in events),
         "replay": is_replay,
         **({} if flight is None else {"flight": flight}),

@@ -99,7 +99,7 @@ class Attempt:
     """How many of them publish here: fewer where other hosts have brokers of their own."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`offloop.bus.processes.start_time`),
-    ``host``, ``incarnation``."""
+    ``host``, ``publisher_id``."""
     paused: Pause | None = None
     """Since when it is paused by a command, unless it has resumed."""
     missing: tuple[Gap, ...] = ()
@@ -364,7 +364,7 @@ def read_run(path: Path) -> RunInfo:
     # A broker that is just about to begin the next attempt does not serve the one before.
     live = broker.attempt == attempts[-1].number
     name = os.path.basename(os.path.abspath(path))
-    return RunInfo(name, path, live, attempts, broker.door, broker.stream, record.id, record.name)
+    return RunInfo(name, path, live, attempts, broker.control_endpoint, broker.event_feed, record.id, record.name)
 
 
 def _attempt(path: Path, entry: AttemptRecord, locked: bool) -> Attempt:
@@ -611,7 +611,7 @@ class RunDirectory:
         return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
 
     def note_publisher(self, publisher: dict[str, Any]) -> None:
-        """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``incarnation``."""
+        """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``publisher_id``."""
         entry = self._record["attempts"][-1]
         others = [other for other in entry["publishers"] if other.get("rank") != publisher["rank"]]
         entry["publishers"] = [*others, publisher]
@@ -625,9 +625,11 @@ class RunDirectory:
             entry["paused"] = pause._asdict()
         self._write(RUN_FILE, self._record)
 
-    def announce(self, number: int, control: str, stream: str) -> None:
+    def announce(self, number: int, control: str, event_feed: str) -> None:
         """Writes down where the broker of an attempt listens: from here on it is live."""
-        self._write(BROKER_FILE, {"door": control, "stream": stream, "pid": os.getpid(), "attempt": number})
+        self._write(
+            BROKER_FILE, {"control_endpoint": control, "event_feed": event_feed, "pid": os.getpid(), "attempt": number}
+        )
 
     def end_attempt(
         self,

@@ -82,8 +82,8 @@ class RunRecord(msgspec.Struct):
 class BrokerRecord(msgspec.Struct):
     """``broker.json``."""
 
-    door: str | None = None
-    stream: str | None = None
+    control_endpoint: str | None = None
+    event_feed: str | None = None
     attempt: _Number | None = None
 
 

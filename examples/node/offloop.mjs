@@ -83,7 +83,7 @@ export class Publisher {
       run,
       rank: 0,
       world_size: 1,
-      incarnation: randomUUID(),
+      publisher_id: randomUUID(),
       pid: process.pid,
       host: hostname(),
       info,

@@ -75,7 +75,7 @@ def reset(connection: socket.socket) -> None:
 def hello(run: str) -> bytes:
     """The greeting of a publisher that is not a process of this machine."""
     content = {"run": run, "rank": 0, "world_size": 1, "pid": None, "started": None, "host": "elsewhere"}
-    return encode_control("hello", {**content, "incarnation": os.urandom(8).hex(), "info": {}, "events": []})
+    return encode_control("hello", {**content, "publisher_id": os.urandom(8).hex(), "info": {}, "events": []})
 
 
 def _event(fields: dict[str, object]) -> bytes:

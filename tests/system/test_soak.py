@@ -143,7 +143,10 @@ def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(
             publisher = Publisher("r")
             told = json.loads((publisher.run_dir / "broker.json").read_text())
             pid = told["pid"]
-            kind, places = socket.AF_UNIX, [told[name].removeprefix("ipc://") for name in ("door", "stream")]
+            kind, places = (
+                socket.AF_UNIX,
+                [told[name].removeprefix("ipc://") for name in ("control_endpoint", "event_feed")],
+            )
         begin(publisher)
         follower = Follower("r")
         publish_and_follow(publisher, follower)

@@ -60,7 +60,7 @@ def stranger(standalone):
     context.destroy(linger=0)
 
 
-HELLO = {"run": "r", "rank": 0, "world_size": 1, "incarnation": "x"}
+HELLO = {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x"}
 """The least that a publisher says of itself."""
 
 
@@ -132,8 +132,8 @@ BAD_REQUESTS = [
     ("hello", {**HELLO, "rank": False}, "'rank' is 'False', a boolean"),
     ("hello", {**HELLO, "rank": math.inf}, "'rank' is 'inf', a float"),
     ("hello", {**HELLO, "world_size": "1"}, "'world_size' is '1', a text"),
-    ("hello", {**HELLO, "incarnation": None}, "'incarnation' is nil: it has to be a text"),
-    ("hello", {**HELLO, "incarnation": ""}, "'incarnation' is '', a text: it has to be a text of 1 to 255"),
+    ("hello", {**HELLO, "publisher_id": None}, "'publisher_id' is nil: it has to be a text"),
+    ("hello", {**HELLO, "publisher_id": ""}, "'publisher_id' is '', a text: it has to be a text of 1 to 255"),
     ("hello", {**HELLO, "pid": "me"}, "'pid' is 'me', a text"),
     ("hello", {**HELLO, "started": 1.5}, "'started' is '1.5', a float"),
     ("hello", {**HELLO, "host": 5}, "'host' is '5', an integer"),
@@ -582,7 +582,7 @@ os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
     wait_for(lambda: not find_run("r").live, "the end of the run")
-    hello = {**HELLO, "attempt": 1, "incarnation": "another"}
+    hello = {**HELLO, "attempt": 1, "publisher_id": "another"}
     stranger.send(encode_control("hello", hello))
     reply = answer(stranger)
     assert reply.kind == "refused"

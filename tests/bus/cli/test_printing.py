@@ -155,7 +155,7 @@ def test_what_a_broker_logs_is_escaped(runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         log = runs_dir / "odd" / "broker.log"
         with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-            peer.connect(json.loads((runs_dir / "odd" / "broker.json").read_text())["door"])
+            peer.connect(json.loads((runs_dir / "odd" / "broker.json").read_text())["control_endpoint"])
             for frame in (encode_control(HOSTILE, {}), f"{HOSTILE[:40]}/a/b".encode() + b"\0", b"nothing"):
                 peer.send(frame)
             wait_for(lambda: log.exists() and log.read_text().endswith("\n"), "a line in the log")

@@ -99,7 +99,9 @@ def test_the_last_line_tells_how_the_run_ended(
 @contextlib.contextmanager
 def served(directory: Path) -> Iterator[None]:
     """What a broker leaves in the directory of the run that it serves."""
-    (directory / "broker.json").write_text('{"attempt": 1, "door": "ipc://nowhere", "stream": "ipc://nowhere"}')
+    (directory / "broker.json").write_text(
+        '{"attempt": 1, "control_endpoint": "ipc://nowhere", "event_feed": "ipc://nowhere"}'
+    )
     with (directory / "broker.lock").open("w") as lock:
         assert run_lock.take(lock.fileno())
         yield

@@ -56,9 +56,9 @@ def dashboard_at(runs: Path, name: str):
     return dashboard_of(name, "--runs-dir", str(runs))
 
 
-@pytest.mark.parametrize("door", [consumer_of, dashboard_at])
-def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_each(runs, browser, door):
-    with door(runs, "one") as served:
+@pytest.mark.parametrize("served_by", [consumer_of, dashboard_at])
+def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_each(runs, browser, served_by):
+    with served_by(runs, "one") as served:
         shutil.rmtree(runs / INDEX_FOLDER, ignore_errors=True)
         with visit(browser, served.url) as there:
             there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
@@ -137,7 +137,7 @@ def test_several_folders_and_a_broker_are_one_table(runs, tmp_path, browser):
             there.waits_for(lambda: there.page.locator(".notice").count() == 0, "it again", timeout=60)
 
 
-def test_what_the_doors_are_told_is_checked(runs):
+def test_the_options_of_the_command_are_checked(runs):
     for wrong, said in (
         (("--key", "x"), "name it with --broker"),
         (("--broker", "tcp://a:1", "--broker-key", "x", "--broker-key", "y"), "one for all or for each"),
