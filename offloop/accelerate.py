@@ -15,6 +15,7 @@ from offloop.attached import (
     as_list,
     check_options,
     contain,
+    is_enabled,
     missing,
     numbers_in,
 )
@@ -50,7 +51,7 @@ class AcceleratedRun(WatchedRun):
 
     def __init__(
         self,
-        make_training: Callable[[], AttachedTraining],
+        make_training: Callable[[], AttachedTraining] | None,
         accelerator: Accelerator,
         model: torch.nn.Module,
         optimizers: Sequence[Any],
@@ -239,7 +240,9 @@ def attach(
         or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
         "ProjectConfiguration(automatic_checkpoint_naming=True)",
     )
-    run = accelerator._offloop_run = AcceleratedRun(make_training, accelerator, models[0], optimizers)
+    run = accelerator._offloop_run = AcceleratedRun(
+        make_training if is_enabled(options) else None, accelerator, models[0], optimizers
+    )
     return run
 
 

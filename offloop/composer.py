@@ -16,6 +16,7 @@ from offloop.attached import (
     TrainingTime,
     check_options,
     contain,
+    is_enabled,
     missing,
     unwrapped,
 )
@@ -51,8 +52,8 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
         check_options(options)
-        self.detached = False
-        """Whether an error of ours has ended the run; the training continues."""
+        self.detached = not is_enabled(options)
+        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
         self._options = options
         self._training: AttachedTraining | None = None
         self._resumed: Mapping[str, Any] | None = None

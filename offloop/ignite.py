@@ -15,6 +15,7 @@ from offloop.attached import (
     as_list,
     check_options,
     contain,
+    is_enabled,
     missing,
     numbers_in,
     time_reached,
@@ -84,6 +85,8 @@ class OffloopLogger:
         for label, engine in {"trainer": trainer, **(evaluators or {})}.items():
             if not isinstance(engine, Engine):
                 raise ConfigurationError(f"{label} is {type(engine).__name__}: give an ignite.engine.Engine")
+        if not is_enabled(self._options):
+            return self
         trained = model or _find_model(trainer, optimizers)
         schedulers = as_list(scheduler, object, "scheduler")
 

@@ -18,6 +18,7 @@ from offloop.attached import (
     Options,
     check_options,
     contain,
+    is_enabled,
     missing,
 )
 
@@ -74,8 +75,8 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "KERAS_BACKEND=torch before Keras is imported"
             )
         check_options(options)
-        self.detached = False
-        """Whether an error of ours has ended the run; the training continues."""
+        self.detached = not is_enabled(options)
+        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
         self._options = options
         self._save_folder = save_folder
         self._training: AttachedTraining | None = None

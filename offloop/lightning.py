@@ -22,6 +22,7 @@ from offloop.attached import (
     Wrapped,
     check_options,
     contain,
+    is_enabled,
     missing,
 )
 
@@ -72,7 +73,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)
         self.detached = False
-        """Whether an error of ours has ended the run; the training continues."""
+        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
         self._options = options
         self._training: AttachedTraining | None = None
         self._trainer: Any = None
@@ -87,7 +88,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begins anew: a later ``fit`` is another run."""
-        self.detached, self._resumed = False, None
+        self.detached, self._resumed = not is_enabled(self._options), None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The run begins, once the model is on its device and a checkpoint is loaded."""

@@ -21,6 +21,7 @@ from offloop.attached import (
     as_list,
     check_options,
     contain,
+    is_enabled,
     length_of,
 )
 from offloop.trainer.arguments.durations import check_max_duration
@@ -49,21 +50,22 @@ class WatchedRun:
 
     def __init__(
         self,
-        make_training: Callable[[], AttachedTraining],
+        make_training: Callable[[], AttachedTraining] | None,
         model: torch.nn.Module,
         optimizers: Sequence[Any],
         gradient_accumulation_steps: int,
     ) -> None:
-        self.detached = False
-        """Whether an error of ours has ended the run; the training continues, and the loop is counted."""
+        self.detached = make_training is None
+        """Whether there is no run: it is disabled, or an error of ours has ended it. The loop continues."""
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
         self._has_begun = self._fetches = self._has_stepped = self._is_open = False
         self._losses: list[Any] = []
         self._handles: list[Any] = []
-        self._hook(model, optimizers)
-        self._start(make_training)
+        if make_training is not None:
+            self._hook(model, optimizers)
+            self._start(make_training)
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
         self._handles += [
@@ -79,7 +81,7 @@ class WatchedRun:
 
     @property
     def run_name(self) -> str | None:
-        """The run's name; ``None`` when it could not be started."""
+        """The run's name; ``None`` when it is disabled or could not be started."""
         return self._training.state.run_name if hasattr(self, "_training") else None
 
     @property
@@ -389,7 +391,8 @@ def watch(
         evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
             batches and on every rank.
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`.
+            :class:`offloop.attached.options.Options`. With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the
+            environment, the loop is left as it is: no hook, no process, no file.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
     started, that is shown, and the training continues without one."""
@@ -410,7 +413,7 @@ def watch(
         )
 
     optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
-    return WatchedRun(make_training, model, optimizers, gradient_accumulation_steps)
+    return WatchedRun(make_training if is_enabled(options) else None, model, optimizers, gradient_accumulation_steps)
 
 
 def _with_gradient(outputs: Any) -> torch.Tensor | None:

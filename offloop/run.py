@@ -18,6 +18,8 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.terminal import HELP, run_command
+from offloop.bus.types.disabled import VARIABLE as DISABLED
+from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
 from offloop.consumers.cli.registry import create_selected
 
@@ -63,6 +65,9 @@ def run(
     """
     if name is not None:
         check_run_name(name)
+    if is_disabled():
+        say(f"offloop attaches to nothing: {DISABLED} is set", err=True)
+        return _run(command, dict(os.environ))
     loggers = loggers if callbacks else []
     # Mistakes are found before anything is started.
     made, destinations = create_selected(callbacks, loggers, options)

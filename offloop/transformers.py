@@ -20,6 +20,7 @@ from offloop.attached import (
     Wrapped,
     check_options,
     contain,
+    is_enabled,
     missing,
     numbers_in,
     precision_of,
@@ -82,14 +83,16 @@ class OffloopCallback(TrainerCallback):
             )
         check_options(options)
         self.detached = True
-        """Whether there is no run: before and after ``train()``, and when an error of ours has ended it."""
+        """Whether there is no run: it is disabled, an error of ours has ended it, or this is outside of ``train()``."""
         self._trainer: Any = trainer
         self._options = options
         self._training: AttachedTraining
         self._evaluated: dict[str, Any] = {}
         self._wrapped: list[Wrapped] = []
         self._train_method = trainer.train
-        vars(trainer)["train"] = self._train
+        self._is_enabled = is_enabled(options)
+        if self._is_enabled:
+            vars(trainer)["train"] = self._train
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -108,7 +111,7 @@ class OffloopCallback(TrainerCallback):
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
         # A cell of a notebook that adds it may be executed twice.
-        self.detached = attached[-1:] != [self]
+        self.detached = not self._is_enabled or attached[-1:] != [self]
         self._begin(args, state, parts["train_dataloader"], name)
 
     def _begin(self, args: Any, state: Any, dataloader: Any, name: str | None) -> None:

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
 
 from offloop.attached.containment import contain, contained
 from offloop.attached.missing import missing
-from offloop.attached.options import Options, check_options
+from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
 from offloop.attached.training import (
     ALWAYS,
@@ -56,6 +56,7 @@ __all__ = [
     "check_options",
     "contain",
     "contained",
+    "is_enabled",
     "length_of",
     "missing",
     "numbers_in",

@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.types.disabled import is_disabled
 from offloop.bus.types.event import Event
 from offloop.trainer.arguments.checks import check_function
 from offloop.trainer.arguments.config import PathInput, StreamConfig
@@ -14,6 +15,9 @@ from offloop.trainer.stream.run_stream import TrainingStream
 
 class Options(TypedDict, total=False):
     """The keyword arguments of every adapter; they mean what they mean in :class:`offloop.trainer.Trainer`.
+
+    With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the environment, the adapter leaves the training as it is: no
+    hook, no process, no file.
 
     ``on_set`` has what ``bus send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value, by
     name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
@@ -31,6 +35,7 @@ class Options(TypedDict, total=False):
     record: str | Iterable[Event | str] | None
     config: Mapping[str, Any] | None
     on_set: Mapping[str, Callable[[Any], object]] | None
+    enabled: bool
 
 
 def check_options(options: Options) -> None:
@@ -48,7 +53,19 @@ def check_options(options: Options) -> None:
         raise ConfigurationError(f"on_set is a {type(on_set).__name__}: give a dict of names to functions of the value")
     for name, function in (on_set or {}).items():
         check_function(function, f"on_set[{name!r}]", "(value)")
-    make_stream(options, {})
+    # Where nothing is published, keys, servers and packages of loggers may be missing.
+    if is_enabled(options):
+        make_stream(options, {})
+
+
+def is_enabled(options: Options) -> bool:
+    """Whether the training is to be a run: neither ``enabled=False`` nor ``OFFLOOP_DISABLED`` says otherwise.
+
+    Raises :class:`offloop.bus.errors.ConfigurationError` where one of them is neither yes nor no."""
+    enabled = options.get("enabled", True)
+    if not isinstance(enabled, bool):
+        raise ConfigurationError(f"enabled is {enabled!r}: use True or False", name="enabled", value=enabled)
+    return not is_disabled() and enabled
 
 
 def make_stream(options: Options, config: Mapping[str, Any]) -> TrainingStream:

@@ -38,7 +38,7 @@ from offloop.attached import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.event import Event
 
 BEGIN = ["before_forward", "after_forward", "after_loss", "before_backward", "after_backward"]
@@ -395,3 +395,13 @@ def test_what_cannot_be_attached_to_is_refused_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
     with pytest.raises(ConfigurationError, match="cannot see the steps of DEEPSPEED"):
         attach(accelerator, model)
+
+
+def test_a_disabled_run_leaves_the_accelerator_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Training().train()
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    training = Training().attach()
+    assert not {"backward", "log", "save_state", "end_training"} & vars(training.accelerator).keys()
+    training.train()
+    assert are_same(weights_of(plain.net), weights_of(training.net))
+    assert list_runs() == []

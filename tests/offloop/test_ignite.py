@@ -32,7 +32,7 @@ from ignite_jobs import LENGTH, ROWS, SIZE, Training
 from offloop.attached import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.commands import Command
 from offloop.bus.types.event import Event
 from offloop.ignite import OffloopLogger
@@ -309,3 +309,13 @@ def test_ignite_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
         ModuleNotFoundError, match=r"offloop.ignite needs ignite; install it with: pip install pytorch-ig"
     ):
         importlib.import_module("offloop.ignite")
+
+
+def test_a_disabled_logger_leaves_the_engines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Training().train()
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    training = Training().attach().train()
+    assert vars(training.trainer).keys() == vars(plain.trainer).keys()
+    assert are_same(weights_of(plain.net), weights_of(training.net))
+    assert training.logger.run is None
+    assert list_runs() == []

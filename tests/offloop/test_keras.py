@@ -25,7 +25,7 @@ from offloop.attached import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import Demand, Want
 from offloop.bus.types.event import Event
 from offloop.consumers import CheckpointSaver
@@ -439,3 +439,14 @@ def test_another_backend_that_is_not_installed_is_named_on_import() -> None:
         "ModuleNotFoundError: Keras wants tensorflow; offloop.keras attaches to its torch backend: set "
         "KERAS_BACKEND=torch before Keras is imported"
     )
+
+
+def test_a_disabled_callback_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, watched = make_model(), make_model()
+    fit(plain, AfterBatch(lambda _: None))
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    functions: set[Any] = set()
+    fit(watched, OffloopCallback(run_name=RUN), AfterBatch(lambda _: functions.add(watched.train_function.__name__)))
+    assert functions == {plain.train_function.__name__}
+    assert same(plain, watched)
+    assert list_runs() == []

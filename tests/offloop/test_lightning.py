@@ -640,3 +640,11 @@ def test_spawned_processes_publish_and_one_that_fails_has_failed(tmp_path: Path)
     batches = [(one.rank, int(one.timestamp.batch)) for one in Recording(run.path) if one.event is Event.BATCH_END]
     assert sorted(batches) == [(rank, batch) for rank in range(2) for batch in range(1, 4)]
     assert (run.status, "the process ended within the training" in str(run.last.error)) == ("failed", True)
+
+
+def test_a_disabled_callback_leaves_the_trainer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked: list[bool] = []
+    plain = fit(lightning.Callback())
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    module = fit(act=lambda _, trainer: hooked.append("_on_before_fetch" in vars(trainer.fit_loop.epoch_loop)))
+    assert (set(hooked), are_same(weights_of(plain), weights_of(module)), list_runs()) == ({False}, True, [])

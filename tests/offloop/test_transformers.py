@@ -662,3 +662,13 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
     means = [(first + second) / 2 for first, second in zip(*own, strict=True)]
     assert means == pytest.approx(found[0]["plain"]["losses"], abs=1e-6)
     assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
+
+
+def test_a_disabled_callback_leaves_the_trainer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = made()
+    plain.train()
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    attached = trained()
+    assert vars(attached).keys() == vars(plain).keys()
+    assert are_same(weights_of(plain.model), weights_of(attached.model))
+    assert list_runs() == []

@@ -3,6 +3,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from offloop.bus.protocol.flight_ring import FlightRing
 from offloop.bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
 from offloop.bus.runs.directory import RunInfo, absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
 from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.disabled import is_disabled
 from offloop.bus.types.time import Time
 from offloop.trainer.arguments.checks import as_list, check_flight_recorder, check_record
 from offloop.trainer.arguments.config import StreamConfig
@@ -35,12 +37,14 @@ _log = logging.getLogger("offloop")
 
 class TrainingStream:
     """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
-    shares; nothing of this without ``publish``.
+    shares; nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, or not together with
     others."""
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
+        if is_disabled():
+            config, callbacks, loggers = _without_stream(config), None, None
         self._config = config
         self._callbacks = as_list(callbacks, object, "callbacks")
         self._loggers = as_list(loggers, object, "loggers")
@@ -218,6 +222,15 @@ def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
         "optimizers": optimizer_names(state.optimizers),
         "device": str(state.device.torch_device),
     }
+
+
+def _without_stream(config: StreamConfig) -> StreamConfig:
+    """The same without anything that only a stream has, such as keys and servers, which may be missing here."""
+    config = copy(config)
+    for name in ("broker", "stream_to", "key", "broker_key", "flight_recorder", "wait_for"):
+        object.__setattr__(config, name, None)
+    object.__setattr__(config, "publish", False)
+    return config
 
 
 def _check_keys(config: StreamConfig) -> ClientSecurity | None:

@@ -1,0 +1,146 @@
+"""Trainings with offloop disabled: they are what they are without a line of it."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from training import gold_trainer
+
+import offloop
+from offloop.bus.errors import ConfigurationError
+
+DATA = [(torch.ones(4, 6) * number, torch.zeros(4, dtype=torch.long)) for number in range(5)]
+
+
+@pytest.fixture(params=["variable", "argument"])
+def options(request: pytest.FixtureRequest, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What disables a watched run, besides the environment."""
+    if request.param == "variable":
+        monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+        return {}
+    return {"enabled": False}
+
+
+def train(model: torch.nn.Module, optimizer: Any, epochs: Any, batches: Any, log: Any = lambda **_: None) -> list[Any]:
+    seen = []
+    for epoch in epochs:
+        for index, (rows, labels) in enumerate(batches(DATA)):
+            loss = torch.nn.functional.cross_entropy(model(rows), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            log(loss=loss)
+            seen.append((epoch, index, loss.item()))
+    return seen
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def hooks_of(one: Any) -> list[Any]:
+    return [value for name, value in vars(one).items() if "hook" in name and isinstance(value, dict) and value]
+
+
+def traces() -> tuple[Any, ...]:
+    me = psutil.Process()
+    return me.children(), me.net_connections(), me.num_fds(), threading.active_count()
+
+
+def test_a_loop_is_left_as_it_is(options: dict[str, Any], runs_dir: Path) -> None:
+    model, optimizer = make()
+    plain = train(model, optimizer, range(3), iter)
+    model, optimizer = make()
+    before = hooks_of(model), hooks_of(optimizer), traces()
+    with offloop.watch(model, optimizer, run_name="r", callbacks=["speed"], loggers=["wandb"], **options) as run:
+        assert train(model, optimizer, run.epochs(3), run.batches, run.log) == plain
+        with run.evaluating("eval") as metrics:
+            metrics["accuracy"] = 1.0
+        run.checkpoint_saved()
+        assert (run.run_name, run.stop_requested, run.stop_reason, run.detached) == (None, False, None, True)
+        assert (hooks_of(model), hooks_of(optimizer), traces()) == before
+        with pytest.raises(AttributeError):
+            run.logg(loss=1)  # type: ignore[attr-defined]
+    assert not list(runs_dir.iterdir())
+
+
+def test_a_disabled_loop_resumes_at_the_epoch_that_it_has_reached(options: dict[str, Any]) -> None:
+    model, optimizer = make()
+    run = offloop.watch(model, optimizer, **options)
+    for epoch in run.epochs(4):
+        train(model, optimizer, [epoch], run.batches)
+        if epoch == 1:
+            break
+    saved = run.state_dict()
+    resumed = offloop.watch(model, optimizer, **options)
+    resumed.load_state_dict(saved)
+    assert list(resumed.epochs(4)) == [2, 3]
+
+
+def test_mistakes_are_found_and_what_only_a_run_needs_may_be_missing(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make()
+    with pytest.raises(ConfigurationError, match="no option 'runname'"):
+        offloop.watch(model, optimizer, runname="r", **options)  # type: ignore[call-arg]
+    offloop.watch(
+        model, optimizer, broker="tcp://10.0.0.1:5570", key="missing.key", broker_key="missing.pub", **options
+    )
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
+def test_other_values_enable_it(value: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_DISABLED", value)
+    with offloop.watch(*make(), run_name="r") as run:
+        assert not run.detached
+        assert list(run.epochs(1)) == [0]
+    assert (runs_dir / "r").is_dir()
+
+
+@pytest.mark.parametrize("value", ["true", "YES", " on "])
+def test_words_disable_it_too(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_DISABLED", value)
+    assert offloop.watch(*make()).detached
+
+
+def test_unknown_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="enabled is 'no': use True or False"):
+        offloop.watch(*make(), enabled="no")  # type: ignore[arg-type]
+    monkeypatch.setenv("OFFLOOP_DISABLED", "2")
+    with pytest.raises(ConfigurationError, match="invalid OFFLOOP_DISABLED='2': use 1, true, yes or on to disable"):
+        offloop.watch(*make())
+
+
+def test_a_trainer_trains_without_a_stream(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    trainer = gold_trainer(
+        publish=True,
+        callbacks=["speed"],
+        flight_recorder="10ba",
+        wait_for="all",
+        broker="tcp://10.0.0.1:5570",
+        key="missing.key",
+        broker_key="missing.pub",
+    )
+    trainer.fit()
+    trainer.close()
+    assert int(trainer.state.timestamp.batch) == 8
+    assert not list(runs_dir.iterdir())
+    assert not psutil.Process().children()
+
+
+def test_offloop_run_runs_the_command_as_it_is(runs_dir: Path, tmp_path: Path) -> None:
+    script = "import os, sys; print(os.environ.get('OFFLOOP_RUN'), 'offloop' in sys.modules); sys.exit(3)"
+    command = [sys.executable, "-m", "offloop", "run", "--log", "wandb", "--", sys.executable, "-c", script]
+    environment = {**os.environ, "OFFLOOP_DISABLED": "1"}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (3, "None False\n")
+    assert found.stderr == "offloop attaches to nothing: OFFLOOP_DISABLED is set\n"
