@@ -1,4 +1,4 @@
-"""The commands ``bus``, ``trainer``, ``consumer`` and ``offloop``."""
+"""The programs ``offloop``, ``bus``, ``trainer`` and ``consumer``."""
 
 import os
 import signal
@@ -7,24 +7,23 @@ from collections.abc import Callable
 __all__ = ["bus", "consumer", "offloop", "trainer"]
 
 
-def bus() -> None:
-    """The command ``bus``."""
+def offloop() -> None:
+    """The program ``offloop``, with all commands."""
     _run("offloop.bus.cli.main")
 
 
+bus = offloop
+"""The program ``bus``: the same."""
+
+
 def trainer() -> None:
-    """The command ``trainer``."""
+    """The program ``trainer``: ``offloop train``."""
     _run("offloop.trainer.cli.main")
 
 
 def consumer() -> None:
-    """The command ``consumer``."""
+    """The program ``consumer``: ``offloop consume``."""
     _run("offloop.consumers.cli.main")
-
-
-def offloop() -> None:
-    """The command ``offloop``."""
-    _run("offloop.run")
 
 
 def _run(module: str) -> None:

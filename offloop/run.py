@@ -1,4 +1,4 @@
-"""The command ``offloop``: starts a script that offloop attaches to without a line in it."""
+"""The command ``offloop run``: starts a script that offloop attaches to without a line in it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from offloop.automatic import ATTACHED, VARIABLE
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.terminal import HELP, run_command
+from offloop.bus.terminal import HELP
 from offloop.bus.types.disabled import VARIABLE as DISABLED
 from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
@@ -26,13 +26,10 @@ from offloop.consumers.cli.registry import create_selected
 _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 
 
-@click.group(context_settings=HELP)
-@click.version_option(package_name="offloop", prog_name="offloop")
-def offloop() -> None:
-    """Trainings of other frameworks as runs."""
-
-
-@offloop.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    short_help="Run a script as a run, without a line in it.",
+    context_settings={**HELP, "allow_interspersed_args": False},
+)
 @click.option("--name", metavar="NAME", help="The run's name [default: a new one].")
 @callbacks_option
 @loggers_option
@@ -157,8 +154,3 @@ def _why_nothing(notes: list[str]) -> str | None:
     if notes:
         return f"the command has used neither Lightning's Trainer nor Transformers'; {_OTHER_LOOPS}"
     return "the command has started no Python that reads PYTHONPATH ('python -I' and '-E' do not)"
-
-
-def main() -> None:
-    """Entry point of the command."""
-    run_command(offloop)

@@ -5,6 +5,7 @@ import importlib
 import subprocess
 import sys
 
+import click
 import pytest
 
 from offloop.bus.cli.main import bus
@@ -81,12 +82,12 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        ("bus",),
+        ("offloop",),
         ("trainer",),
         ("trainer", "digits"),
         ("trainer", "chars"),
         ("consumer",),
-        *(("bus", name) for name in sorted({*bus.commands, "dashboard"})),
+        *(("offloop", name) for name in bus.list_commands(click.Context(bus))),
     ],
     ids=" ".join,
 )

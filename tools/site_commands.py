@@ -1,17 +1,11 @@
 """A hook of mkdocs: the page on commands shows what each of them says with ``--help``."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from offloop.bus.cli.main import bus
-from offloop.consumers.cli.main import consumer
-from offloop.run import offloop
-from offloop.trainer.cli.main import trainer
-
-COMMANDS: tuple[click.Command, ...] = (trainer, consumer, offloop, bus)
-"""The commands that offloop installs, in the order of the page."""
 
 _WIDTH = 80
 """In characters: what fits on the site, whatever the terminal in which it is built."""
@@ -26,17 +20,18 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def paths() -> list[str]:
-    """Every command as it is typed, such as ``bus runs``."""
+    """Every command as it is typed, such as ``offloop runs``."""
     return [context.command_path for context in _contexts()]
 
 
 def _contexts(
-    commands: Iterable[click.Command] = COMMANDS, parent: click.Context | None = None
+    command: click.Command = bus, name: str | None = bus.name, parent: click.Context | None = None
 ) -> Iterator[click.Context]:
-    for command in commands:
-        settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
-        context = click.Context(command, parent=parent, info_name=command.name, **settings)
-        yield context
-        if isinstance(command, click.Group):
-            children = (command.get_command(context, name) for name in command.list_commands(context))
-            yield from _contexts((child for child in children if child is not None), context)
+    settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    context = click.Context(command, parent=parent, info_name=name, **settings)
+    yield context
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            found = command.get_command(context, child)
+            if found is not None:
+                yield from _contexts(found, child, context)

@@ -1,4 +1,4 @@
-"""The command ``bus``, and what the three commands have in common.
+"""The command ``offloop``, and ``bus``, which is the same, and what the programs have in common.
 
 May import: broker, hosts, index, jetstream, net, plugins, protocol, recording, replay, runs, subscriber, tools. Begin
 with ``main``.

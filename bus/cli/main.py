@@ -1,4 +1,4 @@
-"""The command ``bus``: runs, what is known of them, and a shared broker."""
+"""The command ``offloop``, which ``bus`` is too: runs, what is known of them, and a shared broker."""
 
 import json
 import os
@@ -98,10 +98,10 @@ def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
     )
 
 
-@click.group(cls=_Commands, context_settings=HELP)
-@click.version_option(package_name="offloop", prog_name="bus")
+@click.group(name="offloop", cls=_Commands, context_settings=HELP)
+@click.version_option(package_name="offloop", prog_name="offloop")
 def bus() -> None:
-    """See the runs that there are, and serve streams."""
+    """Train models, and watch, compare and steer their runs."""
 
 
 @bus.command(short_help="Describe one run as it is recorded and served, or a recording.")
@@ -364,7 +364,7 @@ for _command in (
 
 
 def main() -> None:
-    """The program ``bus``."""
+    """The programs ``offloop`` and ``bus``."""
     run_command(bus)
 
 

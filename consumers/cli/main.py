@@ -1,4 +1,4 @@
-"""The command ``consumer``: attach callbacks to a run, or replay a recording through them."""
+"""The command ``offloop consume``, or ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -51,7 +51,10 @@ settings_option = click.option(
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    short_help="Run callbacks and loggers on a run.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @stream_options
 @callbacks_option
 @loggers_option

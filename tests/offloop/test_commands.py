@@ -5,9 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-COMMANDS = ("bus", "trainer", "consumer", "offloop")
+from offloop import commands
+from offloop.bus.cli.main import bus
+from offloop.consumers.cli.main import consumer
+from offloop.trainer.cli.main import trainer
+
+COMMANDS = ("offloop", "bus", "trainer", "consumer")
 INTERRUPTED = """
 import os, signal
 try:
@@ -17,6 +23,14 @@ except BaseException:
     "Some modules catch everything while they are imported."
 raise SystemExit("went on")
 """
+
+
+def test_the_programs_are_parts_of_one_command() -> None:
+    context = click.Context(bus)
+    assert bus.get_command(context, "train") is trainer
+    assert bus.get_command(context, "consume") is consumer
+    assert bus.get_command(context, "run") is not None
+    assert commands.bus is commands.offloop
 
 
 def start(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":

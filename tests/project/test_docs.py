@@ -308,9 +308,9 @@ class Killed(Callback):
 
 def test_the_page_of_commands_has_every_command_that_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["scripts"]) == set(COMMANDS) == {command.name for command in site_commands.COMMANDS}
+    assert set(project["scripts"]) == set(COMMANDS)
     named = set(re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE))
-    assert named == set(site_commands.paths()) - {"bus", "offloop"}
+    assert named == set(site_commands.paths()) - {"offloop"}
 
 
 @pytest.mark.parametrize("page", PAGES)

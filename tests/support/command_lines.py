@@ -14,12 +14,11 @@ from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.plugins.registry import Registry, options_for
 from offloop.consumers.cli.main import consumer
 from offloop.consumers.cli.registry import CALLBACKS, LOGGERS
-from offloop.run import offloop
 from offloop.trainer.algorithms import ALGORITHMS
 from offloop.trainer.cli.main import trainer
 
-COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "offloop": offloop, "trainer": trainer}
-"""The commands that offloop installs."""
+COMMANDS: Mapping[str, click.Command] = {"bus": bus, "consumer": consumer, "offloop": bus, "trainer": trainer}
+"""The programs that offloop installs."""
 
 _NAMED: Mapping[str, Registry[Any]] = {"callbacks": CALLBACKS, "loggers": LOGGERS, "algorithms": ALGORITHMS}
 _TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

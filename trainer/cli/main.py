@@ -1,4 +1,4 @@
-"""The command ``trainer``. It starts without torch, to be able to say that torch is missing."""
+"""The command ``offloop train``, or ``trainer``. It starts without torch, to be able to say that torch is missing."""
 
 import contextlib
 import inspect
@@ -112,14 +112,22 @@ class _Beginning:
 class _Tasks(click.Group):
     """A command for each task; which options it has is known once the task's function is imported."""
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _reporting_failure():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = beginning = _Beginning()
-        with _terminated_like_interrupted():
+        with _reporting_failure(), _terminated_like_interrupted():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
                 if beginning.over:
-                    raise
+                    if _is_first_rank():
+                        raise
+                    sys.exit(130)
                 _say_interrupted()
                 sys.exit(130)
             finally:
@@ -144,21 +152,20 @@ class _Tasks(click.Group):
         with formatter.section("Tasks"):
             formatter.write_dl([*_built_in_tasks(), _OWN_TASK])
 
-    def main(self, *arguments: Any, **settings: Any) -> Any:
-        try:
-            return super().main(*arguments, **settings)
-        except click.ClickException as error:
-            if not _is_first_rank():
-                _leave_it_to_the_first_rank()
-            report_failure(f"error: {error.format_message()}")
-            raise
-        except (OffloopError, OSError) as error:
-            report_failure(f"error: {error}")
-            raise
-        except click.Abort:
-            if not _is_first_rank():
-                sys.exit(130)
-            raise
+
+@contextlib.contextmanager
+def _reporting_failure() -> Iterator[None]:
+    """Has the launcher of several ranks print why this one failed."""
+    try:
+        yield
+    except click.ClickException as error:
+        if not _is_first_rank():
+            _leave_it_to_the_first_rank()
+        report_failure(f"error: {error.format_message()}")
+        raise
+    except (OffloopError, OSError) as error:
+        report_failure(f"error: {error}")
+        raise
 
 
 def _say_interrupted() -> None:
@@ -204,6 +211,7 @@ _OWN_TASK = (
 @click.group(
     cls=_Tasks,
     invoke_without_command=True,
+    short_help="Train a task, such as digits, as a run.",
     subcommand_metavar="TASK [OPTIONS]",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -215,7 +223,7 @@ _OWN_TASK = (
 def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fields: bool) -> None:
     """Train a model and publish what happens, for consumers to watch.
 
-    'trainer TASK --help' shows what a task does and its options.
+    'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
 
     Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
     Ctrl-C.

@@ -1,4 +1,4 @@
-"""The command ``bus``: what people see of their runs."""
+"""The command ``offloop``: what people see of their runs."""
 
 import errno
 import json
@@ -250,7 +250,7 @@ def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_comma
     assert result.stderr.splitlines() == [line]
     assert "dashboard" in result.stdout
     assert invoke("runs").startswith("no runs in ")
-    assert "Usage: bus dashboard" in invoke("dashboard", "--help")
+    assert "Usage: offloop dashboard" in invoke("dashboard", "--help")
     told = CliRunner().invoke(bus, ["nothing"], standalone_mode=False).exception
     assert isinstance(told, click.UsageError)
 

@@ -4,9 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from offloop.bus.cli.main import bus
 from offloop.bus.errors import RankError
+from offloop.trainer.cli.main import trainer
 from offloop.trainer.distributed.launcher import report_uncaught_errors
 
 
@@ -23,3 +27,12 @@ def test_what_another_rank_has_caused_is_reported_after_its_cause(
         reported[type(error)] = json.loads((tmp_path / "error.json").read_text())["timestamp"]
     assert reported == {RankError: 101, ValueError: 100}
     assert "the cause" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "words"), [(trainer, ["digits"]), (bus, ["train", "digits"]), (bus, ["train"])])
+def test_what_the_command_refuses_is_reported(
+    command: click.Command, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert CliRunner().invoke(command, [*words, "--no-such-option"]).exit_code == 2
+    assert "--no-such-option" in (tmp_path / "error.json").read_text()
