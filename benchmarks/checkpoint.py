@@ -23,7 +23,7 @@ from common import Report, argument_parser, consumer_process, run, wait_until
 from torch import Tensor, nn
 
 from offloop.bus import Event
-from offloop.trainer import Algorithm, Logger, State, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, State, Trainer
 from offloop.trainer.device.device import get_device
 
 EVERY = 2
@@ -66,7 +66,7 @@ class Watch(Algorithm):
     def match(self, event: Event, state: State) -> bool:
         return event in (Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         if event is Event.BATCH_CHECKPOINT:
             self._batch = state.timestamp.values.batch
             self._settle()

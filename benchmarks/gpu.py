@@ -25,7 +25,7 @@ import offloop
 from offloop.bus import Event
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.tensors.segments import SegmentPool
-from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, Classifier, State, Trainer
 from offloop.trainer.device.device import get_device
 from offloop.trainer.stream.tensor_sharing import pin
 
@@ -202,7 +202,7 @@ class CountWaits(Algorithm):
     def match(self, event: Event, state: State) -> bool:
         return event is Event.BATCH_CHECKPOINT
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         self.until_last_batch = len(self.waits)
 
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from offloop.trainer.data.spec import DataSpec
     from offloop.trainer.distributed.sampling import RankBatchSampler
     from offloop.trainer.engine.algorithm import Algorithm
-    from offloop.trainer.engine.engine import Engine, Logger
+    from offloop.trainer.engine.engine import AlgorithmLogger, Engine
     from offloop.trainer.engine.state import State
     from offloop.trainer.trainer import Trainer
 
 __all__ = [
     "Algorithm",
+    "AlgorithmLogger",
     "CheckpointConfig",
     "Classifier",
     "ComputeConfig",
@@ -31,7 +32,6 @@ __all__ = [
     "EvalConfig",
     "Evaluator",
     "LanguageModel",
-    "Logger",
     "RankBatchSampler",
     "State",
     "StreamConfig",
@@ -47,7 +47,7 @@ __getattr__, __dir__ = lazy_exports(
         "offloop.trainer.data.spec": ["DataSpec"],
         "offloop.trainer.distributed.sampling": ["RankBatchSampler"],
         "offloop.trainer.engine.algorithm": ["Algorithm"],
-        "offloop.trainer.engine.engine": ["Engine", "Logger"],
+        "offloop.trainer.engine.engine": ["Engine", "AlgorithmLogger"],
         "offloop.trainer.engine.state": ["State"],
         "offloop.trainer.trainer": ["Trainer"],
     },

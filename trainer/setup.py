@@ -29,7 +29,7 @@ from offloop.trainer.distributed.parallel import check_parts, check_shards
 from offloop.trainer.distributed.ranks import join_ranks
 from offloop.trainer.distributed.sampling import own_sampler
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger, check_loss_interpolation
+from offloop.trainer.engine.engine import AlgorithmLogger, check_loss_interpolation
 from offloop.trainer.engine.state import State
 from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
 from offloop.trainer.loop.forward_pass import ForwardPass
@@ -151,7 +151,7 @@ class Setup:
         self._use_name(run_name)
         return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
 
-    def start(self, logger: Logger, control: RemoteControl, shows: bool) -> None:
+    def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
         """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
         whether the process of callbacks says at its end where loggers wrote.
 

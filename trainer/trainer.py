@@ -22,7 +22,7 @@ from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
 from offloop.trainer.loop.microbatches import check_microbatch_size
 from offloop.trainer.loop.progress import make_progress
@@ -58,7 +58,7 @@ class Trainer:
         self.state = state = setup.state
         self._closed = self._is_fitting = self._is_introduced = False
         self._progress = make_progress(given.progress_bar and state.rank == 0, state, setup.clock)
-        self.logger = Logger(state)
+        self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
         """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
         self._stream = setup.stream

@@ -17,7 +17,7 @@ from offloop.bus.broker.control import MAX_REASON, ControlHandler
 from offloop.bus.broker.flight import FlightRecorder
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank, Placement
-from offloop.bus.broker.run import LIVE_FRAME, LiveRun
+from offloop.bus.broker.run import LIVE_FRAME, BrokerRun
 from offloop.bus.broker.runs import BrokerStatistics, LiveRuns
 from offloop.bus.errors import OffloopError, ProtocolError
 from offloop.bus.index.index import add_run
@@ -294,7 +294,7 @@ class Broker:
             left = left[count + 1 :]
 
     def _send_live(
-        self, run: LiveRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
+        self, run: BrokerRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
     ) -> None:
         """Sends events on the event feed, of which ``base`` are base events."""
         # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
@@ -370,7 +370,7 @@ class Broker:
             if self._refuse(identity, message, str(error)):
                 self._peers.send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
 
-    def _take(self, run: LiveRun, rank: LiveRank, frame: bytes) -> None:
+    def _take(self, run: BrokerRun, rank: LiveRank, frame: bytes) -> None:
         base_seq = rank.base_seq
         placement = run.take(rank, frame)
         if placement is Placement.DUPLICATE:
@@ -392,7 +392,7 @@ class Broker:
             if run.over:
                 self._end_run(run)
 
-    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[LiveRun, LiveRank] | None:
+    def _begin(self, identity: bytes, message: zmq.Frame) -> tuple[BrokerRun, LiveRank] | None:
         """Begins the run of a publisher that has said hello, with the first event."""
         try:
             place = self._runs.begin_announced(identity)
@@ -447,11 +447,11 @@ class Broker:
                 # It had ended before a broker that did not come to write that down.
                 self._end_run(run)
 
-    def _send_all(self, run: LiveRun, kind: str, content: dict[str, Any]) -> None:
+    def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
         for identity in run.connections():
             self._peers.send(identity, kind, content)
 
-    def _acknowledge(self, run: LiveRun) -> None:
+    def _acknowledge(self, run: BrokerRun) -> None:
         for rank in run.ranks.values():
             number = rank.acknowledgement()
             if number is not None and rank.identity is not None:
@@ -487,7 +487,7 @@ class Broker:
                     seconds = f"{self._timeouts.unreachable:g} s"
                     self._end_as_lost(run, rank, f"the trainer could not be reached for {seconds}")
 
-    def _end_as_lost(self, run: LiveRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
+    def _end_as_lost(self, run: BrokerRun, rank: LiveRank, error: str = "the trainer's process died") -> None:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
         self._runs.forget_connection(rank)
         rank.identity = None
@@ -506,7 +506,7 @@ class Broker:
         for path, text in self._bridges.report(attempts).items():
             self._send_all(live[path], "notice", {"text": text})
 
-    def _end_run(self, run: LiveRun) -> None:
+    def _end_run(self, run: BrokerRun) -> None:
         # Also of a run that was over before the first heartbeat.
         self._look_after_bridges()
         was_well = run.write_error is None

@@ -11,7 +11,7 @@ from offloop.bus.broker.content import integer, integer_or_none, text, text_or_n
 from offloop.bus.broker.flight import ASKED
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import MAX_RESUME, LiveRun
+from offloop.bus.broker.run import MAX_RESUME, BrokerRun
 from offloop.bus.broker.runs import AnnouncedRun, LiveRuns
 from offloop.bus.broker.segments import SegmentServer
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
@@ -197,14 +197,14 @@ class ControlHandler:
         run.consumers.note_handled(request.identity, content.get("handled"))
         self._push_progress(run, request.identity)
 
-    def _push_progress(self, run: LiveRun, consumer: bytes) -> None:
+    def _push_progress(self, run: BrokerRun, consumer: bytes) -> None:
         """Reports to a run's publishers how far a consumer is."""
         for rank in run.publishers():
             progress = run.consumers.to_wire(rank.rank, [consumer])
             if progress and rank.identity is not None:
                 self._peers.send(rank.identity, "consumers", {"consumers": progress})
 
-    def push_demand(self, run: LiveRun) -> None:
+    def push_demand(self, run: BrokerRun) -> None:
         """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
@@ -217,7 +217,7 @@ class ControlHandler:
             if rank.identity is not None:
                 self._peers.send(rank.identity, "demand", self._news(run, rank))
 
-    def _news(self, run: LiveRun, rank: LiveRank) -> dict[str, Any]:
+    def _news(self, run: BrokerRun, rank: LiveRank) -> dict[str, Any]:
         """What a publisher has to know of its run's consumers."""
         return {
             "demand": run.demand.to_wire(),
@@ -279,7 +279,7 @@ class ControlHandler:
             self._peers.send(publisher, "command", command.to_wire())
         self._reply(request._replace(id=command.id), "told", {"ranks": len(publishers)})
 
-    def _dump(self, request: _Request, run: LiveRun, command: Command) -> None:
+    def _dump(self, request: _Request, run: BrokerRun, command: Command) -> None:
         """Has the flight recorder written; the training takes no part in that."""
 
         def answer(done: str | None, error: str | None) -> None:
@@ -304,7 +304,7 @@ class ControlHandler:
         if sender is not None:
             self._peers.send(sender[0], "applied", outcome)
 
-    def end(self, run: LiveRun) -> None:
+    def end(self, run: BrokerRun) -> None:
         """Answers the senders that still wait for a command of a run that has ended."""
         for command, (sender, name) in tuple(self._senders.items()):
             if name == run.name:

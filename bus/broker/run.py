@@ -39,7 +39,7 @@ class Counts:
     """How often a publisher was requested to send again."""
 
 
-class LiveRun:
+class BrokerRun:
     """One live run. ``writer`` may hold an attempt that is continued: then the ranks in it are where it left them."""
 
     def __init__(

@@ -17,7 +17,7 @@ from offloop.bus import processes
 from offloop.bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import MAX_RESUME, Counts, LiveRun
+from offloop.bus.broker.run import MAX_RESUME, BrokerRun, Counts
 from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from offloop.bus.protocol.frames import MAX_FRAME, check_run_name
 from offloop.bus.recording.recording import Recording
@@ -128,13 +128,13 @@ class LiveRuns:
         self._root = root
         self._directory = directory
         self._poller = poller
-        self._live: dict[str, LiveRun] = {}
-        self._publishers: dict[bytes, tuple[LiveRun, LiveRank]] = {}
+        self._live: dict[str, BrokerRun] = {}
+        self._publishers: dict[bytes, tuple[BrokerRun, LiveRank]] = {}
         self._peers = peers
         self._announced: dict[str, AnnouncedRun] = {}
         self._announcers: dict[bytes, AnnouncedRun] = {}
 
-    def __iter__(self) -> Iterator[LiveRun]:
+    def __iter__(self) -> Iterator[BrokerRun]:
         # What is done with a run may end it.
         return iter(tuple(self._live.values()))
 
@@ -151,11 +151,11 @@ class LiveRuns:
             **asdict(self._counts),
         )
 
-    def get(self, name: str) -> LiveRun | None:
+    def get(self, name: str) -> BrokerRun | None:
         """The run of that name, if it is live."""
         return self._live.get(name)
 
-    def find(self, name: str) -> LiveRun:
+    def find(self, name: str) -> BrokerRun:
         """The run of that name, which begins now if it is announced.
 
         Raises:
@@ -167,7 +167,7 @@ class LiveRuns:
             raise BrokerError(f"run {name!r} is not live here")
         return run
 
-    def publisher(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+    def publisher(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
         """Whose connection that is, if it is a publisher's."""
         return self._publishers.get(identity)
 
@@ -190,7 +190,7 @@ class LiveRuns:
 
     # -- they begin ---------------------------------------------------------------------------------------------------
 
-    def greet(self, identity: bytes, hello: dict[str, Any], peer: str) -> tuple[LiveRun, LiveRank] | AnnouncedRun:
+    def greet(self, identity: bytes, hello: dict[str, Any], peer: str) -> tuple[BrokerRun, LiveRank] | AnnouncedRun:
         """Takes in a publisher: of a new attempt, as a further rank, or again after its connection or the broker was
         lost. An attempt begins with its first event (:meth:`begin_announced`), but for that of the directory that was
         given. ``peer`` is whose connection it is, as far as that is known.
@@ -253,7 +253,7 @@ class LiveRuns:
             if begun is None:
                 is_free = is_own_name(self._root / one, launch)
             else:
-                is_free = number not in (begun.ranks if isinstance(begun, LiveRun) else begun.publishers)
+                is_free = number not in (begun.ranks if isinstance(begun, BrokerRun) else begun.publishers)
             if is_free:
                 return one
         raise AssertionError("there are always further names")
@@ -263,7 +263,7 @@ class LiveRuns:
         if run is not None and rank is not None and run.name != name and not rank.ended:
             raise BrokerError(f"this connection publishes run {run.name!r}: use another one for run {name!r}")
 
-    def _admit(self, run: LiveRun, publisher: _Publisher, attempt: int | None) -> tuple[LiveRun, LiveRank]:
+    def _admit(self, run: BrokerRun, publisher: _Publisher, attempt: int | None) -> tuple[BrokerRun, LiveRank]:
         rank = _rank_of(run, publisher.rank, publisher.publisher_id, attempt)
         self.forget_connection(rank)
         rank.identity, rank.may_cut = publisher.identity, publisher.is_replay or publisher.recorded is not None
@@ -311,7 +311,7 @@ class LiveRuns:
         run.publishers[publisher.rank] = publisher
         return run
 
-    def begin_announced(self, identity: bytes) -> tuple[LiveRun, LiveRank] | None:
+    def begin_announced(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
         """Begins the run that a connection has said hello for, with all publishers that have; ``None`` when it has for
         none.
 
@@ -406,7 +406,7 @@ class LiveRuns:
         run_id: str | None = None,
         *,
         local_world_size: int,
-    ) -> LiveRun:
+    ) -> BrokerRun:
         directory = self._directory_of(name, run_id)
         try:
             _refuse_if_away(directory, pid)
@@ -420,7 +420,7 @@ class LiveRuns:
             try:
                 directory.begin_attempt(recording, number, info, world_size, local_world_size=local_world_size)
                 directory.announce(number, self.control, self.stream)
-                run = LiveRun(directory, number, writer, world_size, self._timeouts, self._counts, local_world_size)
+                run = BrokerRun(directory, number, writer, world_size, self._timeouts, self._counts, local_world_size)
             except BaseException:
                 writer.discard()
                 raise
@@ -439,7 +439,7 @@ class LiveRuns:
         entry = self._directory.resumable()
         self._resume(self._directory.name, 0 if entry is None else int(entry["attempt"]))
 
-    def _resume(self, name: str, attempt: int, number: int = 0, publisher_id: str | None = None) -> LiveRun:
+    def _resume(self, name: str, attempt: int, number: int = 0, publisher_id: str | None = None) -> BrokerRun:
         if not (self._root / check_run_name(name) / RUN_FILE).exists():
             raise BrokerError(f"attempt {attempt} of run {name!r} cannot continue: its directory is gone")
         directory = self._directory_of(name)
@@ -447,7 +447,7 @@ class LiveRuns:
             _refuse_others(directory, number, publisher_id)
             recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
             writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
-            run = LiveRun(directory, attempt, writer, world_size, self._timeouts, self._counts, local_world_size)
+            run = BrokerRun(directory, attempt, writer, world_size, self._timeouts, self._counts, local_world_size)
             directory.announce(attempt, self.control, self.stream)
         except BaseException:
             directory.release()
@@ -459,7 +459,7 @@ class LiveRuns:
         _log.warning("attempt %d of run %s continues with a new broker", attempt, name)
         return self._serve(run)
 
-    def _expect(self, run: LiveRun, entry: dict[str, Any]) -> None:
+    def _expect(self, run: BrokerRun, entry: dict[str, Any]) -> None:
         """A publisher of an attempt that is continued, which may come again, or may have died in the meantime."""
         rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
         rank.publisher_id = str(entry.get("publisher_id"))
@@ -475,7 +475,7 @@ class LiveRuns:
             return self._directory
         return RunDirectory(self._root, name, run_id)
 
-    def _serve(self, run: LiveRun) -> LiveRun:
+    def _serve(self, run: BrokerRun) -> BrokerRun:
         self._live[run.name] = run
         self.served += 1
         return run
@@ -491,7 +491,7 @@ class LiveRuns:
         if rank.identity is not None and self._publishers.get(rank.identity, (None, None))[1] is rank:
             del self._publishers[rank.identity]
 
-    def end(self, run: LiveRun) -> str | None:
+    def end(self, run: BrokerRun) -> str | None:
         """Closes a run's record, writes down how it ended, and gives its directory back. Returns why it could not be
         written down, if it could not."""
         run.close_recording()
@@ -559,7 +559,7 @@ def _refuse_others(directory: RunDirectory, number: int, publisher_id: str | Non
             raise BrokerError(f"rank {number} of run {directory.name!r} is another trainer's: choose another run name")
 
 
-def _rank_of(run: LiveRun, number: int, publisher_id: str, attempt: Any) -> LiveRank:
+def _rank_of(run: BrokerRun, number: int, publisher_id: str, attempt: Any) -> LiveRank:
     """The rank that says hello: a new one, or the same one again."""
     if attempt is not None and attempt != run.attempt:
         raise BrokerError(_overtaken(attempt, run.name, run.attempt))
@@ -584,14 +584,14 @@ def _taken(rank: int, name: str) -> str:
     return f"rank {rank} of run {name!r} is there already: choose another run name, or wait until it ends"
 
 
-def _full(rank: int, run: LiveRun | AnnouncedRun) -> str:
+def _full(rank: int, run: BrokerRun | AnnouncedRun) -> str:
     return (
         f"rank {rank} of run {run.name!r} is one more than the {run.local_world_size} that publish to this broker: "
         "name the broker of its own host, or give all ranks here the same local_world_size"
     )
 
 
-def _note_endings(run: LiveRun) -> None:
+def _note_endings(run: BrokerRun) -> None:
     """How the ranks ended that had ended before the broker did, by the recording."""
     recording = Recording(run.writer.path)
     for ending in recording.read_endings():
@@ -600,7 +600,7 @@ def _note_endings(run: LiveRun) -> None:
 
 
 @contextlib.contextmanager
-def _said_in_the_log(run: LiveRun) -> Iterator[None]:
+def _said_in_the_log(run: BrokerRun) -> Iterator[None]:
     """What cannot be written down about a run stops neither the broker nor the event feed."""
     try:
         yield

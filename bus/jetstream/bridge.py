@@ -21,7 +21,7 @@ from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.relay import Relay
-from offloop.bus.jetstream.run_stream import RunStream
+from offloop.bus.jetstream.run_stream import RunFileStream
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.bridged import BridgeStatus
@@ -163,7 +163,7 @@ class Bridge:
         async with connected(self._servers, f"bridge {self._run.name}", self._note_away) as (client, stream):
             self._client, self._jetstream = client, stream
             self._asking = Asking(client, self._run.name, self.status, self._write_status, self._say)
-            self._stream = RunStream(
+            self._stream = RunFileStream(
                 client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
             )
             await self._asking.until_answered(self._stream.make)

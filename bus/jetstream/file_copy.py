@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from offloop.bus.errors import BrokerError, RecordingError
 from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import WRONG_LAST_SEQUENCE, in_words, passing_errors
-from offloop.bus.jetstream.run_stream import FULL, Copied, RunStream
+from offloop.bus.jetstream.run_stream import FULL, Copied, RunFileStream
 from offloop.bus.printing import one_line
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows
@@ -46,7 +46,7 @@ class FileCopy:
 
     def __init__(
         self,
-        stream: RunStream,
+        stream: RunFileStream,
         asking: Asking,
         subject: str,
         file: GrowingRecording | GrowingWindows,

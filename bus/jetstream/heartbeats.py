@@ -13,7 +13,7 @@ from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
 from offloop.bus.protocol.frames import encode_control, encode_heartbeat
 from offloop.bus.recording import records
-from offloop.bus.recording.records import DamageError, Mark
+from offloop.bus.recording.records import CheckRecord, DamageError
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -109,7 +109,7 @@ class _FollowedCopy:
         self.ends: dict[int, int] = {}
         """Of each attempt the bytes that are there."""
         self._has_passed = has_passed
-        self._mark: Mark | None = None
+        self._mark: CheckRecord | None = None
         self._attempt = 1
 
     async def take(self, message: "Msg") -> None:
@@ -170,11 +170,11 @@ class _FollowedHost:
             self._task.cancel()
 
 
-def last_mark(data: bytes) -> Mark | None:
+def last_mark(data: bytes) -> CheckRecord | None:
     """The last check record in a range of a recording that ends with one."""
     at = data.rfind(records.MARK_SIGN)
     while at >= 0:
         with suppress(DamageError):
-            return Mark.decode(data[at - records.HEAD.size :])
+            return CheckRecord.decode(data[at - records.HEAD.size :])
         at = data.rfind(records.MARK_SIGN, 0, at)
     return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from offloop.bus.jetstream import names
 
 
-class Role(NamedTuple):
+class UserPermissions(NamedTuple):
     """Permissions of a user."""
 
     publish: tuple[str, ...]
@@ -31,10 +31,10 @@ _POSITIONS = (f"{_API}.STREAM.CREATE.KV_{names.POSITIONS_BUCKET}", f"$KV.{names.
 
 _RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
-_VIEW = Role(publish=(*_READ_STREAMS, *_POSITIONS, "ol.v.>"), subscribe=(*_DATA, _RUNS))
+_VIEW = UserPermissions(publish=(*_READ_STREAMS, *_POSITIONS, "ol.v.>"), subscribe=(*_DATA, _RUNS))
 
 ROLES = {
-    "publish": Role(
+    "publish": UserPermissions(
         publish=(
             f"{_API}.STREAM.CREATE.*",
             f"{_API}.STREAM.UPDATE.*",
@@ -48,15 +48,15 @@ ROLES = {
         subscribe=("ol.q.>", "ol.v.>", "ol.d.>"),
     ),
     "view": _VIEW,
-    "command": Role(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
+    "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
 }
 """By name. ``command`` has what ``view`` has, and more."""
 
 
-def merged(roles: Iterable[str]) -> Role:
+def merged(roles: Iterable[str]) -> UserPermissions:
     """What a user with several roles may do."""
     given = [ROLES[name] for name in roles]
-    return Role(
+    return UserPermissions(
         tuple(dict.fromkeys(subject for role in given for subject in role.publish)),
         tuple(dict.fromkeys(subject for role in given for subject in role.subscribe)),
     )

@@ -41,7 +41,7 @@ class Copied(NamedTuple):
     """Who sent that."""
 
 
-class RunStream:
+class RunFileStream:
     """The stream of a run: holds the copies of its files.
 
     Args:

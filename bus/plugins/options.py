@@ -19,7 +19,7 @@ _TRUE, _FALSE, _NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), 
 
 
 @dataclass(frozen=True)
-class Option:
+class PluginOption:
     """One parameter of a constructor that can be set from the command line."""
 
     name: str
@@ -41,7 +41,7 @@ class Option:
         return f"{self.name}={str(self.default).lower() if self.default in (None, True, False) else self.default}"
 
 
-def options_of(made: type) -> list[Option]:
+def options_of(made: type) -> list[PluginOption]:
     """The options of a class: the named parameters of its constructor."""
     try:
         hints = get_type_hints(made.__init__)  # type: ignore[misc]
@@ -49,7 +49,7 @@ def options_of(made: type) -> list[Option]:
         hints = {}  # An annotation names something that exists only for the type checker.
     parameters = list(inspect.signature(made.__init__).parameters.values())[1:]  # type: ignore[misc]
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    return [Option(one.name, hints.get(one.name, _type_of_default(one.default)), one.default) for one in named]
+    return [PluginOption(one.name, hints.get(one.name, _type_of_default(one.default)), one.default) for one in named]
 
 
 def parse_assignment(text: str) -> tuple[str, str, str]:
@@ -65,7 +65,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
     return owner, option, value.strip()
 
 
-def convert_options(owner: str, options: Sequence[Option], texts: Mapping[str, str]) -> dict[str, Any]:
+def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[str, str]) -> dict[str, Any]:
     """The constructor's arguments from texts.
 
     Raises:
@@ -86,7 +86,7 @@ def convert_options(owner: str, options: Sequence[Option], texts: Mapping[str, s
     return {name: _convert_option(owner, known[name], text) for name, text in texts.items()}
 
 
-def _convert_option(owner: str, option: Option, text: str) -> Any:
+def _convert_option(owner: str, option: PluginOption, text: str) -> Any:
     try:
         return _convert(text, option.type)
     except ValueError:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 from offloop.bus.errors import ConfigurationError, close_matches
-from offloop.bus.plugins.options import Option, convert_options, options_of, parse_assignment
+from offloop.bus.plugins.options import PluginOption, convert_options, options_of, parse_assignment
 from offloop.bus.processes import current_folder
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Entry:
     summary: str
     """First sentence of the class's docstring and the package of a plug-in, in one line, or why the class cannot be
     loaded."""
-    options: tuple[Option, ...]
+    options: tuple[PluginOption, ...]
 
 
 class Registry(Generic[T]):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from offloop.bus.errors import RecordingError
 from offloop.bus.files import open_file
 from offloop.bus.recording import records
-from offloop.bus.recording.records import DamageError, Mark
+from offloop.bus.recording.records import CheckRecord, DamageError
 
 _MOST_PARTS = 9_999
 """Odd, so that the last of one more is among every second one of them."""
@@ -77,7 +77,7 @@ class GrowingRecording:
         """Where the next record begins."""
         self.end = 0
         """Offset behind the last whole check record."""
-        self.mark: Mark | None = None
+        self.mark: CheckRecord | None = None
         """That check record."""
         self.backlog = Backlog()
 
@@ -115,7 +115,7 @@ class GrowingRecording:
         """Closes the file."""
         os.close(self._descriptor)
 
-    def _next_mark(self, size: int) -> tuple[Mark, int] | None:
+    def _next_mark(self, size: int) -> tuple[CheckRecord, int] | None:
         """The next check record that is whole, and where it ends. Goes from record to record, and where one is damaged
         looks for the next check record by its sign."""
         at = self._at
@@ -138,13 +138,13 @@ class GrowingRecording:
             at = end
         return None
 
-    def _search(self, begin: int, size: int) -> tuple[Mark, int] | None:
+    def _search(self, begin: int, size: int) -> tuple[CheckRecord, int] | None:
         for sign, at in records.find_signs(self.read, begin, size):
             if sign != records.MARK_SIGN:
                 continue
             try:
-                length = records.MARK_FRONT + Mark.payload_size(self.read(at, records.MARK_FRONT))
-                return Mark.decode(self.read(at, length)), at + length
+                length = records.MARK_FRONT + CheckRecord.payload_size(self.read(at, records.MARK_FRONT))
+                return CheckRecord.decode(self.read(at, length)), at + length
             except DamageError:
                 continue
         return None

@@ -15,7 +15,7 @@ from offloop.bus.errors import RecordingError
 from offloop.bus.files import NotAFileError, open_file
 from offloop.bus.printing import Damage
 from offloop.bus.recording import records
-from offloop.bus.recording.records import MAGIC, PROFILE, Chunk, ChunkHead, DamageError, Mark, Position
+from offloop.bus.recording.records import MAGIC, PROFILE, CheckRecord, Chunk, ChunkHead, DamageError, Position
 
 MAX_WASTED = 256 * 1024 * 1024
 WASTED_SHARE = 100
@@ -444,7 +444,7 @@ class RecordingReader:
     def _take_mark(self, sound: "_Sound") -> Iterator[list[Record]]:
         """Compares what was read since the last mark with what this one says."""
         mark, segment = sound.what, self._segment
-        assert isinstance(mark, Mark)  # by the caller
+        assert isinstance(mark, CheckRecord)  # by the caller
         before = mark.before if self._total is None else self._total
         expected = mark.total - before
         missing = expected - segment.messages
@@ -483,7 +483,7 @@ class RecordingReader:
     # -- finding what is whole ----------------------------------------------------------------------------------------
 
     def _take_sound(self, sound: "_Sound") -> Iterator[list[Record]]:
-        if isinstance(sound.what, Mark):
+        if isinstance(sound.what, CheckRecord):
             return self._take_mark(sound)
         self._offset = sound.end
         return self._give(sound.offset, sound.what, sound.messages)
@@ -503,8 +503,8 @@ class RecordingReader:
         )
 
     def _mark_at(self, offset: int) -> "_Sound":
-        size = records.MARK_FRONT + Mark.payload_size(self._source.read_at(offset, records.MARK_FRONT))
-        return _Sound(offset, size, Mark.decode(self._read_candidate(offset, size)))
+        size = records.MARK_FRONT + CheckRecord.payload_size(self._source.read_at(offset, records.MARK_FRONT))
+        return _Sound(offset, size, CheckRecord.decode(self._read_candidate(offset, size)))
 
     def _chunk_at(self, offset: int) -> "_Sound":
         head = ChunkHead.decode(self._source.read_at(offset, records.CHUNK_FRONT))
@@ -530,7 +530,7 @@ class _Sound(NamedTuple):
 
     offset: int
     size: int
-    what: Mark | ChunkHead
+    what: CheckRecord | ChunkHead
     messages: list[Record] = []  # noqa: RUF012  never changed
 
     @property

@@ -115,8 +115,8 @@ def find_signs(
 
 
 @dataclass(frozen=True)
-class Mark:
-    """The record behind each chunk: what is to be found before it, and how far the ranks have come.
+class CheckRecord:
+    """The check record behind each chunk: what is to be found before it, and how far the ranks have come.
 
     A *segment* is what stands between the end of one mark and the beginning of the next: a chunk and its indexes, or
     nothing, or in front of the first mark the header. The mark ends it."""
@@ -159,7 +159,7 @@ class Mark:
         return int(size)
 
     @classmethod
-    def decode(cls, record: bytes) -> "Mark":
+    def decode(cls, record: bytes) -> "CheckRecord":
         """Reads a mark; its opcode and the record's length are not looked at, so that damage there costs nothing.
 
         Raises:
@@ -213,15 +213,15 @@ class _Counter:
         return container
 
 
-def read_mark(record: bytes) -> Mark:
+def read_mark(record: bytes) -> CheckRecord:
     """Reads a mark whose record has the length that it claims.
 
     Raises:
         DamageError: it is none, or is damaged.
     """
-    if len(record) != MARK_FRONT + Mark.payload_size(record[:MARK_FRONT]):
+    if len(record) != MARK_FRONT + CheckRecord.payload_size(record[:MARK_FRONT]):
         raise DamageError("its length is not that of what it holds")
-    return Mark.decode(record)
+    return CheckRecord.decode(record)
 
 
 def _mark_checksum(payload: bytes) -> int:

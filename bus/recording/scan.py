@@ -11,7 +11,7 @@ import mcap.records
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import END, decode_event, parse_topic
 from offloop.bus.recording import records
-from offloop.bus.recording.records import Chunk, ChunkHead, DamageError, Mark, Position
+from offloop.bus.recording.records import CheckRecord, Chunk, ChunkHead, DamageError, Position
 
 _FRONT = 64
 _BLOCK = 1 << 20
@@ -26,7 +26,7 @@ class ScannedChunk(NamedTuple):
 
 
 class Scan:
-    """What :func:`scan` finds; everything but ``end`` and what follows it here is as in :class:`Mark`."""
+    """What :func:`scan` finds; everything but ``end`` and what follows it here is as in :class:`CheckRecord`."""
 
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {}
@@ -137,7 +137,7 @@ class _Scanner:
             raise DamageError("it is not a record of a recording")
         return end
 
-    def _take_mark(self, mark: Mark, end: int) -> None:
+    def _take_mark(self, mark: CheckRecord, end: int) -> None:
         found = self.result
         found.chunks += [chunk.scanned() for chunk in self._pending]
         self._pending.clear()
@@ -147,14 +147,14 @@ class _Scanner:
         found.before = found.total = mark.total
         found.segment = end
 
-    def _marks_from(self, offset: int) -> Iterator[tuple[int, Mark, int]]:
+    def _marks_from(self, offset: int) -> Iterator[tuple[int, CheckRecord, int]]:
         """Whole marks that begin at ``offset`` or behind it, whatever their opcode and length have become: where each
         begins, the mark, and where it ends."""
         for sign, begin in records.find_signs(self._read, offset):
             if sign == records.MARK_SIGN:
                 with contextlib.suppress(DamageError):
-                    size = records.MARK_FRONT + Mark.payload_size(self._read(begin, records.MARK_FRONT))
-                    yield begin, Mark.decode(self._read(begin, size)), begin + size
+                    size = records.MARK_FRONT + CheckRecord.payload_size(self._read(begin, records.MARK_FRONT))
+                    yield begin, CheckRecord.decode(self._read(begin, size)), begin + size
 
     def _take_tail(self) -> None:
         """Checks what follows the last mark."""

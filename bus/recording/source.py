@@ -29,7 +29,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import TrainingTime
 
 
-class LeftOut(NamedTuple):
+class CutRange(NamedTuple):
     """Events of one rank that the original has and a cut of it has not, from number ``first`` to ``last``.
 
     It is recorded as the mark ``$cut``, numbered like the last of these events, whose place it takes.
@@ -62,14 +62,14 @@ class LeftOut(NamedTuple):
         return self.last - self.first + 1, self.base_last - self.base_first + 1
 
     @classmethod
-    def one(cls, record: "Recorded") -> "LeftOut":
+    def one(cls, record: "Recorded") -> "CutRange":
         """What is said of a single event."""
         event, rank = record.event, record.topic.rank
         base_first = base_before(record) + 1
         return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, event.timestamp)
 
     @classmethod
-    def of(cls, record: "Recorded") -> "LeftOut | None":
+    def of(cls, record: "Recorded") -> "CutRange | None":
         """Reads the mark; ``None`` for every other record, and for one that is malformed."""
         if record.topic.name != CUT:
             return None
@@ -224,7 +224,7 @@ class RecordSource:
         rank, seq = record.topic.rank, record.event.seq
         if seq <= self._numbering.last(rank).seq:
             return False
-        left_out = LeftOut.of(record)
+        left_out = CutRange.of(record)
         if left_out is not None:
             self.left_out.append(Gap(rank, left_out.first, left_out.last))
         self._note_missing(rank, seq if left_out is None else left_out.first)

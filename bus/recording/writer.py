@@ -18,7 +18,7 @@ from offloop.bus.files import open_file
 from offloop.bus.processes import with_reserve
 from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
 from offloop.bus.recording import records
-from offloop.bus.recording.records import MAGIC, PROFILE, Mark, Position
+from offloop.bus.recording.records import MAGIC, PROFILE, CheckRecord, Position
 from offloop.bus.recording.scan import Scan, scan
 
 CHUNK_BYTES = 1024 * 1024
@@ -159,7 +159,7 @@ class RecordingWriter:
         os.ftruncate(self._descriptor, found.end)
         self._size = found.end
         checksum = zlib.crc32(found.indexes, found.checksum)
-        mark = Mark(
+        mark = CheckRecord(
             found.segment, found.before, found.total, checksum, self._metadata, found.new_topics, self._positions
         )
         self._put(found.indexes + mark.encode())
@@ -289,9 +289,9 @@ class RecordingWriter:
         messages: int,
         topics: dict[int, str] | None = None,
         positions: dict[int, Position] | None = None,
-    ) -> Mark:
+    ) -> CheckRecord:
         """The mark behind ``segment``, which is about to be written."""
-        return Mark(
+        return CheckRecord(
             self._size,
             self._total,
             self._total + messages,

@@ -18,7 +18,7 @@ from offloop.bus.protocol.frames import (
 from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.publisher.connection import connect
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
+from offloop.bus.recording.source import CutRange, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
 from offloop.bus.recording.window import Bound, Window, recording_began
 from offloop.bus.replay.feed import Feed, reframe, wait_for_any
 from offloop.bus.replay.pace import Pace
@@ -165,7 +165,7 @@ class ReplayServer:
             if self._takes(window, record):
                 before.append((record, rank.left_out, rank.base_left_out))
             else:
-                left_out, base_left_out = (LeftOut.of(record) or LeftOut.one(record)).counts
+                left_out, base_left_out = (CutRange.of(record) or CutRange.one(record)).counts
                 rank.left_out += left_out
                 rank.base_left_out += base_left_out
             if before and window.begun:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from offloop.bus.files import atomic_output
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, is_mark, snapshot_of
+from offloop.bus.recording.source import CutRange, Recorded, RecordSource, is_mark, snapshot_of
 from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.tools.written import Written, check_any, check_ranks
@@ -65,9 +65,9 @@ def cut(
     ):
         marks = CutMarks(source.run, source.attempt)
         for record in source:
-            stated = LeftOut.of(record)
+            stated = CutRange.of(record)
             if stated is None and not is_mark(record) and not is_kept(record):
-                stated = LeftOut.one(record)
+                stated = CutRange.one(record)
                 dropped += 1
             if stated is not None:
                 append(writer, marks.add(stated))
@@ -87,9 +87,9 @@ class CutMarks:
 
     def __init__(self, run: str, attempt: int) -> None:
         self._run, self._attempt = run, attempt
-        self._pending: dict[int, LeftOut] = {}
+        self._pending: dict[int, CutRange] = {}
 
-    def add(self, left_out: LeftOut) -> Iterator[Recorded]:
+    def add(self, left_out: CutRange) -> Iterator[Recorded]:
         """Takes in the next range of a rank; gives the mark for what it does not continue."""
         pending = self._pending.get(left_out.rank)
         if pending is not None and pending.last + 1 == left_out.first:

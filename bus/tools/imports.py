@@ -23,7 +23,7 @@ from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import IMPORTED_FROM, LOCK_FILE, RunDirectory, in_words, is_locked, runs_dir
 from offloop.bus.strict_json import plain
-from offloop.bus.tools.logs import Log, Row, find_logs, read_log
+from offloop.bus.tools.logs import Log, LogRow, find_logs, read_log
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.source import IMPORTED
@@ -166,7 +166,7 @@ def _import(source: str, log: Log, root: Path, name: str, step_column: str | Non
     return Imported(name if places else None, log.path, steps, values, replaced, notes, damage)
 
 
-def _gather(database: sqlite3.Connection, rows: Iterable[Row]) -> list[str]:
+def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> list[str]:
     """Takes all rows in; returns the names of their values."""
     execute, pack = database.execute, msgpack.Packer().pack
     execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")

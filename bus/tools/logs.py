@@ -40,7 +40,7 @@ _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OF_A_TRAINER = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """What a log has at one place."""
 
     step: int
@@ -86,7 +86,7 @@ def find_logs(source: str, path: Path) -> list[Log]:
     return [Log(parent.name if file.name == default else file.stem, file, (file,))]
 
 
-def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[Row]:
+def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[LogRow]:
     """The rows of a log, in the order of its files.
 
     Raises:
@@ -141,7 +141,7 @@ def _between(folder: Path, top: Path) -> list[Path]:
     return [parent for parent in folder.parents if parent.is_relative_to(top)]
 
 
-def _read_event_files(log: Log, _step_column: str | None) -> Iterator[Row]:
+def _read_event_files(log: Log, _step_column: str | None) -> Iterator[LogRow]:
     require("'--from tensorboard'", "tensorboard", "tensorboard")
     # Not through TensorBoard's own reader, which loads TensorFlow where that is installed.
     from google.protobuf.message import DecodeError
@@ -157,7 +157,7 @@ def _read_event_files(log: Log, _step_column: str | None) -> Iterator[Row]:
             try:
                 event = Event.FromString(record)
                 if event.session_log.status == _START and not prefix:
-                    yield Row(event.step, None, None)
+                    yield LogRow(event.step, None, None)
                 values: dict[str, float] = {}
                 for value in event.summary.value:
                     number = _scalar(value)
@@ -177,7 +177,7 @@ def _read_event_files(log: Log, _step_column: str | None) -> Iterator[Row]:
                 log.damage.add(f"{path}, byte {offset}: values of step {event.step} are left out")
                 continue
             # What add_hparams writes is of the end of the training, but of step 0.
-            yield Row(event.step, None if of_add_hparams else event.wall_time, values)
+            yield LogRow(event.step, None if of_add_hparams else event.wall_time, values)
     # In the event files all numbers are floats.
     _take_hparams_file(log, folder)
 
@@ -266,7 +266,7 @@ class _Rows:
         self._known: dict[str, None] = {}
         self._without_step = 0
 
-    def make(self, record: dict[str, Any], where: str) -> Row | None:
+    def make(self, record: dict[str, Any], where: str) -> LogRow | None:
         """The row of a record; ``None`` for one without a step."""
         if self._column is None:
             self._known.update(dict.fromkeys(record))
@@ -292,7 +292,7 @@ class _Rows:
                 time = float(number)
             else:
                 values[name] = number
-        return Row(int(step), time, values)
+        return LogRow(int(step), time, values)
 
     def _choose(self, record: dict[str, Any]) -> str | None:
         if self._wanted is not None:
@@ -335,7 +335,7 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _read_csv(log: Log, step_column: str | None) -> Iterator[Row]:
+def _read_csv(log: Log, step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, step_column)
     _take_hparams_file(log, path.parent)
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
@@ -371,7 +371,7 @@ def _of_cell(text: str) -> float | str | None:
     return text
 
 
-def _read_jsonl(log: Log, step_column: str | None) -> Iterator[Row]:
+def _read_jsonl(log: Log, step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, step_column)
     with open(open_file(path, follow=True), encoding="utf-8-sig") as file:
         lines = _Lines(file, path)
@@ -396,7 +396,7 @@ def _read_jsonl(log: Log, step_column: str | None) -> Iterator[Row]:
     rows.end()
 
 
-def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[Row]:
+def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, "step")
     with open(open_file(path, follow=True), encoding="utf-8") as file:
         if (size := os.fstat(file.fileno()).st_size) > _LONGEST_STATE:
@@ -462,7 +462,7 @@ def _count_nodes(node: Any, known: dict[Any, int]) -> int:
     return known[node]
 
 
-SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[Row]]]] = {
+SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[LogRow]]]] = {
     TENSORBOARD: ("", _read_event_files),
     "csv": ("metrics.csv", _read_csv),
     "jsonl": ("metrics.jsonl", _read_jsonl),

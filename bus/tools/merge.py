@@ -10,7 +10,7 @@ from offloop.bus.errors import ConfigurationError, RecordingError
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import END, EVENT_ELEMENTS
 from offloop.bus.protocol.order import Gap
-from offloop.bus.recording.source import LeftOut, Recorded, RecordSource, base_before, is_mark, ranks_in
+from offloop.bus.recording.source import CutRange, Recorded, RecordSource, base_before, is_mark, ranks_in
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.tools.cut import append
 from offloop.bus.tools.written import Written
@@ -108,13 +108,13 @@ class _Head:
         self.path = source.path
         self._records = iter(source)
         self.record: Recorded | None = None
-        self.left_out: LeftOut | None = None
+        self.left_out: CutRange | None = None
         """What the record says, if it is a mark for what was left out."""
         self.advance()
 
     def advance(self) -> None:
         self.record = next(self._records, None)
-        self.left_out = None if self.record is None else LeftOut.of(self.record)
+        self.left_out = None if self.record is None else CutRange.of(self.record)
 
     @property
     def is_obituary(self) -> bool:
@@ -138,7 +138,7 @@ class _Rank:
 
     def __iter__(self) -> Iterator[Recorded]:
         heads = [_Head(source) for source in self.sources]
-        stated: list[LeftOut] = []
+        stated: list[CutRange] = []
         last: Recorded | None = None
         while heads := [head for head in heads if head.record is not None]:
             number = min(head.number for head in heads)
@@ -158,7 +158,7 @@ class _Rank:
                 head.advance()
         yield from self._marks(_still_left_out(stated, last, None))
 
-    def _marks(self, ranges: list[LeftOut]) -> Iterator[Recorded]:
+    def _marks(self, ranges: list[CutRange]) -> Iterator[Recorded]:
         source = self.sources[0]
         return (one.encode(source.run, source.attempt) for one in ranges)
 
@@ -196,11 +196,11 @@ def _difference(one: Recorded, other: Recorded) -> str:
     return ", ".join(names) or "how they are encoded"
 
 
-def _still_left_out(stated: list[LeftOut], last: Recorded | None, following: Recorded | None) -> list[LeftOut]:
+def _still_left_out(stated: list[CutRange], last: Recorded | None, following: Recorded | None) -> list[CutRange]:
     """What was left out between two records of a rank that follow each other in all recordings together; ``None`` for
     the beginning and the end."""
     begin = 1 if last is None else last.event.seq + 1
-    ranges: list[LeftOut] = []
+    ranges: list[CutRange] = []
     for one in sorted(stated, key=lambda one: (one.first, one.last)):
         if one.first < begin:
             one = one._replace(first=begin, base_first=1 if last is None else last.event.base_seq + 1)

@@ -82,7 +82,7 @@ def root_of(theirs: type[Any], roots: Mapping[str, str]) -> type[Any] | None:
     return None
 
 
-class Missing:
+class Unavailable:
     """Stands where their callbacks expect what only the training's process has, and says so at the first touch. To
     ``hasattr`` it has nothing."""
 
@@ -121,7 +121,7 @@ class Missing:
 
 class TrainingAdapter(Adapter):
     """For callbacks of frameworks whose methods are given the training itself, or objects of it: they get objects with
-    what a snapshot has, and :class:`Missing` ones for the rest.
+    what a snapshot has, and :class:`Unavailable` ones for the rest.
 
     An adapter has a method for each event of ours that concerns it, and calls their methods there with :meth:`call`.
     :meth:`epoch_ended` and :meth:`evaluated` come where most frameworks have them: an epoch ends after the evaluation
@@ -271,9 +271,9 @@ class TrainingAdapter(Adapter):
             self.memory["stopped"] = True
             self.snapshot.stop_training(f"{self.shown_as}: {reason}")
 
-    def missing(self, name: str, there: str) -> Missing:
+    def missing(self, name: str, there: str) -> Unavailable:
         """Something that a consumer lacks; ``there`` says what it has instead."""
-        return Missing(name, self.shown_as, there)
+        return Unavailable(name, self.shown_as, there)
 
     def metrics(self, prefix: str) -> dict[str, Any]:
         """What the evaluator has found that has just ended, by names that begin with the framework's prefix, or with

@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
+from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, TrainingAdapter, Unavailable, numbers
 from offloop.consumers.api.logger import Logger
 
 _THERE = "logs, params, model.stop_training and model.optimizer.learning_rate are there"
 
 
-class _Model(Missing):
+class _Model(Unavailable):
     """What a callback may do with ``self.model``. What it assigns stays there, for other callbacks' habits."""
 
     def __init__(self, adapter: "KerasCallback") -> None:
@@ -23,7 +23,7 @@ class _Model(Missing):
         vars(self)[name] = value
 
 
-class _Optimizer(Missing):
+class _Optimizer(Unavailable):
     """The learning rate; a new one is a command to the training."""
 
     def __init__(self, adapter: "KerasCallback") -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, Missing, TrainingAdapter, numbers
+from offloop.consumers.adapters.adapter import IN_TRAINING, SAVES, TrainingAdapter, Unavailable, numbers
 from offloop.consumers.api.logger import Logger, LoggerDestination, Row
 
 _TRAINER = (
@@ -37,12 +37,12 @@ class _Logs:
         self._adapter.logger.log_hyperparameters(dict(params))
 
     @property
-    def experiment(self) -> Missing:
+    def experiment(self) -> Unavailable:
         """Not there."""
         return self._adapter.missing("trainer.logger.experiment", "trainer.logger.log_metrics() is there")
 
 
-class _Module(Missing):
+class _Module(Unavailable):
     """What callbacks may do with ``pl_module``."""
 
     def __init__(self, adapter: "LightningCallback") -> None:
@@ -58,7 +58,7 @@ class _Module(Missing):
         vars(self)["_adapter"].logger.log_metrics(dict(dictionary))
 
 
-class _Trainer(Missing):
+class _Trainer(Unavailable):
     """What callbacks may do with ``trainer``. Lightning's own names."""
 
     fast_dev_run = sanity_checking = False
@@ -279,7 +279,7 @@ class LightningCallback(TrainingAdapter):
         if self.overrides(name):
             self.call(name, self._trainer, self._module, *stage)
 
-    def _batch(self) -> Missing:
+    def _batch(self) -> Unavailable:
         return self.missing("the batch", "fields on demand such as 'inputs' are what callbacks of offloop have")
 
     def _take_training(self, state: Snapshot) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.adapters.adapter import IN_TRAINING, Missing, TrainingAdapter
+from offloop.consumers.adapters.adapter import IN_TRAINING, TrainingAdapter, Unavailable
 from offloop.consumers.api.callback import CannotWorkError
 from offloop.consumers.api.logger import Logger
 
@@ -21,7 +21,7 @@ _COMPUTED = {"loss", "learning_rate", "epoch", "train_loss"} | {
 """Logs that are made here, from the events."""
 
 
-class _Loader(Missing):
+class _Loader(Unavailable):
     """A dataloader of which the length is known."""
 
     def __len__(self) -> int:

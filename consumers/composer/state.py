@@ -64,7 +64,7 @@ class _Metrics(dict[str, Any]):
         )
 
 
-class Metric:
+class MetricValue:
     """A metric's value where callbacks expect the metric."""
 
     def __init__(self, value: Any) -> None:
@@ -75,7 +75,7 @@ class Metric:
         return _scalar(self._value)
 
     def __repr__(self) -> str:
-        return f"Metric({self._value!r})"
+        return f"MetricValue({self._value!r})"
 
 
 class ComposerState:
@@ -99,17 +99,17 @@ class ComposerState:
         return None if loss is None else Scalar(loss)
 
     @property
-    def train_metrics(self) -> dict[str, Metric]:
+    def train_metrics(self) -> dict[str, MetricValue]:
         """The training's metrics by name."""
         snapshot = self._snapshot
-        return _Metrics({name: Metric(value) for name, value in snapshot.train_metrics.items()}, snapshot.event)
+        return _Metrics({name: MetricValue(value) for name, value in snapshot.train_metrics.items()}, snapshot.event)
 
     @property
-    def eval_metrics(self) -> dict[str, dict[str, Metric]]:
+    def eval_metrics(self) -> dict[str, dict[str, MetricValue]]:
         """The evaluators' metrics by label and name, once they have been evaluated."""
         snapshot = self._snapshot
         values = {
-            label: {name: Metric(value) for name, value in metrics.items()}
+            label: {name: MetricValue(value) for name, value in metrics.items()}
             for label, metrics in snapshot.eval_metrics.items()
         }
         return _Metrics(values, snapshot.event)

@@ -30,7 +30,7 @@ class Offset(NamedTuple):
     """Number of the record that follows, from 0."""
 
 
-class Mark(NamedTuple):
+class SpoolPosition(NamedTuple):
     """How far has been sent, so that a process that begins here sends nothing twice."""
 
     base: int
@@ -55,7 +55,7 @@ class SpoolDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.mark = Mark(0, Offset(), 0, {})
+        self.mark = SpoolPosition(0, Offset(), 0, {})
         self.end = Offset()
         """Where the next record is appended."""
         self._file: BinaryIO | None = None
@@ -85,7 +85,7 @@ class SpoolDirectory:
         found = cls(path)
         try:
             packed = msgpack.unpackb((path / _MARK).read_bytes(), strict_map_key=False)
-            found.mark = Mark(packed[0], Offset(*packed[1]), packed[2], packed[3])
+            found.mark = SpoolPosition(packed[0], Offset(*packed[1]), packed[2], packed[3])
             # What is gone was sent, and is not sent again however far back the consumer begins.
             found.end = Offset(max(committed.bytes, found.mark.base), committed.records)
             reached = found._find_records()
@@ -153,7 +153,7 @@ class SpoolDirectory:
         of records that are not read any more."""
         first = self._number_of_file(offset)
         gone, left = self._bases[:first], self._bases[first:]
-        self._write_mark(Mark(left[0], offset, max(self.mark.sent, offset.records), destination))
+        self._write_mark(SpoolPosition(left[0], offset, max(self.mark.sent, offset.records), destination))
         self._bases = left
         for base in gone:
             self._records(base).unlink()
@@ -204,7 +204,7 @@ class SpoolDirectory:
                 reached += self._records(base).stat().st_size
         return reached
 
-    def _write_mark(self, mark: Mark) -> None:
+    def _write_mark(self, mark: SpoolPosition) -> None:
         # Known to this process even if the disk does not take it: what it has sent it does not send again.
         self.mark = mark
         temporary = self.path / f".{_MARK}.new"

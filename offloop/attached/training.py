@@ -36,7 +36,7 @@ from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
@@ -531,7 +531,7 @@ class AttachedTraining:
             say(line, err=True)
 
 
-class _ValueLogger(Logger):
+class _ValueLogger(AlgorithmLogger):
     """Logs tensors without waiting for their device."""
 
     def __init__(self, state: State) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from training import Act
 
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, Classifier, State, Trainer
 
 
 class Image(Classifier):
@@ -65,7 +65,7 @@ def train(
 def note(notes: list[Any], look: Callable[[State], Any], *events: Event) -> Act:
     """Notes what a look at the state gives, at each of the events."""
 
-    def add(event: Event, state: State, logger: Logger) -> None:
+    def add(event: Event, state: State, logger: AlgorithmLogger) -> None:
         notes.append(look(state))
 
     return Act(add, *events)

@@ -7,7 +7,7 @@ from gold import GoldMLP, gold_loader, gold_optimizer
 
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Evaluator, Logger, State, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, Evaluator, State, Trainer
 
 
 def gold_evaluators(loaders: dict[str, dict[str, Any]]) -> list[Evaluator]:
@@ -34,14 +34,14 @@ def gold_trainer(n_train: int = 24, batch_size: int = 6, **arguments: Any) -> Tr
 class Act(Algorithm):
     """Calls a function with (event, state, logger) at every event, or at the given ones."""
 
-    def __init__(self, do: Callable[[Event, State, Logger], object], *events: Event) -> None:
+    def __init__(self, do: Callable[[Event, State, AlgorithmLogger], object], *events: Event) -> None:
         self._do = do
         self._events = events
 
     def match(self, event: Event, state: State) -> bool:
         return not self._events or event in self._events
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         self._do(event, state, logger)
 
 

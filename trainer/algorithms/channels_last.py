@@ -4,7 +4,7 @@ import torch
 
 from offloop.bus.types.event import Event
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -34,6 +34,6 @@ class ChannelsLast(Algorithm):
         """Once, before training."""
         return event is Event.INIT
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Lays out the weights."""
         state.model.to(memory_format=torch.channels_last)

@@ -4,7 +4,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share, random_span
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -51,7 +51,7 @@ class CutOut(Algorithm):
         """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Puts a copy of the images, with holes in it, into the batch."""
         images = check_images(state.batch_get_item(self.input_key), "CutOut").clone()
         height, width = images.shape[2:]

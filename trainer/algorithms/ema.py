@@ -10,7 +10,7 @@ from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
 from offloop.trainer.algorithms.weight_average import WeightAverage
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _SWAP_EVENTS = frozenset(
@@ -93,7 +93,7 @@ class EMA(Algorithm):
             return self._average is not None or has_reached(state, self.ema_start)
         return event is Event.INIT or (self._average is not None and event in _SWAP_EVENTS)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Updates the average, or exchanges it with the weights."""
         if event is Event.INIT:
             self._state = state

@@ -10,7 +10,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_number
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _SMALLEST_WEIGHT_NORM = 1e-3
@@ -60,7 +60,7 @@ class GradientClipping(Algorithm):
         """Where the gradients of a batch are complete."""
         return event is Event.AFTER_TRAIN_BATCH
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Clips the gradients of the model."""
         _CLIP[self.clipping_type](state.model.parameters(), self.clipping_threshold)
 

@@ -6,7 +6,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_key, check_share, soft_targets
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
@@ -52,7 +52,7 @@ class LabelSmoothing(Algorithm):
         """Around the loss."""
         return event in _EVENTS
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Smooths the targets of the microbatch, or puts the original ones back."""
         if event is Event.AFTER_LOSS:
             state.batch_set_item(self.target_key, self._original)

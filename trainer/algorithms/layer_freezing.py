@@ -7,7 +7,7 @@ from torch import nn
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_share
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -58,7 +58,7 @@ class LayerFreezing(Algorithm):
         """Where epochs end."""
         return event in (Event.INIT, Event.EPOCH_END)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Freezes as many layers as are due."""
         if event is Event.INIT:
             self._state = state

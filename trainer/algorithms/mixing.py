@@ -13,7 +13,7 @@ from offloop.trainer.algorithms.common import check_key, check_number, soft_targ
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.device.device import autocast_of
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -58,7 +58,7 @@ class Mixing(Algorithm):
         """Around the forward pass, and around the loss or before the backward pass."""
         return event in self._steps
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Does what is due for the microbatch."""
         self._steps[event](state)
 

@@ -13,7 +13,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _MODES = ("resize", "crop")
@@ -99,7 +99,7 @@ class ProgressiveResizing(Algorithm):
         """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Puts the images, and targets if asked to, at the size that is due into the batch."""
         images = check_images(state.batch_get_item(self.input_key), "ProgressiveResizing")
         scale = self._scale(float(state.get_elapsed_duration() or 0))

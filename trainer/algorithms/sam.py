@@ -6,7 +6,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_count, check_number
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -53,7 +53,7 @@ class SAM(Algorithm):
             return (int(state.timestamp.batch) + 1) % self.interval == 0
         return event is Event.INIT
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Puts the gradients at the point nearby in place of those at the weights."""
         if event is Event.INIT:
             self.check(state)

@@ -13,7 +13,7 @@ from offloop.trainer.algorithms.common import check_count, check_key, check_shar
 from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
 from offloop.trainer.device.device import autocast_of
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -97,7 +97,7 @@ class SelectiveBackprop(Algorithm):
         """Where a batch has been fetched, while it is time."""
         return event is Event.AFTER_DATALOADER and self._is_due(state)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Takes rows out of the batch."""
         batch = state.batch
         if not isinstance(batch, Mapping | list | tuple):

@@ -12,7 +12,7 @@ from offloop.trainer.algorithms.common import check_count, check_share
 from offloop.trainer.data.spec import count_samples
 from offloop.trainer.device.batch import map_tensors
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -77,7 +77,7 @@ class SequenceLengthWarmup(Algorithm):
         """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Puts sequences of the length that is due into the batch."""
         length = self._length(_elapsed(state))
         shape = _check_shapes(state.batch, same=not self.truncate)

@@ -10,7 +10,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 
@@ -86,7 +86,7 @@ class StochasticDepth(Algorithm):
         """Once before training, and while the rates grow."""
         return event is Event.INIT or (event is Event.BATCH_START and self.drop_warmup.value > 0)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Changes the layers, or their rates."""
         if event is Event.INIT:
             self._layers = self._change_layers(state.model)

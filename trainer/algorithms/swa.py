@@ -24,7 +24,7 @@ from offloop.trainer.algorithms.common import (
 from offloop.trainer.algorithms.weight_average import WeightAverage
 from offloop.trainer.device.device import autocast_of
 from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 
 _ANNEAL_STRATEGIES = ("linear", "cos")
@@ -114,7 +114,7 @@ class SWA(Algorithm):
             return self._average is not None and has_reached(state, self.swa_end)
         return event in (Event.INIT, Event.FIT_START)
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         """Takes in the weights, replaces them, or sets the learning rates."""
         if event is Event.INIT:
             self._state = state

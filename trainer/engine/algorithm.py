@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
-    from offloop.trainer.engine.engine import Logger
+    from offloop.trainer.engine.engine import AlgorithmLogger
     from offloop.trainer.engine.state import State
 
 
@@ -37,7 +37,7 @@ class Algorithm(ABC):
         """Whether to be applied at this event. Asked at every event, so keep it short."""
 
     @abstractmethod
-    def apply(self, event: Event, state: "State", logger: "Logger") -> int | None:
+    def apply(self, event: Event, state: "State", logger: "AlgorithmLogger") -> int | None:
         """Changes the state. What is returned is ignored; the reference's algorithms return an exit code here."""
 
     def check(self, state: "State") -> None:  # noqa: B027 - most algorithms go with every training

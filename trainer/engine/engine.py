@@ -39,7 +39,7 @@ default_passes: list[AlgorithmPass] = [sort_by_position, set_filo_order]
 """The passes of every engine, in the order in which they are run."""
 
 
-class Logger:
+class AlgorithmLogger:
     """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
 
     Reference: ``composer/loggers/logger.py``.
@@ -87,7 +87,7 @@ class Engine:
     def __init__(
         self,
         state: State,
-        logger: Logger,
+        logger: AlgorithmLogger,
         wanted: Set[Event] = frozenset(),
         publish: Callable[[Event], None] | None = None,
     ) -> None:

@@ -30,7 +30,7 @@ def make_ring(batches: int, ranks: int) -> FlightRing:
         raise ConfigurationError(f"flight_recorder has no memory ({error}): free some, or train without it") from None
 
 
-class FlightRecorder:
+class RingPublisher:
     """Leaves each event of a training in a ring, and publishes it as without: what the stream holds does not depend
     on it.
 

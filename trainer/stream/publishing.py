@@ -18,7 +18,7 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.data.metrics import read_metrics
 from offloop.trainer.device.device import DeferredMap
-from offloop.trainer.engine.engine import Logger
+from offloop.trainer.engine.engine import AlgorithmLogger
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.phases import PhaseProbe
@@ -83,7 +83,7 @@ class StatePublisher:
     def __init__(
         self,
         state: State,
-        logger: Logger,
+        logger: AlgorithmLogger,
         stream: Publisher,
         always: Demand = _BASE,
         fields: Mapping[str, Field] = BUILT_IN,

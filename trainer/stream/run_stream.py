@@ -22,12 +22,12 @@ from offloop.trainer.arguments.config import StreamConfig
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.distributed.ranks import Ranks, local_world_size, rank_zero_first
-from offloop.trainer.engine.engine import Engine, Logger
+from offloop.trainer.engine.engine import AlgorithmLogger, Engine
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.registry import check_fields
 from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
 from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for
-from offloop.trainer.stream.flight import FlightRecorder, make_ring
+from offloop.trainer.stream.flight import RingPublisher, make_ring
 from offloop.trainer.stream.hosts import start_on_hosts
 from offloop.trainer.stream.publishing import StatePublisher
 from offloop.trainer.stream.tensor_sharing import TensorSharing, share_tensors
@@ -69,7 +69,7 @@ class TrainingStream:
         """What takes the snapshots; ``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
-        self._flight: FlightRecorder | None = None
+        self._flight: RingPublisher | None = None
 
     def find_name(self, run_name: str) -> str | None:
         """The name of a run that is to be called so and begins now; ``None`` where a broker elsewhere chooses it."""
@@ -81,7 +81,7 @@ class TrainingStream:
     def start(
         self,
         state: State,
-        logger: Logger,
+        logger: AlgorithmLogger,
         control: RemoteControl,
         *,
         max_duration: Time | None,
@@ -121,7 +121,7 @@ class TrainingStream:
             barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
             publish = barrier.publish
         if self._ring is not None:
-            self._flight = FlightRecorder(state, published, publisher, publish, self._ring, clock)
+            self._flight = RingPublisher(state, published, publisher, publish, self._ring, clock)
             return Engine(state, logger, self._flight.wanted, self._flight.publish)
         return Engine(state, logger, publisher.wanted, publish)
 

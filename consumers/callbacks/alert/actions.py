@@ -107,7 +107,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-class Command:
+class NoticeProgram:
     """Runs a program for each notice, which finds it as JSON on its standard input and in environment variables.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a program that is not there."""

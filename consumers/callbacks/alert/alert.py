@@ -12,7 +12,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.context import ContextKeeper
 from offloop.consumers.api.logger import Logger, LoggerDestination
-from offloop.consumers.callbacks.alert.actions import Action, Command, Notice, Webhook, show
+from offloop.consumers.callbacks.alert.actions import Action, Notice, NoticeProgram, Webhook, show
 from offloop.consumers.callbacks.alert.rules import Observation, Rule, RuleState
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
@@ -85,7 +85,7 @@ class Alert(Callback):
         if webhook is not None:
             self._actions.append(Webhook(webhook, timeout))
         if command is not None:
-            self._actions.append(Command(_listed(command), timeout))
+            self._actions.append(NoticeProgram(_listed(command), timeout))
         asked = (rule.field for rule in self._rules)
         self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
         self.every = every  # type: ignore[misc]

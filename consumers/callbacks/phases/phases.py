@@ -14,7 +14,7 @@ from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.phases.hosts import HostArrivals, LastArrival
 from offloop.consumers.callbacks.phases.restarts import Place, Restarts
-from offloop.consumers.callbacks.phases.window import Arrival, Report, Verdict, Window, sample_of
+from offloop.consumers.callbacks.phases.window import Arrival, PhaseWindow, Report, Verdict, sample_of
 
 _NAME = "time/phase"
 _UNSETTLED = 32
@@ -57,7 +57,7 @@ class Phases(Callback):
         if not 0 < threshold < 1:
             raise ConfigurationError(f"threshold is {threshold}: it is a share of the time, use one between 0 and 1")
         self.every = every  # type: ignore[misc]
-        self._window = Window(window, threshold)
+        self._window = PhaseWindow(window, threshold)
         self._verdict: str | None = None
         self._restarts = Restarts()
         # Of batches that not all ranks have reported yet: batch, then rank.

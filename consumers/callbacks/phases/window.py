@@ -145,7 +145,7 @@ def _divide(report: Report) -> list[float]:
     return [*known, max(report.step / 1e9 - reduce(add, known), 0.0)]
 
 
-class Window:
+class PhaseWindow:
     """The last ``size`` batches that were measured. What takes ``threshold`` of the time, from 0 to 1, dominates."""
 
     def __init__(self, size: int, threshold: float) -> None:

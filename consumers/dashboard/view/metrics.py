@@ -13,7 +13,7 @@ from offloop.bus.types.source import Source
 from offloop.bus.types.timestamp import TrainingTime
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks.peak_flops import peak_flops
-from offloop.consumers.dashboard.view.series import Clock, Series, Table
+from offloop.consumers.dashboard.view.series import Clock, NumericTable, Series
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Floats
@@ -57,7 +57,7 @@ class Metrics:
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
         # Of each batch: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
-        self._batches = Table(7)
+        self._batches = NumericTable(7)
         self._appends = tuple(self._batches.appends)
         # Those rows of the batches that throughput still reaches back to.
         self._window: Floats | None = None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.trace.phases import PHASES as MEASURED
 from offloop.bus.trace.phases import BatchPhases
-from offloop.consumers.dashboard.view.series import Table
+from offloop.consumers.dashboard.view.series import NumericTable
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Floats
@@ -46,7 +46,7 @@ class PublishingView(NamedTuple):
     """Of the time of a step, from 0 to 1."""
 
 
-class Phases:
+class RankPhases:
     """The phases of the batches of one rank, as far as they were measured. Over 262,144 of them it forgets every second
     one."""
 
@@ -54,7 +54,7 @@ class Phases:
     RECENT = 20
 
     def __init__(self) -> None:
-        self._table = Table(1 + len(PHASES))
+        self._table = NumericTable(1 + len(PHASES))
         self.on_device = False
         self._evaluation = 0.0
         self._last_batch: int | None = None

@@ -21,7 +21,7 @@ _SILENT_WINDOWS = 4
 _LEAST_SILENT = 5.0
 
 
-class Ranks:
+class RankTracker:
     """Follows every rank. Ranks that train together end a batch together, however long each has worked on it, so what
     tells them apart is when each arrives at the first backward pass, where they begin to exchange gradients. That is
     compared by how long before the end of the batch it was: their clocks need not agree.

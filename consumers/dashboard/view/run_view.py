@@ -27,11 +27,11 @@ from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
 from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
-from offloop.consumers.dashboard.view.phases import Phases, PhaseView, PublishingView
+from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
 from offloop.consumers.dashboard.view.preview import Preview
 from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
 from offloop.consumers.dashboard.view.rank_map import RankMap, RankView
-from offloop.consumers.dashboard.view.ranks import Ranks
+from offloop.consumers.dashboard.view.ranks import RankTracker
 from offloop.consumers.dashboard.view.series import Axis, Series
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
@@ -73,8 +73,8 @@ class RunView:
         self._metrics = Metrics(self._lock, max_points)
         self._preview: Preview | None = None
         self._progress = RunProgress()
-        self._phases: dict[int, Phases] = {}
-        self._ranks = Ranks()
+        self._phases: dict[int, RankPhases] = {}
+        self._ranks = RankTracker()
         self._log = RunLog()
         self._marks = Marks()
         self.images = ImageHistory()
@@ -303,12 +303,12 @@ class RunView:
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
         """The phases of the steps of a rank that were measured; of more than ``width``, means of several."""
         with self._lock:
-            return self._phases.get(rank, Phases()).view(width)
+            return self._phases.get(rank, RankPhases()).view(width)
 
     def publishing(self) -> PublishingView:
         """What publishing costs the training thread of the first rank."""
         with self._lock:
-            return self._phases.get(0, Phases()).publishing()
+            return self._phases.get(0, RankPhases()).publishing()
 
     def ranks(self) -> list[RankView]:
         """Every rank whose events have come."""
@@ -390,10 +390,10 @@ class RunView:
             world_size = {**body.context, **body.fields}.get("world_size", 1)
             self._ranks.arrived(rank, batch, world_size, body.time, phases)
 
-    def _phases_of(self, rank: int) -> Phases:
+    def _phases_of(self, rank: int) -> RankPhases:
         found = self._phases.get(rank)
         if found is None:
-            found = self._phases[rank] = Phases()
+            found = self._phases[rank] = RankPhases()
         return found
 
     def _take_outcomes(self) -> None:

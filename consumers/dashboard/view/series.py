@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     high: "Floats"
 
 
-class Table:
+class NumericTable:
     """Rows of numbers that only ever grow at the end, at 8 bytes a number. What comes is gathered column by column,
     which costs some 30 nanoseconds a number, and moved to its place many rows at a time."""
 
@@ -126,7 +126,7 @@ class Clock:
     MAX_ROWS = 1 << 20
 
     def __init__(self) -> None:
-        self._table = Table(len(_COLUMN_OF_AXIS))
+        self._table = NumericTable(len(_COLUMN_OF_AXIS))
 
     def __len__(self) -> int:
         return len(self._table)
@@ -185,7 +185,7 @@ class Series:
         self._before_reading = before_reading
         self._clock = clock
         self._lock = lock
-        self._table = Table(2)
+        self._table = NumericTable(2)
         self.append_step, self.append_value = self._table.appends
         """Take a point: its step, and its value. Steps may come in any order. Only for whoever holds the lock."""
         self._taken = 0

@@ -58,7 +58,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Group:
+class CurveGroup:
     """Runs with the same value of a column."""
 
     label: str
@@ -130,7 +130,7 @@ class Compared:
             return ", ".join(sorted(self._tags_of(self._runs[number].view.run_name))) or None
         return self._told[number].get(self.column or "")
 
-    def _groups(self) -> tuple[Group, ...]:
+    def _groups(self) -> tuple[CurveGroup, ...]:
         members: dict[str, list[int]] = {}
         values: dict[str, Any] = {}
         for number in range(len(self._runs)):
@@ -141,11 +141,11 @@ class Compared:
         title = short_name(self.column or "")
         ordered = sorted(members, key=lambda text: _order(values[text]))
         return tuple(
-            Group(f"{title} = {text}" if text else f"no {title}", tuple(members[text]), color)
+            CurveGroup(f"{title} = {text}" if text else f"no {title}", tuple(members[text]), color)
             for color, text in enumerate(ordered)
         )
 
-    def shown_members(self, group: Group) -> list[int]:
+    def shown_members(self, group: CurveGroup) -> list[int]:
         """The runs of a group that are not hidden."""
         return [number for number in group.members if number not in self._hidden]
 

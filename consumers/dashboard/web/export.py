@@ -32,7 +32,7 @@ _DECIMALS = 6
 """Of places: they are counted, or computed from the time of an event."""
 
 
-class Exported(NamedTuple):
+class ChartedRun(NamedTuple):
     """A run that a chart shows."""
 
     number: int
@@ -40,7 +40,7 @@ class Exported(NamedTuple):
     view: RunView
 
 
-Offer: TypeAlias = Callable[[], Sequence[Exported]]
+Offer: TypeAlias = Callable[[], Sequence[ChartedRun]]
 """The runs that a page shows at the moment."""
 
 
@@ -89,7 +89,7 @@ class Exports:
         return StreamingResponse(csv_lines(runs, chart), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def has_chart(run: Exported, chart: str) -> bool:
+def has_chart(run: ChartedRun, chart: str) -> bool:
     """Whether a run has something in that chart."""
     if chart.startswith(f"{PHASES_PREFIX}/"):
         return chart.removeprefix(f"{PHASES_PREFIX}/").partition("/")[0] == str(run.number)
@@ -102,7 +102,7 @@ def file_name(labels: Sequence[str], chart: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
 
 
-def csv_lines(runs: Sequence[Exported], chart: str) -> Iterator[bytes]:
+def csv_lines(runs: Sequence[ChartedRun], chart: str) -> Iterator[bytes]:
     """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
     phases in seconds with a column each."""
     if chart.startswith(f"{PHASES_PREFIX}/"):
@@ -116,7 +116,7 @@ def csv_lines(runs: Sequence[Exported], chart: str) -> Iterator[bytes]:
             yield _lines((label, *map(_number, row)) for row in rows.tolist())
 
 
-def _phase_lines(run: Exported, chart: str) -> Iterator[bytes]:
+def _phase_lines(run: ChartedRun, chart: str) -> Iterator[bytes]:
     rank = chart.rpartition("/")[2]
     phases = run.view.phases(int(rank) if rank.isdecimal() else 0)
     yield _lines([("run", "batch", *phases.seconds)])

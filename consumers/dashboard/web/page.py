@@ -12,7 +12,7 @@ from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.cards import RunCards
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
-from offloop.consumers.dashboard.web.export import PATH, Exported, Exports
+from offloop.consumers.dashboard.web.export import PATH, ChartedRun, Exports
 from offloop.consumers.dashboard.web.extremes import extremes_of
 from offloop.consumers.dashboard.web.frames import Frames
 from offloop.consumers.dashboard.web.marks import MarkNews
@@ -236,10 +236,10 @@ class Page:
         shown.update(changed)
         return changed
 
-    def _exported(self) -> list[Exported]:
+    def _exported(self) -> list[ChartedRun]:
         runs = list(self._runs)
         return [
-            Exported(number, label, run.view)
+            ChartedRun(number, label, run.view)
             for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
             if number not in self._cards.hidden
         ]

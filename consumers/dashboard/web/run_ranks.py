@@ -36,14 +36,14 @@ _DIGITS = 4
 def _map_class() -> "type[Element]":
     from nicegui.element import Element
 
-    class Ranks(
+    class RanksElement(
         Element,
         component=str(_HERE / "page_ranks.js"),
         dependencies=[str(_HERE / f"page_{part}.js") for part in ("explore_settings", "settings", "text", "theme")],
     ):
         """Draws ranks; it says what of them somebody looks at."""
 
-    return Ranks
+    return RanksElement
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import LIVE_FRAME, Counts, LiveRun
+from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, Counts
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import CheckpointMark, Missing, StreamOrder
@@ -49,9 +49,9 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     return frames + draw(st.sampled_from([[], [frame(seq + 1, base_seq + 1, "$end", status="finished")]]))
 
 
-def live_run(path: Path, counts: Counts) -> LiveRun:
+def live_run(path: Path, counts: Counts) -> BrokerRun:
     directory: Any = SimpleNamespace(name="r")
-    return LiveRun(directory, 1, RecordingWriter(path, "r", 1), 1, Timeouts.default, counts)
+    return BrokerRun(directory, 1, RecordingWriter(path, "r", 1), 1, Timeouts.default, counts)
 
 
 def taken(path: Path, frames: list[bytes], together: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.plugins.options import Option, convert_options, options_of
+from offloop.bus.plugins.options import PluginOption, convert_options, options_of
 from offloop.bus.types.timestamp import Time, TimeInput
 
 
@@ -82,7 +82,7 @@ def test_options_show_their_default_as_it_would_be_written() -> None:
     shown = [str(option) for option in options_of(Typed)]
     assert {"flag=false", "count=none", "share=0.5", "sizes=", "names=x,y"} <= set(shown)
     assert not any(option.startswith("further") for option in shown)
-    assert str(Option("needed", int)) == "needed=..."
+    assert str(PluginOption("needed", int)) == "needed=..."
 
 
 def test_kinds_are_told_in_words_and_only_those_that_can_be_written() -> None:
@@ -90,8 +90,8 @@ def test_kinds_are_told_in_words_and_only_those_that_can_be_written() -> None:
     assert kinds["count"] == "a whole number or none"
     assert kinds["mode"] == "a or b"
     assert kinds["start"] == "a time such as 10ba or none"
-    assert Option("key", int | str | list[int] | tuple[Callable[..., int], int], 0).kind == (
+    assert PluginOption("key", int | str | list[int] | tuple[Callable[..., int], int], 0).kind == (
         "a whole number or text or a list with commas"
     )
-    assert Option("function", Callable[..., int] | None, None).kind == "none"
-    assert Option("function", Callable[..., int]).kind == "a Callable, only from Python"
+    assert PluginOption("function", Callable[..., int] | None, None).kind == "none"
+    assert PluginOption("function", Callable[..., int]).kind == "a Callable, only from Python"

@@ -24,7 +24,7 @@ from offloop.bus import (
 from offloop.bus.cli.describe import describe_recording
 from offloop.bus.cli.recordings import cut_recording, merge_recordings
 from offloop.bus.protocol.order import Missing, StreamOrder
-from offloop.bus.recording.source import LeftOut, RecordSource
+from offloop.bus.recording.source import CutRange, RecordSource
 from offloop.bus.replay.replay import Replay
 from offloop.bus.tools.cut import cut
 from offloop.bus.tools.merge import merge
@@ -114,7 +114,7 @@ def check_accounts(original: Path, part: Path) -> None:
             if is_counted or not is_inner(record):
                 recorded.setdefault(record.topic.rank, set()).add(number(record.event))
         for record in RecordSource(part):
-            stated = LeftOut.of(record)
+            stated = CutRange.of(record)
             told = accounted.setdefault(record.topic.rank, [])
             if stated is not None and is_counted:
                 told += range(stated.first, stated.last + 1)

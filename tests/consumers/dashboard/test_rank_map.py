@@ -13,21 +13,21 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.dashboard.view.rank_map import FirstNan, Waiting
-from offloop.consumers.dashboard.view.ranks import Ranks
+from offloop.consumers.dashboard.view.ranks import RankTracker
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
 
-def ranks_of(count: int, **options: object) -> Ranks:
-    ranks = Ranks()
+def ranks_of(count: int, **options: object) -> RankTracker:
+    ranks = RankTracker()
     for window in range(1, count + 1):
         ranks.take_windows(many_hosts(16, 8, window, **options), now=float(window))  # type: ignore[arg-type]
     return ranks
 
 
 def test_every_rank_of_every_host_has_its_newest_value_and_the_slowest_come_first() -> None:
-    ranks = Ranks()
+    ranks = RankTracker()
     # Whichever host comes first: rows are in the order of their ranks.
     ranks.take_windows(reversed(many_hosts(16, 8, slow=77)), now=0.0)
     shown = ranks.map()
@@ -107,7 +107,7 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
     (window, *_) = many_hosts(1, 3)
     for values in ([[1.0], [], []], [[], [], []], [[0.0], [0.0], [0.0]], [[1e300], [1.0], [float("inf")]]):
         odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values)})
-        one = Ranks()
+        one = RankTracker()
         one.take_windows([odd])
         low, high = one.map().range(LOSS)
         assert low < high
@@ -126,7 +126,7 @@ def test_a_rank_that_begins_later_takes_its_place_with_a_history_of_its_own() ->
         losses = {LOSS: summarize(LOSS, ranks, [[100.0 + rank] for rank in ranks])}
         return HostWindow(host, 1, ranks, 6, last - 1, last, last, 1.0, (last,) * len(ranks), quantities=losses)
 
-    ranks = Ranks()
+    ranks = RankTracker()
     ranks.take_windows([of("a", (1, 3), 2), of("b", (2, 4), 2)])
     ranks.take_windows([of("b", (0, 2, 4), 4), of("a", (1, 3, 5), 4), of("a", (1, 3, 5), 6)])
     shown = ranks.map()

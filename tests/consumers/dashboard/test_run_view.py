@@ -25,7 +25,7 @@ from offloop.consumers.api.logger import Images, Row, RunContext, Text
 from offloop.consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
 from offloop.consumers.dashboard.view import metrics as view_metrics
 from offloop.consumers.dashboard.view import run_view
-from offloop.consumers.dashboard.view.phases import PHASES, Phases
+from offloop.consumers.dashboard.view.phases import PHASES, RankPhases
 from offloop.consumers.dashboard.view.ranks import straggler
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Clock, Series, kept_points
@@ -382,7 +382,7 @@ def test_phases_of_odd_forms_are_left_out(odd: Any) -> None:
 
 
 def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Phases, "MAX_ROWS", 8)
+    monkeypatch.setattr(RankPhases, "MAX_ROWS", 8)
     view = RunView("run")
     for batch in range(1, 101):
         view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND)))

@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Classifier, Logger, State, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, Classifier, State, Trainer
 from offloop.trainer.algorithms.blurpool import BlurPool
 from offloop.trainer.algorithms.channels_last import ChannelsLast
 from offloop.trainer.algorithms.layer_freezing import LayerFreezing
@@ -23,10 +23,10 @@ from offloop.trainer.device.device import CpuDevice
 from offloop.trainer.tasks.gpt import Gpt
 
 
-def start(algorithm: Algorithm, model: nn.Module) -> Logger:
+def start(algorithm: Algorithm, model: nn.Module) -> AlgorithmLogger:
     """What the trainer does with an algorithm before training."""
     state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
-    logger = Logger(state)
+    logger = AlgorithmLogger(state)
     assert algorithm.match(Event.INIT, state)
     algorithm.apply(Event.INIT, state, logger)
     return logger

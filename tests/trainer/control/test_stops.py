@@ -24,7 +24,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Time
 from offloop.consumers.callbacks.stoppers import EarlyStopper
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.trainer import Logger, State, Trainer
+from offloop.trainer import AlgorithmLogger, State, Trainer
 from offloop.trainer.loop.progress import make_progress
 
 
@@ -66,7 +66,7 @@ def wait_for_line(process: "subprocess.Popen[str]", text: str) -> None:
 def stopping(at_batch: int, reason: str | None = None) -> Act:
     """An algorithm that stops the training with that batch."""
 
-    def act(event: Event, state: State, logger: Logger) -> None:
+    def act(event: Event, state: State, logger: AlgorithmLogger) -> None:
         if int(state.timestamp.batch) == at_batch:
             state.stop_training(reason)
 

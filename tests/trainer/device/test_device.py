@@ -13,7 +13,7 @@ from training import FakeStream
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
-from offloop.trainer import Classifier, Logger, State
+from offloop.trainer import AlgorithmLogger, Classifier, State
 from offloop.trainer.device.device import CpuDevice, DeferredMap, copied, get_device
 from offloop.trainer.loop.progress import ProgressLines
 from offloop.trainer.loop.step import TrainStep
@@ -138,7 +138,7 @@ def test_publishing_from_a_gpu_never_waits_and_keeps_what_each_event_held() -> N
     state = State(model=model, device=gpu, seed=1, run_name="r", optimizers=[optimizer])
     state.train_metrics = {"mean": MeanMetric()}
     stream = FakeStream()
-    publisher = StatePublisher(state, Logger(state), stream)
+    publisher = StatePublisher(state, AlgorithmLogger(state), stream)
     for batch in range(3):
         state.batch_loss = torch.tensor(float(batch))
         state.train_metrics["mean"].reset()

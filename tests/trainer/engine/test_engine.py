@@ -11,7 +11,7 @@ from training import Act, FakeStream, gold_trainer
 
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Engine, Logger, State
+from offloop.trainer import Algorithm, AlgorithmLogger, Engine, State
 from offloop.trainer.device.device import CpuDevice
 from offloop.trainer.stream.publishing import StatePublisher, optimizer_names
 
@@ -32,7 +32,7 @@ class Noting(Algorithm):
         self._calls.append(f"match:{self._name}")
         return self._matches
 
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         self._calls.append(f"apply:{self._name}")
 
 
@@ -41,14 +41,14 @@ def test_algorithms_are_asked_in_order_and_applied_as_the_reference_does(case: d
     calls: list[str] = []
     state = make_state(algorithms=[Noting("alg_A", calls), Noting("alg_B", calls)])
     if case["event"] in Event.__members__:
-        Engine(state, Logger(state)).run_event(Event(case["event"]))
+        Engine(state, AlgorithmLogger(state)).run_event(Event(case["event"]))
     assert calls == [call for call in case["order"] if call.startswith(("match", "apply"))]
 
 
 def test_what_does_not_match_is_not_applied() -> None:
     calls: list[str] = []
     state = make_state(algorithms=[Noting("a", calls, matches=False), Noting("b", calls)])
-    Engine(state, Logger(state)).run_event(Event.BATCH_END)
+    Engine(state, AlgorithmLogger(state)).run_event(Event.BATCH_END)
     assert calls == ["match:a", "match:b", "apply:b"]
 
 
@@ -56,7 +56,7 @@ def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted(
     calls: list[str] = []
     wanted = {Event.BATCH_END}
     state = make_state(algorithms=[Noting("a", calls)])
-    engine = Engine(state, Logger(state), wanted, lambda event: calls.append(f"publish:{event.value}"))
+    engine = Engine(state, AlgorithmLogger(state), wanted, lambda event: calls.append(f"publish:{event.value}"))
     engine.run_event(Event.BATCH_START)
     engine.run_event(Event.BATCH_END)
     wanted.add(Event.BATCH_START)
@@ -71,20 +71,20 @@ def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted(
 def test_an_algorithm_added_while_training_is_run() -> None:
     state = make_state()
     calls: list[str] = []
-    engine = Engine(state, Logger(state))
+    engine = Engine(state, AlgorithmLogger(state))
     state.algorithms.append(Noting("late", calls))
     engine.run_event(Event.BATCH_END)
     assert calls == ["match:late", "apply:late"]
 
 
-def publisher_of(state: State, logger: Logger | None = None) -> tuple[StatePublisher, FakeStream]:
+def publisher_of(state: State, logger: AlgorithmLogger | None = None) -> tuple[StatePublisher, FakeStream]:
     stream = FakeStream()
-    return StatePublisher(state, logger or Logger(state), stream), stream
+    return StatePublisher(state, logger or AlgorithmLogger(state), stream), stream
 
 
 def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
     state = make_state()
-    logger = Logger(state)
+    logger = AlgorithmLogger(state)
     publisher, stream = publisher_of(state, logger)
     logger.log_metrics({"norm": torch.tensor(2.5), "count": 3})
     state.timestamp = state.timestamp.advance_batch(6, 0, 10)
@@ -98,7 +98,7 @@ def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
 
 
 def test_what_cannot_be_sent_is_left_out_and_named_where_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    logger = Logger(make_state())
+    logger = AlgorithmLogger(make_state())
     logger.log_metrics({"x": {1, 2}, "y": 1.5}, step=3)
     assert logger.take() == [[3, {"y": 1.5}]]
     assert "x is left out, all else is published: a set cannot be logged" in caplog.text

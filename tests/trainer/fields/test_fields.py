@@ -16,7 +16,7 @@ from training import gold_trainer
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
 from offloop.bus.types.event import Event
-from offloop.trainer import Logger, State
+from offloop.trainer import AlgorithmLogger, State
 from offloop.trainer.algorithms.gradient_clipping import GradientClipping
 from offloop.trainer.device.device import CpuDevice, Device
 from offloop.trainer.fields.registry import BUILT_IN, check_fields
@@ -199,7 +199,7 @@ def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks
         stream = Stream(asking(1, BATCH_END, field=name))
         state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
         state.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
-        publisher = StatePublisher(state, Logger(state), stream)
+        publisher = StatePublisher(state, AlgorithmLogger(state), stream)
         state.optimizers[0].step()
         publisher.publish(BATCH_END)
     finally:
@@ -247,7 +247,7 @@ def published(value: Callable[[], Any], device: Device) -> dict[str, Any]:
     state = State(model=GoldMLP(), device=device, seed=1, run_name="r")
     stream = Stream(asking(1, Event.FIT_END, field="own"))
     fields = check_fields({"own": lambda _: value()})
-    StatePublisher(state, Logger(state), stream, fields=fields).publish(Event.FIT_END)
+    StatePublisher(state, AlgorithmLogger(state), stream, fields=fields).publish(Event.FIT_END)
     [(_, _, sent)] = stream.sent
     return sent
 

@@ -13,7 +13,7 @@ from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.protocol.frames import EventBody, decode_whole_event, split_frame
 from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
-from offloop.trainer import Logger, State
+from offloop.trainer import AlgorithmLogger, State
 from offloop.trainer.device.device import DeferredMap, DeferredScalar
 from offloop.trainer.stream.run_stream import TrainingStream
 
@@ -110,7 +110,7 @@ def test_of_plain_values_it_is_not_asked_whether_they_are_on_their_way(
 def test_beside_a_value_on_a_gpu_a_field_that_cannot_be_packed_ends_no_training(
     monkeypatch: pytest.MonkeyPatch, ring: Ring
 ) -> None:
-    def log(event: Event, state: State, logger: Logger) -> None:
+    def log(event: Event, state: State, logger: AlgorithmLogger) -> None:
         if state.timestamp.batch == 3:
             logger.log_metrics({"large": 2**70})
 
