@@ -173,9 +173,9 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
         ("resume", {"from": random.choice((0, 1, -5, 2**31, 2**62, 2**64 - 1, 1e300, "9" * 30))}),
         ("report", {"sent": 5, "dropped": 2**63, "nanoseconds_per_event": float("nan")}),
         ("report", {f"number{number}": number for number in range(60)}),
-        ("want", {"run": run, "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
-        ("want", {"run": run, "name": "x" * 100_000, "demand": absurd}),
-        ("want", {"run": "x" * 1_000_000, "demand": {}}),
+        ("lease", {"run": run, "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
+        ("lease", {"run": run, "name": "x" * 100_000, "demand": absurd}),
+        ("lease", {"run": "x" * 1_000_000, "demand": {}}),
         ("runs", {"run": random.choice((None, run, "../..", "x" * 300))}),
         ("fetch", fetch),
         (
@@ -194,7 +194,7 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
             {"run": run, "command": "set", "arguments": random.choice((["lr", 1], [], [[]] * 9, "x" * 10_000))},
         ),
         ("applied", {"id": random.choice(("", "x", 5)), "event": 5, "batch": -1, "error": {}}),
-        ("want", {"run": run, "demand": DEMAND, "decides": ["batch_end", "x" * 1000, 5], "handled": handled}),
+        ("lease", {"run": run, "demand": DEMAND, "barrier_events": ["batch_end", "x" * 1000, 5], "handled": handled}),
         ("handled", {"run": run, "handled": handled}),
         ("fetch_segment", {"run": run, "segment": segment, "offset": random.choice((0, -1, 2**62))}),
         ("welcome", {"attempt": 1, "stream": "tcp://127.0.0.1:1"}),
@@ -206,7 +206,7 @@ def answers(random: Random) -> list[tuple[str, dict[str, Any]]]:
     """Messages of a broker to a publisher."""
     return [
         ("ack", {"seq": random.choice((0, 1, 50, -1, 2**63, True))}),
-        ("resend", {"after": random.randrange(100)}),
+        ("retransmit", {"after": random.randrange(100)}),
         ("demand", {"demand": DEMAND, "consumers": {}}),
         ("command", {"command": random.choice(("stop", "dance", 5))}),
         ("trouble", {"reason": "x" * 1000, "seq": 5}),

@@ -95,7 +95,7 @@ def _frames() -> list[bytes]:
         event_frame(3, "$demand", {"demand": DEMAND}),
         encode_heartbeat("r", 1, 5, {0: (3, 3)}, 4096, {0: (2, 2)}),
         encode_frame_batch([event_frame(1), event_frame(2)]),
-        encode_control("want", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
+        encode_control("lease", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
         encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x", "info": {"command": []}}),
         encode_control("handled", {"run": "r", "handled": [[0, 5]], "id": "1"}),
         encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0, "size": 100}),

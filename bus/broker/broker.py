@@ -354,7 +354,7 @@ class Broker:
     def _note_who_it_is(self, identity: bytes, message: zmq.Frame, control: Control) -> None:
         """Connections of publishers and consumers stay when descriptors are short."""
         if self._runs.publisher(identity) is not None or (
-            control.kind == "want" and self._runs.get(str(control.content.get("run"))) is not None
+            control.kind == "lease" and self._runs.get(str(control.content.get("run"))) is not None
         ):
             self._peers.know(message)
 

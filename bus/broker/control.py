@@ -56,7 +56,7 @@ class ControlHandler:
             "resume": self._resume,
             "report": self._note_report,
             "applied": self._report_outcome,
-            "want": self._lease,
+            "lease": self._lease,
             "handled": self._note_handled,
             "command": self._relay,
             "runs": self._list_runs,
@@ -177,15 +177,15 @@ class ControlHandler:
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
-    def _lease(self, request: _Request, want: dict[str, Any]) -> None:
+    def _lease(self, request: _Request, lease: dict[str, Any]) -> None:
         identity = request.identity
-        run = self._runs.find(text(want, "run"))
-        name, report = text_or_none(want, "name"), _report(want.get("report", {}))
-        demand = Demand.from_wire(want["demand"])
+        run = self._runs.find(text(lease, "run"))
+        name, report = text_or_none(lease, "name"), _report(lease.get("report", {}))
+        demand = Demand.from_wire(lease["demand"])
         # A bridge says so of readers on other machines.
-        may_command = request.may_command and want.get("viewer") is not True
+        may_command = request.may_command and lease.get("viewer") is not True
         run.leases.renew(identity, demand, time.monotonic(), name, report, may_command)
-        is_news = run.consumers.renew(identity, want, demand.fields, time.monotonic())
+        is_news = run.consumers.renew(identity, lease, demand.fields, time.monotonic())
         self._reply(request, "leased", {"seconds": self._timeouts.lease})
         if is_news:
             # Someone may wait for this consumer.
@@ -277,7 +277,7 @@ class ControlHandler:
                 self._senders.popitem(last=False)
         for publisher in publishers:
             self._peers.send(publisher, "command", command.to_wire())
-        self._reply(request._replace(id=command.id), "told", {"ranks": len(publishers)})
+        self._reply(request._replace(id=command.id), "accepted", {"ranks": len(publishers)})
 
     def _dump(self, request: _Request, run: BrokerRun, command: Command) -> None:
         """Has the flight recorder written; the training takes no part in that."""
@@ -286,7 +286,7 @@ class ControlHandler:
             outcome = {"id": command.id, "event": None, "batch": None, "error": error, "done": done}
             self._peers.send(request.identity, "applied", outcome)
 
-        self._reply(request, "told", {"ranks": len(run.ranks)})
+        self._reply(request, "accepted", {"ranks": len(run.ranks)})
         reason = str(command.arguments[0]) if command.arguments else ASKED
         run.flight.ask(reason, command.reason or "", answer, command.id)
 

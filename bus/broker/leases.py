@@ -136,25 +136,25 @@ class ConsumerTable:
         self._world_size = world_size
         self._consumers: dict[bytes, tuple[float, ConsumerProgress]] = {}
         self.version = 0
-        """Changes whenever who is there does, or what one of them requests or decides."""
+        """Changes whenever who is there does, or what one of them requests, or its barrier events."""
 
-    def renew(self, consumer: bytes, want: Mapping[str, Any], fields: frozenset[str], now: float) -> bool:
-        """Takes what is in a ``want`` that requests these ``fields``: ``name``, ``decides`` and ``handled``; returns
+    def renew(self, consumer: bytes, lease: Mapping[str, Any], fields: frozenset[str], now: float) -> bool:
+        """Takes the ``name``, ``barrier_events`` and ``handled`` of a lease that requests these ``fields``; returns
         whether any of it is news.
 
         Raises ValueError or TypeError for what is malformed."""
-        name = want.get("name")
-        decides = want.get("decides") or ()
-        if len(decides) > MAX_EVENTS:
+        name = lease.get("name")
+        barrier_events = lease.get("barrier_events") or ()
+        if len(barrier_events) > MAX_EVENTS:
             raise ValueError(f"more than {MAX_EVENTS} events")
         progress = ConsumerProgress(
             name[:MAX_NAME] if isinstance(name, str) else None,
-            frozenset(one for one in decides if isinstance(one, str) and one in _EVENTS),
+            frozenset(one for one in barrier_events if isinstance(one, str) and one in _EVENTS),
             fields,
-            self._numbers(want.get("handled", [])),
+            self._numbers(lease.get("handled", [])),
         )
         before = self._consumers.get(consumer)
-        if not (progress.decides or progress.fields):
+        if not (progress.barrier_events or progress.fields):
             if before is not None:
                 self._forget(consumer)
             return before is not None
@@ -166,7 +166,7 @@ class ConsumerTable:
         return before is None or before[1] != progress
 
     def note_handled(self, consumer: bytes, handled: Any) -> None:
-        """Takes how far a consumer is; one that is not known says so with its next ``want``."""
+        """Takes how far a consumer is; one that is not known says so with its next ``lease``."""
         reported = self._numbers(handled)
         known = self._consumers.get(consumer)
         if known is not None:

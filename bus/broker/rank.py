@@ -130,7 +130,7 @@ class LiveRank:
         return self._requested_after == self.seq
 
     def should_request(self, now: float, pause: float) -> bool:
-        """Whether to request the events after :attr:`resend_after` now, which notes that it is done: not without a
+        """Whether to request the events after :attr:`retransmit_after` now, which notes that it is done: not without a
         connection, and not again before the ``pause`` has passed."""
         if self.identity is None or now - self._requested_at <= pause:
             return False
@@ -139,7 +139,7 @@ class LiveRank:
         return True
 
     @property
-    def resend_after(self) -> int:
+    def retransmit_after(self) -> int:
         """The last event that need not be sent again."""
         return min(self.seq, self.recorded)
 

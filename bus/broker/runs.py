@@ -186,7 +186,7 @@ class LiveRuns:
             )
             _log.warning("%s: %s", rank.identity[:8].hex(), text)
             self._peers.send(rank.identity, "notice", {"text": text})
-        self._peers.send(rank.identity, "resend", {"after": rank.resend_after})
+        self._peers.send(rank.identity, "retransmit", {"after": rank.retransmit_after})
 
     # -- they begin ---------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Answering:
             elif control.kind == "windows":
                 await self._answer_windows(identity, control, asked)
             elif control.kind in KINDS or control.kind == "cut":
-                if control.kind == "want" and isinstance(run, str):
+                if control.kind == "lease" and isinstance(run, str):
                     await self._heartbeats.follow(run, host)
                 await self._forwarding.send(identity, control, frame)
             else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-KINDS = ("want", "handled", "command", "statistics", "fetch", "fetch_segment")
+KINDS = ("lease", "handled", "command", "statistics", "fetch", "fetch_segment")
 """Control messages that are passed on."""
 
 MOST_READERS = 1000

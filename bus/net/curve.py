@@ -30,7 +30,7 @@ ROLE_NEEDED = {
     "report": "publish",
     "events": "publish",
     "applied": "publish",
-    "want": "view",
+    "lease": "view",
     "handled": "view",
     "runs": "view",
     "fetch": "view",

@@ -748,7 +748,7 @@ class Publisher:
 
     @property
     def consumers(self) -> Collection[ConsumerProgress]:
-        """The consumers that decide something, or ask for further fields; as far as the broker has said."""
+        """The consumers that have barrier events or request further fields; as far as the broker has said."""
         return self._consumers.values()
 
     @property
@@ -763,7 +763,7 @@ class Publisher:
         seconds: float,
         leave: Callable[[], bool] = lambda: False,
     ) -> set[str]:
-        """Waits until each consumer that may decide something at an event is through with everything published so far:
+        """Waits until each consumer with an event among its barrier events is through with everything published so far:
         those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
         that are not.
 
@@ -784,7 +784,7 @@ class Publisher:
         return {
             one.name or UNNAMED
             for one in self._consumers.values()
-            if event.value in one.decides
+            if event.value in one.barrier_events
             and one.handled[rank] < seq
             and (names is None or (one.name or UNNAMED) in names)
         }

@@ -107,7 +107,7 @@ class SessionState:
             self._note_acknowledged(content.get("seq"))
         elif kind == "demand":
             self._demand = content.get("demand", self._demand)
-        elif kind == "resend":
+        elif kind == "retransmit":
             self._retransmit(content.get("after"))
         elif kind == "ended":
             self._ended = True

@@ -143,7 +143,7 @@ class Feed:
             # Kinds that are not known come from a newer broker: they are skipped.
             if kind == "ack":
                 self._acknowledge(content.get("seq"))
-            elif kind == "resend":
+            elif kind == "retransmit":
                 self._begin_again()
             elif kind == "command" and self._rank == 0:
                 outcome = {"id": content.get("id"), "event": None, "batch": None, "error": _REFUSAL}

@@ -217,9 +217,9 @@ class PendingCommands:
             return
         if answer.kind == "refused":
             self._refused[name] = Outcome(self._sent[name], None, None, str(answer.content.get("reason")))
-        if answer.kind == "refused" or (answer.kind == "told" and answer.content.get("ranks")):
+        if answer.kind == "refused" or (answer.kind == "accepted" and answer.content.get("ranks")):
             del self._unconfirmed[name]
-        elif answer.kind == "told":
+        elif answer.kind == "accepted":
             # The broker still waits for its trainer.
             self._again_at = now + self._timeouts.undelivered
 

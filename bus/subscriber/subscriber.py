@@ -200,7 +200,7 @@ class Subscriber(RunStream):
             **({} if self._host is None else {"host": self._host}),
             "name": self._name,
             "demand": Demand.merge([self._demand, self._delay]).to_wire(),
-            "decides": sorted(event.value for event in self._barrier_events),
+            "barrier_events": sorted(event.value for event in self._barrier_events),
         }
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:

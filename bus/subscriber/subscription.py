@@ -141,18 +141,18 @@ class LeaseRenewer:
         while True:
             now = time.monotonic()
             try:
-                want = None
+                lease = None
                 if now >= self._renew_at:
                     self._renew_at = now + self._timeouts.renew
                     # The report of what was handled must not overtake a message queued before it.
-                    want = encode_control("want", {**self._wanted, **self._report()})
+                    lease = encode_control("lease", {**self._wanted, **self._report()})
                 while self._queue:
                     self._socket.send(self._queue[0], zmq.NOBLOCK)
                     self._queue.popleft()
                     # Its answer is looked for sooner than the next renewal.
                     awaited = now + self._timeouts.confirmation
-                if want is not None:
-                    self._socket.send(want, zmq.NOBLOCK)
+                if lease is not None:
+                    self._socket.send(lease, zmq.NOBLOCK)
             except zmq.Again:
                 pass  # the broker does not read now: the next renewal says the same
             self._hear()

@@ -7,10 +7,10 @@ from offloop.bus.errors import ProtocolError
 
 
 class ConsumerProgress(NamedTuple):
-    """A consumer that a publisher has to know: it may stop the training, or borrows memory."""
+    """A consumer that a publisher has to know: it has barrier events, or borrows memory."""
 
     name: str | None
-    decides: frozenset[str]
+    barrier_events: frozenset[str]
     """The events at which it may decide to stop the training."""
     fields: frozenset[str]
     """The fields beyond the usual ones that it asks for."""
@@ -19,7 +19,7 @@ class ConsumerProgress(NamedTuple):
 
     def to_wire(self, rank: int) -> list[Any]:
         """The form in which it is reported to a publisher of that rank."""
-        return [self.name, sorted(self.decides), sorted(self.fields), self.handled.get(rank, 0)]
+        return [self.name, sorted(self.barrier_events), sorted(self.fields), self.handled.get(rank, 0)]
 
     @classmethod
     def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
@@ -27,7 +27,9 @@ class ConsumerProgress(NamedTuple):
 
         Raises :class:`offloop.bus.errors.ProtocolError` for anything else."""
         try:
-            name, decides, fields, handled = wire[:4]
-            return cls(None if name is None else str(name), frozenset(decides), frozenset(fields), {rank: int(handled)})
+            name, barrier_events, fields, handled = wire[:4]
+            return cls(
+                None if name is None else str(name), frozenset(barrier_events), frozenset(fields), {rank: int(handled)}
+            )
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"invalid position of a consumer: {error}") from None

@@ -122,7 +122,7 @@ export class Publisher {
       this.connect();
     } else if (kind === "ack") {
       this.note(content.seq);
-    } else if (kind === "resend") {
+    } else if (kind === "retransmit") {
       this.sendAgain();
     } else if (kind === "command") {
       this.obey(content);

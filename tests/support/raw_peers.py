@@ -88,7 +88,7 @@ FLOODS = {
     "large events": lambda: _event({"x": b"x" * 1_000_000}),
     "batches": lambda: encode_frame_batch([_event({})] * 1000),
     "large requests": lambda: (
-        b"\0" + msgpack.packb([1, "want", {"run": "flood", "demand": {}, "more": b"x" * 2_000_000}])
+        b"\0" + msgpack.packb([1, "lease", {"run": "flood", "demand": {}, "more": b"x" * 2_000_000}])
     ),
     "requests": lambda: encode_control("runs", {"run": "flood"}),
     # Of a publisher: the same event again and again, one that takes long to decode.

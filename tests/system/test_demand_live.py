@@ -157,7 +157,7 @@ def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(
         consumer = context.socket(zmq.DEALER)
         consumer.connect(address)
         demand = Demand({Event.BATCH_END: Want(1, {"counted": 1})})
-        consumer.send(encode_control("want", {"run": "r", "demand": demand.to_wire()}))
+        consumer.send(encode_control("lease", {"run": "r", "demand": demand.to_wire()}))
         wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
         context.destroy(linger=0)
 

@@ -103,7 +103,7 @@ def test_what_is_asked_for_and_commanded_reaches_the_training(nats_server, bridg
             # What NATS delivers twice takes effect once.
             said = {"run": "r", "id": "1" * 16, "command": "stop", "arguments": []}
             answers = asyncio.run(delivered(nats_server, "ol.q.r.command", encode_control("command", said), times=2))
-            assert [(answer.kind, answer.content["id"]) for answer in answers] == [("told", said["id"])] * 2
+            assert [(answer.kind, answer.content["id"]) for answer in answers] == [("accepted", said["id"])] * 2
             wait_for(lambda: publisher.poll() or commands, "the command")
             assert subscriber.command("stop", wait=0).error is None
             wait_for(lambda: publisher.poll() or len(commands) > 1, "the next command")

@@ -140,8 +140,8 @@ BAD_REQUESTS = [
     ("hello", {**HELLO, "attempt": "1"}, "'attempt' is '1', a text"),
     ("hello", {**HELLO, "info": []}, "'info' is an array: it has to be a map"),
     ("hello", {**HELLO, "events": "all"}, "'events' is 'all', a text: it has to be an array"),
-    ("want", {"run": "nobody", "demand": {}}, "not live here"),
-    ("want", {"demand": 3}, "want is malformed: 'run' is missing"),
+    ("lease", {"run": "nobody", "demand": {}}, "not live here"),
+    ("lease", {"demand": 3}, "lease is malformed: 'run' is missing"),
     ("resume", {"from": "here"}, "resume is malformed: 'from' is 'here', a text"),
     ("report", {"last_sent": "5"}, "report is malformed: 'last_sent' in its report is not a number"),
     (
@@ -178,8 +178,8 @@ def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_d
         publish_until_recorded(publisher, 1)
         requests = [
             ("hello", {**HELLO, "run": "other"}, "welcome"),
-            ("want", {"run": "r", "demand": {}}, "leased"),
-            ("command", {"run": "r", "command": "stop"}, "told"),
+            ("lease", {"run": "r", "demand": {}}, "leased"),
+            ("command", {"run": "r", "command": "stop"}, "accepted"),
             ("runs", {}, "runs"),
             ("fetch", {"run": "r", "attempt": 1, "offset": 0}, "data"),
             ("statistics", {"run": "r"}, "statistics"),
@@ -224,7 +224,7 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
         stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
         assert answer(stranger)[:2] == ("unknown", {})
-        stranger.send(encode_control("want", {"run": "r", "demand": {}}))
+        stranger.send(encode_control("lease", {"run": "r", "demand": {}}))
         assert answer(stranger).kind == "leased"
         publisher.publish(Event.BATCH_END, batch=2)
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
@@ -678,7 +678,7 @@ def test_a_mark_that_is_refused_again_in_its_place_is_a_gap(stranger, runs_dir):
 
     send_all()
     for _ in range(2):
-        peer.hears("resend")
+        peer.hears("retransmit")
         send_all()
     peer.end(3, 3)
     assert recorded(runs_dir) == ([2], [(0, 1, 1)], "finished")
@@ -707,7 +707,7 @@ def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(s
     peer.send("batch_end", 1, 1)
     # Event 2 was lost with a connection: what was stated behind it does not hold for it.
     peer.say("resume", {"after": 2, "from": 4})
-    assert peer.hears("resend") == {"after": 1}
+    assert peer.hears("retransmit") == {"after": 1}
     peer.send("batch_end", 2, 2)
     peer.say("resume", {"after": 2, "from": 4})
     peer.send("batch_end", 4, 4)

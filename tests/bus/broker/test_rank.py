@@ -82,7 +82,7 @@ def test_missing_events_are_requested_with_pauses_from_what_is_recorded() -> Non
     rank = rank_at(5)
     rank.recorded = 3
     assert rank.should_request(10.0, 0.5)
-    assert rank.resend_after == 3
+    assert rank.retransmit_after == 3
     assert not rank.should_request(10.4, 0.5)
     assert rank.should_request(10.6, 0.5)
     assert rank.times_requested == 2

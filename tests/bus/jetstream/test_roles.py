@@ -265,7 +265,7 @@ def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_
         bridge("r")
         with attach("view", "r"):
             answer = asyncio.run(_asked(roles, "ol.v.r.want", encode_control("command", STOP)))
-            assert "by the subject of 'want' of run 'r' is for something else" in answer
+            assert "by the subject of 'lease' of run 'r' is for something else" in answer
             answer = asyncio.run(_asked(roles, "ol.v.r.statistics", encode_control("statistics", {"run": "s"})))
             assert "is for something else" in answer
         publisher.poll()

@@ -780,7 +780,7 @@ def test_hostile_payloads_are_only_data(runs_dir: Path, tmp_path: Path) -> None:
         control = context.socket(zmq.DEALER)
         control.connect(json.loads((runs_dir / "hostile" / "broker.json").read_text())["control_endpoint"])
         for value in [*hostile, msgpack.Timestamp(1, 1), msgpack.ExtType(42, bait)]:
-            for kind in ("hello", "want", "command", "fetch", "runs", "statistics", "__class__", "trap:Trap"):
+            for kind in ("hello", "lease", "command", "fetch", "runs", "statistics", "__class__", "trap:Trap"):
                 content = {"run": value, "command": value, "info": value, "demand": value, "rank": 0, "world_size": 1}
                 control.send(encode_control(kind, content))
             control.send(Topic("hostile", "trap", 0).encode() + msgpack.packb(value))

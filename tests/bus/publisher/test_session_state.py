@@ -245,7 +245,7 @@ def test_the_end_of_a_run_on_a_full_disk_is_final() -> None:
 
 MESSAGES = st.one_of(
     st.tuples(st.just("ack"), st.fixed_dictionaries({"seq": st.integers(-1, 30) | st.none()})),
-    st.tuples(st.just("resend"), st.fixed_dictionaries({"after": st.integers(0, 30) | st.text()})),
+    st.tuples(st.just("retransmit"), st.fixed_dictionaries({"after": st.integers(0, 30) | st.text()})),
     st.tuples(
         st.just("welcome"),
         st.fixed_dictionaries(

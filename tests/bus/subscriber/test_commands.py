@@ -32,7 +32,7 @@ def test_a_command_is_answered_by_the_broker_and_then_by_the_training(exchange: 
     request = decode_control(body)
     assert (request.kind, request.content["run"], request.content["command"]) == ("command", "r", "set")
     assert exchange.deadline == 105.0
-    assert exchange.take(answer(exchange, "told", ranks=1), 101.0) is None
+    assert exchange.take(answer(exchange, "accepted", ranks=1), 101.0) is None
     assert exchange.deadline == 131.0
     assert exchange.take(Control("applied", {"id": "another", "batch": 3, "event": "batch_end"}), 102.0) is None
     outcome = exchange.take(answer(exchange, "applied", batch=7, event="batch_end"), 103.0)
@@ -46,7 +46,7 @@ def test_a_command_is_answered_by_the_broker_and_then_by_the_training(exchange: 
 
 
 def test_a_command_that_takes_too_long_has_no_outcome_yet(exchange: CommandExchange) -> None:
-    exchange.take(answer(exchange, "told", ranks=1), 101.0)
+    exchange.take(answer(exchange, "accepted", ranks=1), 101.0)
     outcome = exchange.give_up()
     assert (outcome.command.name, outcome.event, outcome.batch) == ("set", None, None)
 
@@ -58,7 +58,7 @@ def test_a_broker_that_does_not_answer_is_an_error(exchange: CommandExchange) ->
 
 def test_a_broker_without_a_trainer_is_an_error(exchange: CommandExchange) -> None:
     with pytest.raises(BrokerError, match="no connection to its trainer"):
-        exchange.take(answer(exchange, "told", ranks=0), 101.0)
+        exchange.take(answer(exchange, "accepted", ranks=0), 101.0)
 
 
 @pytest.mark.parametrize("name", [None, "its own"])
@@ -74,11 +74,11 @@ def test_a_command_is_sent_again_until_the_broker_has_confirmed_it() -> None:
     assert sent.due(10.9) == ()
     assert sent.due(11.0) == (command,)
     # The broker has no trainer at the moment: soon again.
-    sent.take(Control("told", {"id": "mine", "ranks": 0}), 11.1)
+    sent.take(Control("accepted", {"id": "mine", "ranks": 0}), 11.1)
     assert sent.due(11.2) == ()
     assert sent.due(11.4) == (command,)
     assert sent.send_again(11.4) == (command,)
-    sent.take(Control("told", {"id": "mine", "ranks": 1}), 11.5)
+    sent.take(Control("accepted", {"id": "mine", "ranks": 1}), 11.5)
     assert sent.due(100.0) == ()
     assert sent.send_again(100.0) == ()
     assert sent.outcomes(()) == (Outcome(command, None, None),)
@@ -88,7 +88,7 @@ def test_a_command_is_sent_again_until_the_broker_has_confirmed_it() -> None:
 def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name: object) -> None:
     sent, command = PendingCommands(Timeouts(unconfirmed=1.0, undelivered=0.2)), Command("stop", (), "mine")
     sent.add(command, 0.0)
-    for kind in ("refused", "told"):
+    for kind in ("refused", "accepted"):
         sent.take(Control(kind, {"id": name, "ranks": 1, "reason": "none"}), 1.0)
     assert sent.outcomes(()) == (Outcome(command, None, None),)
     sent.take(Control("refused", {"id": "mine", "reason": "busy"}), 1.0)
