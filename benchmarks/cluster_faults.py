@@ -68,7 +68,7 @@ def away(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
     runs_dir.mkdir()
     (where / "nats").mkdir()
     server = NatsServer(where / "nats")
-    command = [sys.executable, "-m", "offloop.bus", "bridge", str(runs_dir / "r"), "--stream", server.address]
+    command = [sys.executable, "-m", "offloop.bus", "server", "bridge", str(runs_dir / "r"), "--stream", server.address]
     with contextlib.ExitStack() as stack:
         stack.callback(server.kill)
         training = stack.enter_context(Training(runs_dir, rate=5000))

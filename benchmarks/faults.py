@@ -97,7 +97,7 @@ def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def standing_broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """``bus broker``, away for a second each time."""
+    """``offloop server broker``, away for a second each time."""
     recoveries = []
     with (
         StandingBroker(runs_dir) as broker,

@@ -470,7 +470,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             return peer
 
         control, stream = _free_addresses()
-        broker = started("broker", ["-m", "offloop.bus", "broker", "--listen", control], "serving at")
+        broker = started("broker", ["-m", "offloop.bus", "server", "broker", "--listen", control], "serving at")
         publisher = started("publisher", [str(PEERS), "publish", control, RUN], "ready")
         consumer = started("consumer", [str(PEERS), "consume", control, RUN], "ready")
         false = FalseBroker(random, sent, _recording(folder / "recording.mcap"))

@@ -329,7 +329,7 @@ BAD = [
     (("consumer", "--callbacks", "sped"), "sped.*speed"),
     (("consumer", "--callbacks", "speed", "-o", "speed.window=3"), "window.*window_size"),
     (("bus", "info", "nope"), "no run 'nope'.*done"),
-    (("bus", "broker", "--listen", "tcp://0.0.0.0:5570"), "tcp://127.0.0.1"),
+    (("bus", "server", "broker", "--listen", "tcp://0.0.0.0:5570"), "tcp://127.0.0.1"),
     (("trainer", "digts"), "digts.*digits"),
     (("trainer", "digits", "--max-duration", "5"), "'5'.*2ep"),
     (("trainer", "digits", "--max-duration", "5 parsecs"), "parsecs"),

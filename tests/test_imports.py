@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from offloop.bus.cli.main import bus
+from offloop.bus.cli.main import bus, server
 
 IMPORT_WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
@@ -87,6 +87,7 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
         ("trainer", "digits"),
         ("trainer", "chars"),
         ("consumer",),
+        *(("offloop", "server", name) for name in server.commands),
         *(("offloop", name) for name in bus.list_commands(click.Context(bus))),
     ],
     ids=" ".join,

@@ -45,7 +45,7 @@ class Admission:
         if not self.may(message, role):
             raise ForbiddenError(
                 f"{self._gatekeeper.name_of(str(message.get('User-Id')))} may not {role} here: "
-                f"on the broker's machine 'bus allow KEYFILE --role {role}' would let it"
+                f"on the broker's machine 'offloop server allow KEYFILE --role {role}' would let it"
             )
 
     def may(self, message: zmq.Frame, role: str) -> bool:

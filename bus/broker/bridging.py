@@ -90,7 +90,7 @@ class Bridges:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with open(open_file(path / "bridge.log", flags), "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "offloop.bus", "bridge", str(path), "--stream", self._stream],
+                [sys.executable, "-P", "-m", "offloop.bus", "server", "bridge", str(path), "--stream", self._stream],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

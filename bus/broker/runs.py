@@ -219,7 +219,9 @@ class LiveRuns:
         if boolean(hello, "new"):
             name = self._name_new(name, number, text_or_none(hello, "launch"))
         if self._directory is not None and self._directory.name != name:
-            raise BrokerError(f"this broker serves run {self._directory.name!r} alone: 'bus broker' serves any number")
+            raise BrokerError(
+                f"this broker serves run {self._directory.name!r} alone: 'offloop server broker' serves any number"
+            )
         self._refuse_second_run(identity, name)
         self._forget_disconnected(self._announced.get(name), publisher_id)
         announced = self._announced.get(name)

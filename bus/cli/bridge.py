@@ -1,4 +1,4 @@
-"""The command ``bus bridge``."""
+"""The command ``offloop server bridge``."""
 
 import re
 from functools import partial

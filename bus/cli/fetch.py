@@ -1,4 +1,4 @@
-"""The command ``bus fetch``."""
+"""The command ``offloop server fetch``."""
 
 import re
 import secrets

@@ -232,7 +232,12 @@ def _plain_value(text: str) -> Any:
     return text if isinstance(value, list | dict) else value
 
 
-@bus.command(short_help="Serve any number of runs until Ctrl-C.")
+@bus.group(short_help="Brokers, bridges into NATS JetStream, and keys.")
+def server() -> None:
+    """Run what serves several users and hosts: brokers, bridges into NATS JetStream, and their keys."""
+
+
+@server.command(short_help="Serve any number of runs until Ctrl-C.")
 @click.option(
     "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
 )
@@ -301,7 +306,7 @@ def _are_live(runs: Sequence[str]) -> str:
     return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} live ({', '.join(runs[:MAX_NAMED])}{more})"
 
 
-@bus.command(short_help="Make a key pair.")
+@server.command(short_help="Make a key pair.")
 @click.argument("name")
 @click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
 @click.option("--nats", "for_nats", is_flag=True, help="An nkey for NATS servers, instead of a key for brokers.")
@@ -311,16 +316,22 @@ def keygen(name: str, where: str | None, for_nats: bool) -> None:
     if for_nats:
         public, secret, made = make_nkey(name, where)
         say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
-        say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'bus nats-config'")
+        say(
+            f"public nkey: {made.public}, in {public}; give it to the servers' operator, "
+            "for 'offloop server nats-config'"
+        )
         return
     public, secret = make_keys(name, where)
     say(f"secret key: {secret}; keep it secret, and give it to programs with '--key' or OFFLOOP_KEY")
     say(f"public key: {public}; give it to whom this key is to meet:")
-    say(f"  a trainer's or consumer's to the broker's machine: bus allow {public.name} --role {'|'.join(ROLES)}")
+    say(
+        f"  a trainer's or consumer's to the broker's machine: offloop server allow {public.name} "
+        f"--role {'|'.join(ROLES)}"
+    )
     say("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
 
 
-@bus.command(name="allow", short_help="Admit a key to publish, view or command.")
+@server.command(name="allow", short_help="Admit a key to publish, view or command.")
 @click.argument("keyfile", required=False)
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
 @click.option("--list", "allow_list", metavar="FILE", help="The allow-list. Default: 'allowed' where keys are.")
@@ -329,7 +340,9 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
     """Let the owner of the public key in KEYFILE publish, view or command, from their next connection on."""
     path = Path(allow_list) if allow_list else default_allow_list()
     if bool(keyfile) != bool(roles) or not (keyfile or show):
-        raise click.UsageError("give a public key file and a role, as in 'bus allow anna.key --role view', or --show")
+        raise click.UsageError(
+            "give a public key file and a role, as in 'offloop server allow anna.key --role view', or --show"
+        )
     if keyfile:
         name = Path(keyfile).name.removesuffix(PUBLIC_SUFFIX)
         new = allow(path, load_public_key(keyfile), name, roles)
@@ -345,12 +358,9 @@ for _command in (
     cut_recording,
     diff_recordings,
     export_recording,
-    fetch_part,
     import_log,
     list_runs,
-    bridge,
     merge_recordings,
-    nats_config,
     note_run,
     pin_runs,
     recover_recording,
@@ -361,6 +371,9 @@ for _command in (
     tag_runs,
 ):
     bus.add_command(_command)
+
+for _command in (bridge, fetch_part, nats_config):
+    server.add_command(_command)
 
 
 def main() -> None:

@@ -184,7 +184,10 @@ class Answering:
             if self._known.may_answer(run, once=bool(asked)):
                 await self._forwarding.send(identity, control, frame)
                 return
-            again = f"'nats stream rm {hole.stream}', then 'bus bridge {run}' on its host, copies all of it again"
+            again = (
+                f"'nats stream rm {hole.stream}', then 'offloop server bridge {run}' on its host, "
+                "copies all of it again"
+            )
             answer |= {"lost": hole.end, "reason": f"the stream {hole.stream} has lost them; {again}"}
         except RecordingError:
             # Where it continues, its bridge has only begun.

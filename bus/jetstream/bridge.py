@@ -140,7 +140,7 @@ class Bridge:
             why = f" ({self.status.why})" if self.status.why else ""
             raise BrokerError(
                 f"NATS at {self._servers} took no more of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
-                f"it had ended{why}: start 'bus bridge' again when it does",
+                f"it had ended{why}: start 'offloop server bridge' again when it does",
                 address=str(self._servers),
             )
 

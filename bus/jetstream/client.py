@@ -176,7 +176,8 @@ class NatsClient(Client):
                 "takes only clients that it knows: name the file with your nkey by --nkey or OFFLOOP_NKEY"
             )
         return self._error(
-            f"does not admit {self.who} ({text}): its operator adds it with 'bus nats-config', or you have another key"
+            f"does not admit {self.who} ({text}): its operator adds it with 'offloop server nats-config', or you have "
+            "another key"
         )
 
     async def _connect_to_server(self, s: Any) -> None:
@@ -219,7 +220,8 @@ class NatsClient(Client):
             what = f"it takes the role {roles}, which" if roles else "that"
             self.fail(
                 self._error(
-                    f"does not let {self.who} {action} to {subject!r}: {what} its operator gives with 'bus nats-config'"
+                    f"does not let {self.who} {action} to {subject!r}: {what} its operator gives with "
+                    "'offloop server nats-config'"
                 )
             )
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _MOST_FETCHING = 10_000
 _NO_BRIDGE = (
-    "this run has no bridge that answers: see with 'bus runs' whether it is live, and start 'bus bridge' on its host"
+    "this run has no bridge that answers: see with 'bus runs' whether it is live, and start 'offloop server bridge' on "
+    "its host"
 )
 _NO_BRIDGE_OF_HOST = (
     "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; 'bus cut' on "
@@ -55,7 +56,7 @@ class Forwarding:
         if control.kind == "command" and not may_command:
             raise BrokerError(
                 f"{self._client.who} may view runs there, not command them: the servers' operator gives it the role "
-                "command with 'bus nats-config'"
+                "command with 'offloop server nats-config'"
             )
         if not isinstance(host, str) or control.kind == "command":
             # What the training is to do is decided by the first rank.

@@ -1,7 +1,7 @@
 """What each role may do at NATS servers: the subjects to which it may publish, and those to which it may subscribe.
 
-``bus nats-config`` writes them for the operator. What a role lacks is nowhere allowed: there is no general permission
-for the API of JetStream, ``$JS.API.>``.
+``offloop server nats-config`` writes them for the operator. What a role lacks is nowhere allowed: there is no general
+permission for the API of JetStream, ``$JS.API.>``.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""The configuration of NATS servers, as ``bus nats-config`` writes it: an account for each team, and in it users with
-what their roles may do."""
+"""The configuration of NATS servers, as ``offloop server nats-config`` writes it: an account for each team, and in it
+users with what their roles may do."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class ServerConfig:
 
     def _server(self) -> list[str]:
         lines = [
-            "# Made by 'bus nats-config'. To check it: nats-server -t -c FILE",
+            "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
             # Without quotes, because it may stand for a variable of the environment.
             *([f"server_name: {self.name}"] if self.name else []),
             f"listen: {_text(self.listen)}",

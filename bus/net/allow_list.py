@@ -51,7 +51,8 @@ class AllowList:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"the allow-list {path} cannot be read ({error}): repair it, or make another with 'bus allow'"
+                f"the allow-list {path} cannot be read ({error}): repair it, or make another with "
+                "'offloop server allow'"
             ) from None
         return cls(tuple(_grants(path, lines)))
 
@@ -72,7 +73,7 @@ def _grants(path: Path, lines: Iterable[str]) -> Iterator[Grant]:
         if role not in ROLES or not is_key(key.encode()):
             raise ConfigurationError(
                 f"line {number} of the allow-list {path} is damaged: {line[:80]!r} is not ROLE KEY NAME with a role of "
-                f"{', '.join(ROLES)} and a key of 40 characters; repair it, or remove it and use 'bus allow'"
+                f"{', '.join(ROLES)} and a key of 40 characters; repair it, or remove it and use 'offloop server allow'"
             )
         yield Grant(role, key, " ".join(name).strip())
 

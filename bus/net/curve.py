@@ -101,7 +101,7 @@ def client_security(
     if broker:
         raise ConfigurationError(
             f"the broker's key is given ({broker}) and none of your own: name your secret key file with '--key' or "
-            "OFFLOOP_KEY; 'bus keygen NAME' makes one"
+            "OFFLOOP_KEY; 'offloop server keygen NAME' makes one"
         )
     return None
 
@@ -131,7 +131,8 @@ def server_security(
         return None
     if key is None:
         raise ConfigurationError(
-            f"the allow-list {allow_list} takes a key of the broker's: make one with 'bus keygen broker' and name its "
+            f"the allow-list {allow_list} takes a key of the broker's: make one with 'offloop server keygen broker' "
+            "and name its "
             "secret file with '--key'"
         )
     path = Path(allow_list) if allow_list is not None else Path(key).parent / "allowed"
@@ -157,8 +158,9 @@ def check_listen_address(address: str, security: ServerSecurity | None) -> None:
         )
     raise ConfigurationError(
         f"cannot listen at {address!r} without keys: use tcp://127.0.0.1:PORT, which other machines reach through a "
-        "tunnel (ssh -L 5570:127.0.0.1:5570 -L 5571:127.0.0.1:5571 HOST), or make keys with 'bus keygen', admit them "
-        "with 'bus allow' and add '--key FILE'"
+        "tunnel (ssh -L 5570:127.0.0.1:5570 -L 5571:127.0.0.1:5571 HOST), or make keys with "
+        "'offloop server keygen', admit them "
+        "with 'offloop server allow' and add '--key FILE'"
     )
 
 

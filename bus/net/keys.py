@@ -129,12 +129,12 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
     if secret is None:
         raise ConfigurationError(
             f"{path} holds a public key where a secret one is needed: use the file '{SECRET_SUFFIX}' that "
-            "'bus keygen' wrote beside it"
+            "'offloop server keygen' wrote beside it"
         )
     if mode & 0o077:
         raise ConfigurationError(
             f"the secret key {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make "
-            "a new one with 'bus keygen' if another user may have read it"
+            "a new one with 'offloop server keygen' if another user may have read it"
         )
     check_not_writable_by_others(file.absolute().parent)
     import zmq
@@ -145,7 +145,8 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
         belongs = False  # not every 40 characters of the alphabet are a number of 32 bytes
     if not belongs:
         raise ConfigurationError(
-            f"{path} is damaged: its public and its secret key do not belong together; make new ones with 'bus keygen'"
+            f"{path} is damaged: its public and its secret key do not belong together; make new ones with "
+            "'offloop server keygen'"
         )
     return KeyPair(public, secret)
 
@@ -185,7 +186,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
         public = secret = None
     if public is None or not is_key(public) or (secret is not None and not is_key(secret)):
         raise ConfigurationError(
-            f"{path} is damaged or no key file: use one that 'bus keygen' wrote, NAME{PUBLIC_SUFFIX} or "
+            f"{path} is damaged or no key file: use one that 'offloop server keygen' wrote, NAME{PUBLIC_SUFFIX} or "
             f"NAME{SECRET_SUFFIX}"
         )
     return public, secret
@@ -193,5 +194,6 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"{path} cannot be read: {error.strerror or error}; 'bus keygen NAME' makes keys, 'bus allow' an allow-list"
+        f"{path} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes keys, "
+        "'offloop server allow' an allow-list"
     )

@@ -119,7 +119,7 @@ class BrokerConnection:
                 reason = message.content.get("reason", "the broker refused without a reason")
                 raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
         raise BrokerError(
-            f"no broker answers at {self.address}: start one with 'bus broker --listen ADDRESS', "
+            f"no broker answers at {self.address}: start one with 'offloop server broker --listen ADDRESS', "
             f"or name none to have one started{_keys_hint(self._security, self.address)}"
         )
 
@@ -241,7 +241,8 @@ def connect(
         raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
     if broker is not None and stream_to is not None:
         raise ConfigurationError(
-            f"stream_to is for a broker of the run's own: the one at {broker} copies its runs by 'bus broker --stream'"
+            f"stream_to is for a broker of the run's own: the one at {broker} copies its runs by "
+            "'offloop server broker --stream'"
         )
     servers = find_servers(stream_to) if broker is None else None
     is_new = not (resume or is_replay) and attempt is None
@@ -289,7 +290,7 @@ def connect(
     if rank > 0 and local_world_size is None:
         raise ConfigurationError(
             f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
-            "or start 'bus broker' for all of them; name it with broker="
+            "or start 'offloop server broker' for all of them; name it with broker="
         )
     root = absolute_runs_dir(where)
     # Before a process is started and a directory made.
@@ -307,7 +308,7 @@ def connect(
 def _keys_hint(security: ClientSecurity | None, address: str) -> str:
     """A broker does not answer unauthenticated peers, so it looks the same as none."""
     if security is not None:
-        return "; if it is there, it does not know this key: 'bus allow' on its machine admits it"
+        return "; if it is there, it does not know this key: 'offloop server allow' on its machine admits it"
     if address.startswith("tcp://"):
         return "; if it takes keys, name yours and the broker's"
     return ""

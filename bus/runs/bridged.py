@@ -84,7 +84,7 @@ class BridgeStatus:
 
 def how_to_send(path: Path, stream: str) -> str:
     """What a user does to have the rest of the run in a directory copied."""
-    return f"'bus bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
+    return f"'offloop server bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
 
 
 def read_bridge(path: Path) -> BridgeStatus | None:

@@ -116,7 +116,7 @@ def _say_silence(run: RemoteRunInfo, say: Say) -> RemoteRunInfo:
     if run.is_silent:
         say(
             f"run {run.name} has no bridge that answers: this reads what is in the servers, and waits for more; "
-            f"'bus bridge {run.name}' on its host copies the rest"
+            f"'offloop server bridge {run.name}' on its host copies the rest"
         )
     return run
 

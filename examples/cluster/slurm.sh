@@ -27,6 +27,6 @@ srun bash -c '
         -m offloop.trainer digits --max-duration 100ep --run-name "$RUN" \
         --save-folder "checkpoints/{run_name}" --keep 3 --autoresume
     code=$?
-    timeout 90 bus bridge "$RUN" || echo "run $RUN is not all in NATS: send the rest by hand" >&2
+    timeout 90 offloop server bridge "$RUN" || echo "run $RUN is not all in NATS: send the rest by hand" >&2
     exit $code
 '

@@ -89,7 +89,7 @@ def test_slurm_starts_a_part_of_the_training_on_each_host(tmp_path: Path, code: 
     program(tmp_path, "scontrol", "printf 'one\\ntwo\\n'")
     program(tmp_path, "srun", 'SLURM_NODEID=0 "$@" & SLURM_NODEID=1 "$@"; code=$?; wait; exit $code')
     program(tmp_path, "torchrun", f"{noted.format('torchrun')}; exit {code}")
-    program(tmp_path, "bus", noted.format("bus"))
+    program(tmp_path, "offloop", noted.format("offloop"))
     environment = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "OFFLOOP_STREAM": "nats://127.0.0.1:4222",
@@ -113,4 +113,4 @@ def test_slurm_starts_a_part_of_the_training_on_each_host(tmp_path: Path, code: 
         ]
         assert trained[3:8] == where
         check(trained[2:])
-        assert copied[2:] == ["bus", "bridge", "digits"]
+        assert copied[2:] == ["offloop", "server", "bridge", "digits"]

@@ -244,9 +244,9 @@ def test_the_hosts_of_the_cluster_train_together_and_have_runs_of_their_own() ->
 
 
 def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_training(tmp_path: Path) -> None:
-    bus = tmp_path / "bus"
-    bus.write_text('#!/bin/sh\necho "bus $*"\n')
-    bus.chmod(0o755)
+    offloop = tmp_path / "offloop"
+    offloop.write_text('#!/bin/sh\necho "offloop $*"\n')
+    offloop.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     training = "trap 'echo stopped; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
     command = [CONTAINERS / "train-host", "digits", "sh", "-c", training]
@@ -254,7 +254,7 @@ def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_trainin
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
         host.terminate()
-        assert host.communicate(timeout=30)[0].splitlines() == ["stopped", "bus bridge digits"]
+        assert host.communicate(timeout=30)[0].splitlines() == ["stopped", "offloop server bridge digits"]
     assert host.returncode == 7
 
 

@@ -28,9 +28,9 @@ def free_address() -> str:
 
 
 def start_broker(address: str, *arguments: str) -> "subprocess.Popen[str]":
-    """The command ``bus broker`` at an address, once it serves."""
+    """The command ``offloop server broker`` at an address, once it serves."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "offloop.bus", "broker", "--listen", address, *arguments],
+        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, *arguments],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -115,8 +115,8 @@ class ClusterRun:
         return self.runs_dir / "r"
 
     def begin_bridge(self):
-        """Starts the command ``bus bridge``."""
-        command = ("bus", "bridge", str(self.run_dir), "--stream", self.servers.address, "--replicas", "3")
+        """Starts the command ``offloop server bridge``."""
+        command = ("bus", "server", "bridge", str(self.run_dir), "--stream", self.servers.address, "--replicas", "3")
         with open(self._folder / "bridge.log", "ab") as log:
             self._bridge = subprocess.Popen([sys.executable, "-m", *command], stderr=log, stdout=log)
         wait_for(lambda: self._bridge.pid == getattr(self._copying(), "pid", None), "the bridge", 60)

@@ -326,8 +326,8 @@ class Follower(Program):
 
 
 class StandingBroker:
-    """``bus broker`` at an address of its own, which can be ended and started again there; ended at the end of a
-    ``with``."""
+    """``offloop server broker`` at an address of its own, which can be ended and started again there; ended at the end
+    of a     ``with``."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -336,7 +336,7 @@ class StandingBroker:
 
     def start(self) -> None:
         """Starts it, and waits until it serves."""
-        command = ["-m", "offloop.bus", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
+        command = ["-m", "offloop.bus", "server", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
         self.process = subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

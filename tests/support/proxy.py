@@ -20,8 +20,8 @@ NEAR, FAR = "127.0.0.1", "127.0.0.2"
 
 
 class StandingBroker:
-    """``bus broker`` at a free pair of ports of this machine, with its runs in ``runs_dir``. It can be ended and
-    started again."""
+    """``offloop server broker`` at a free pair of ports of this machine, with its runs in ``runs_dir``. It can be ended
+    and started again."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -35,6 +35,7 @@ class StandingBroker:
             sys.executable,
             "-m",
             "offloop.bus",
+            "server",
             "broker",
             "--listen",
             self.address,

@@ -107,8 +107,8 @@ def test_a_bridge_that_was_stopped_while_another_took_over_writes_nothing_more(c
 
 
 class SecureCluster:
-    """Three servers as ``bus nats-config --cluster`` configures them, with TLS between all; and commands with a role
-    each."""
+    """Three servers as ``offloop server nats-config --cluster`` configures them, with TLS between all; and commands
+    with a role each."""
 
     def __init__(self, folder):
         self._authority = Authority.make(folder, "authority")
@@ -179,7 +179,7 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         path = tmp_path / "mine.jsonl"
         publisher = stack.enter_context(Publisher("r", runs_dir=runs_dir))
         publish(300)
-        bridge = begin("publish", "bus", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
+        bridge = begin("publish", "bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
         logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
         named = ("view", "consumers", "--wait", "--run", "r", *logging, "--name", "mine", "--commit-every", "50")
         first = begin(*named)

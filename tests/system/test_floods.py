@@ -30,7 +30,7 @@ LEFT = 64 * MEBIBYTE
 
 
 class WatchedBroker:
-    """``bus broker`` with the most memory that it has taken so far."""
+    """``offloop server broker`` with the most memory that it has taken so far."""
 
     def __init__(self) -> None:
         self.address = free_address()
@@ -199,7 +199,7 @@ def test_who_connects_while_a_flood_is_dropped_stays_connected(broker):
 def small_broker(runs_dir):
     """One that has 1,024 descriptors and no more."""
     address = free_address()
-    command = ["prlimit", "--nofile=1024", sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
+    command = ["prlimit", "--nofile=1024", sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert "serving at" in process.stdout.readline()
     yield address

@@ -39,7 +39,7 @@ class Host:
         first = Publisher("wide", rank=self.ranks[0], attempt=1, **common)
         self.publishers = [first, Publisher("wide", rank=self.ranks[1], attempt=1, broker=first.address, **common)]
         self.bridge = subprocess.Popen(
-            [*PYTHON, "bus", "bridge", "wide", "--runs-dir", self.runs_dir, "--stream", nats_server.address],
+            [*PYTHON, "bus", "server", "bridge", "wide", "--runs-dir", self.runs_dir, "--stream", nats_server.address],
             env={**os.environ, "OFFLOOP_HOST": self.name},
             stderr=subprocess.PIPE,
             text=True,
@@ -153,7 +153,7 @@ def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server
     attach(nats_server, host="second.rack").close()
     place = ("--stream", nats_server.address, "--host", "second.rack")
     part = tmp_path / "part.mcap"
-    fetched = bus("fetch", "wide", *place, "--from", "100ba", "--to", "110ba", "-o", part)
+    fetched = bus("server", "fetch", "wide", *place, "--from", "100ba", "--to", "110ba", "-o", part)
     assert fetched.returncode == 0, fetched.stderr
     cut = tmp_path / "cut.mcap"
     bus("cut", hosts[1].recording, "--start", "100ba", "--until", "110ba", "-o", cut)
@@ -168,13 +168,13 @@ def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server
         (("wide", *place, "--from", "9999ba", "-o", tmp_path / "none.mcap"), "on its host: "),
         (("wide", *place, "-o", part), "exists: choose another file"),
     ):
-        refused = bus("fetch", *arguments)
+        refused = bus("server", "fetch", *arguments)
         assert refused.returncode != 0
         assert said in refused.stderr
         assert "Traceback" not in refused.stderr
     hosts[1].bridge.kill()
     hosts[1].bridge.wait()
-    refused = bus("fetch", "wide", *place, "-o", tmp_path / "none.mcap")
+    refused = bus("server", "fetch", "wide", *place, "-o", tmp_path / "none.mcap")
     assert "that host has no bridge that answers" in refused.stderr
 
 

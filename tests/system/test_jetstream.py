@@ -28,7 +28,17 @@ def bridge(nats_server, runs_dir):
     begun = []
 
     def begin(run):
-        arguments = (*PYTHON, "bus", "bridge", run, "--runs-dir", str(runs_dir), "--stream", nats_server.address)
+        arguments = (
+            *PYTHON,
+            "bus",
+            "server",
+            "bridge",
+            run,
+            "--runs-dir",
+            str(runs_dir),
+            "--stream",
+            nats_server.address,
+        )
         begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 
@@ -138,13 +148,13 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(nats_server,
         )
         assert (sent.returncode, sent.stdout) == (1, "")
         assert "this run has no bridge that answers" in sent.stderr
-        assert "start 'bus bridge' on its host" in sent.stderr
+        assert "start 'offloop server bridge' on its host" in sent.stderr
         read = [*PYTHON, "consumers", "--callbacks", "lr", "--stream", nats_server.address]
         with subprocess.Popen(read, stderr=subprocess.PIPE, text=True) as consumer:
             try:
                 said = consumer.stderr.readline()
                 assert said.startswith("run r has no bridge that answers: this reads what is in the servers, and waits")
-                assert "'bus bridge r' on its host copies the rest" in said
+                assert "'offloop server bridge r' on its host copies the rest" in said
                 bridge("r")
                 publisher.close()
                 assert consumer.wait(30) == 0
@@ -235,7 +245,7 @@ def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_p
 
     with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
         publish(publisher, 300)
-        command = f"'bus bridge {publisher.run_dir} --stream {away.address}' sends the rest"
+        command = f"'offloop server bridge {publisher.run_dir} --stream {away.address}' sends the rest"
         wait_for(
             lambda: publisher.poll() or "at the moment (no server answers)" in caplog.text, "the training's report"
         )

@@ -39,7 +39,7 @@ def begin(tmp_path):
 def publisher(begin, nats_server, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 1)
-        begin("bus", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
+        begin("bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
         yield publisher
 
 

@@ -34,7 +34,7 @@ def run(server, tmp_path_factory):
     with Publisher("r", runs_dir=runs_dir) as made:
         for batch in range(1, 3001):
             made.publish(Event.BATCH_END, loss=1 / batch, noise=bytes(200))
-    command("bus", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
+    command("bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
     return runs_dir / "r"
 
 

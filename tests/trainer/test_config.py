@@ -83,7 +83,7 @@ def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> N
         ({"stream_to": " , ", "publish": True}, "no NATS server is named"),
         (
             {"stream_to": "nats://x", "broker": "tcp://127.0.0.1:1"},
-            "give '--stream' to the 'bus broker' that you name",
+            "give '--stream' to the 'offloop server broker' that you name",
         ),
     ],
 )

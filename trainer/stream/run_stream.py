@@ -248,7 +248,8 @@ def _check_servers(config: StreamConfig) -> str | None:
         return find_servers(config.stream_to)
     if config.stream_to is not None:
         raise ConfigurationError(
-            "stream_to (--stream) is for a broker of the run's own: give '--stream' to the 'bus broker' that you name "
+            "stream_to (--stream) is for a broker of the run's own: give '--stream' to the 'offloop server broker' "
+            "that you name "
             "with broker= (--broker), and leave out publish=False"
         )
     return None

@@ -266,7 +266,8 @@ def _commands(run: str, host: str, rank: int, batch: int) -> list[list[str]]:
         ],
         [
             "its host's last batches",
-            f"bus fetch {shlex.quote(run)} {where} --host {shlex.quote(host)} --from {first}ba --to {batch}ba",
+            f"offloop server fetch {shlex.quote(run)} {where} --host {shlex.quote(host)} "
+            f"--from {first}ba --to {batch}ba",
         ],
     ]
 

@@ -71,6 +71,7 @@ def test_a_bridge_that_does_not_copy_is_reported_once(bridges, tmp_path, monkeyp
     assert bridges.report(live) == {
         tmp_path
         / "waiting": "it is not copied to NATS at nats://127.0.0.1:1 at the moment (no server answers); if its "
-        f"bridge ends before all is there, 'bus bridge {tmp_path}/waiting --stream nats://127.0.0.1:1' sends the rest"
+        f"bridge ends before all is there, "
+        f"'offloop server bridge {tmp_path}/waiting --stream nats://127.0.0.1:1' sends the rest"
     }
     assert bridges.report(live) == {}

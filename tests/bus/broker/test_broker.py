@@ -38,9 +38,9 @@ from offloop.bus.types.timeouts import Timeouts
 
 @pytest.fixture
 def standalone(runs_dir):
-    """``bus broker`` at a free port: its address."""
+    """``offloop server broker`` at a free port: its address."""
     address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
+    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "serving at" in process.stdout.readline()
     yield address
@@ -459,7 +459,7 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
 
 def test_a_port_in_use_is_one_line(standalone):
     done = subprocess.run(
-        [sys.executable, "-m", "offloop.bus", "broker", "--listen", standalone],
+        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", standalone],
         capture_output=True,
         text=True,
         timeout=100,
@@ -720,7 +720,7 @@ def logged(runs_dir):
     """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
     address = free_address()
     process = subprocess.Popen(
-        [sys.executable, "-m", "offloop.bus", "broker", "--listen", address],
+        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -802,7 +802,7 @@ def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
 
 def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
     address = free_address()
-    terminal = Terminal(sys.executable, "-m", "offloop.bus", "broker", "--listen", address, columns=250)
+    terminal = Terminal(sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, columns=250)
     context = zmq.Context()
     peers = []
 
@@ -832,7 +832,9 @@ def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
 
 
 def test_ctrl_c_ends_a_broker_without_live_runs(runs_dir):
-    terminal = Terminal(sys.executable, "-m", "offloop.bus", "broker", "--listen", free_address(), columns=250)
+    terminal = Terminal(
+        sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", free_address(), columns=250
+    )
     try:
         terminal.wait_for("serving at")
         terminal.press("\x03")

@@ -330,9 +330,12 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["broker", "--listen", "ipc://x"], "'ipc://x' is not an address to listen at"),
-        (["broker", "--listen", "tcp://127.0.0.1:abc"], "is not an address to listen at"),
-        (["broker", "--listen", "tcp://10.0.0.1:5570"], "cannot listen at 'tcp://10.0.0.1:5570' without keys"),
+        (["server", "broker", "--listen", "ipc://x"], "'ipc://x' is not an address to listen at"),
+        (["server", "broker", "--listen", "tcp://127.0.0.1:abc"], "is not an address to listen at"),
+        (
+            ["server", "broker", "--listen", "tcp://10.0.0.1:5570"],
+            "cannot listen at 'tcp://10.0.0.1:5570' without keys",
+        ),
         (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
         (["info", "r", "--key", "mine"], "name it with --broker"),
     ],

@@ -486,7 +486,10 @@ def test_what_a_stream_lacks_or_let_expire_comes_from_the_host_or_is_named(tmp_p
     assert [gap.first for gap in late.gaps][:1] == [1]
     assert len(late.gaps) == 2
     assert "lacks bytes 0 to " in late.damage
-    assert late.damage.count("'nats stream rm ol_r', then 'bus bridge r' on its host, copies all of it again") == 2
+    assert (
+        late.damage.count("'nats stream rm ol_r', then 'offloop server bridge r' on its host, copies all of it again")
+        == 2
+    )
     put_together = Recording(tmp_path / "r.mcap")
     assert list(put_together) == rest
     assert put_together.gaps == late.gaps
@@ -518,7 +521,9 @@ def test_a_hole_of_a_run_whose_host_stays_silent_is_named_and_reading_continues(
     assert got[-1].event == Event.FIT_END
     (gap,) = subscriber.gaps
     assert [snapshot.seq for snapshot in got] == [*range(1, gap.first), *range(gap.last + 1, 300), 301]
-    assert "'nats stream rm ol_r', then 'bus bridge r' on its host, copies all of it again" in subscriber.damage
+    assert (
+        "'nats stream rm ol_r', then 'offloop server bridge r' on its host, copies all of it again" in subscriber.damage
+    )
     put_together = Recording(tmp_path / "r.mcap")
     assert [snapshot.seq for snapshot in put_together] == [snapshot.seq for snapshot in got if snapshot.seq < 300] + [
         300
@@ -556,7 +561,9 @@ def test_of_a_stream_that_was_emptied_all_is_named_and_the_way_back_leads_there(
     nats_server.operate(emptying)
     with Subscriber("r", stream=nats_server.address) as subscriber:
         assert list(subscriber) == []
-        assert re.search(r"lacks bytes 0 to \d.*'nats stream rm ol_r', then 'bus bridge r' on its", subscriber.damage)
+        assert re.search(
+            r"lacks bytes 0 to \d.*'nats stream rm ol_r', then 'offloop server bridge r' on its", subscriber.damage
+        )
         with pytest.raises(OffloopError, match="cannot be had from byte 0 on: the stream ol_r has lost them; 'nats"):
             download(nats_server.address, "r", 1, tmp_path / "r.mcap")
     with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -566,10 +573,10 @@ def test_of_a_stream_that_was_emptied_all_is_named_and_the_way_back_leads_there(
 
 
 class LiveCopy:
-    """The command ``bus bridge`` in a process of its own."""
+    """The command ``offloop server bridge`` in a process of its own."""
 
     def __init__(self, path, nats_server):
-        command = [sys.executable, "-m", "offloop.bus", "bridge", str(path), "--stream", nats_server.address]
+        command = [sys.executable, "-m", "offloop.bus", "server", "bridge", str(path), "--stream", nats_server.address]
         self._path, self._server = path, nats_server
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 

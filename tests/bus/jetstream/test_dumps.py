@@ -25,7 +25,16 @@ def host(name, runs, nats_server):
         publisher.publish("batch_end", batch=1, loss=0.5)
         encode = event_encoder(Topic("r", "batch_end", 0), 1)
         ring.put(encode(2, 2, 1, TrainingTime(batch=1), None, {"loss": 0.5}, pack_map({"world_size": 1})))
-        command = [sys.executable, "-m", "offloop.bus", "bridge", str(runs / "r"), "--stream", str(nats_server.servers)]
+        command = [
+            sys.executable,
+            "-m",
+            "offloop.bus",
+            "server",
+            "bridge",
+            str(runs / "r"),
+            "--stream",
+            str(nats_server.servers),
+        ]
         with subprocess.Popen(command, env={**os.environ, "OFFLOOP_HOST": name}) as bridge:
             try:
                 wait_for(lambda: (said := read_bridge(runs / "r")) and said.attempt, "the bridge")

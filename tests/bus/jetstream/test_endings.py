@@ -21,6 +21,7 @@ def test_a_run_has_ended_for_readers_when_all_of_it_is_there(nats_server, runs_d
     half = read_run(runs_dir / "r").last.recording.stat().st_size // 2
     words = (
         "offloop.bus",
+        "server",
         "bridge",
         "r",
         "--runs-dir",

@@ -88,7 +88,7 @@ def test_certificates_and_nkeys(tmp_path, serve, nkey, runs_dir):
     assert "is not a certificate in PEM" in refusal(secure, tls, seed, public)
     assert "holds a public nkey where a seed is needed" in refusal(secure, tls, public, ca)
     assert "holds no seed of a user's nkey" in refusal(secure, tls, ca, ca)
-    assert "cannot be read: No such file or directory; 'bus keygen --nats NAME' makes" in refusal(
+    assert "cannot be read: No such file or directory; 'offloop server keygen --nats NAME' makes" in refusal(
         secure, tls, tmp_path / "none", ca
     )
     seed.chmod(0o640)
@@ -99,9 +99,9 @@ def test_certificates_and_nkeys(tmp_path, serve, nkey, runs_dir):
     path = write_run(runs_dir, "r")
     where = ("--stream", f"{tls}:{secure.port}", "--nkey", seed, "--ca")
     for arguments, expected in (
-        (("bridge", "r", "--runs-dir", runs_dir, *where, theirs.certificate), not_signed),
+        (("server", "bridge", "r", "--runs-dir", runs_dir, *where, theirs.certificate), not_signed),
         (
-            ("bridge", "r", "--runs-dir", runs_dir, *where, ca),
+            ("server", "bridge", "r", "--runs-dir", runs_dir, *where, ca),
             "to '$js.api.stream.create.ol_r': it takes the role publish, which its operator gives",
         ),
         (("runs", *where, theirs.certificate), not_signed),

@@ -33,7 +33,7 @@ BOTH = [
 
 
 class Roles:
-    """A server whose configuration is that of ``bus nats-config``, and the files of its users."""
+    """A server whose configuration is that of ``offloop server nats-config``, and the files of its users."""
 
     def __init__(self, folder, program):
         folder.mkdir(mode=0o700)
@@ -71,7 +71,7 @@ def bridge(roles, runs_dir):
 
     def begin(run, name="publish", *options):
         where = ("--runs-dir", str(runs_dir), "--stream", roles.server.address, "--nkey", str(roles.seeds[name]))
-        arguments = (*PYTHON, "offloop.bus", "bridge", run, *where, *options)
+        arguments = (*PYTHON, "offloop.bus", "server", "bridge", run, *where, *options)
         begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
         return begun[-1]
 

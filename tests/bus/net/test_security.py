@@ -69,11 +69,11 @@ def mode(path: Path) -> int:
 def test_keygen_writes_a_pair_whose_secret_half_is_its_owners_alone(keys: Path) -> None:
     old = os.umask(0)
     try:
-        result = invoke("keygen", "anna")
+        result = invoke("server", "keygen", "anna")
     finally:
         os.umask(old)
     assert result.exit_code == 0, result.output
-    assert "bus allow anna.key" in result.output
+    assert "offloop server allow anna.key" in result.output
     assert (mode(keys), mode(keys / "anna.key_secret")) == (0o700, 0o600)
     assert sorted(path.name for path in keys.iterdir()) == ["anna.key", "anna.key_secret"]
     pair = load_secret_key(keys / "anna.key_secret")
@@ -87,7 +87,7 @@ def test_keygen_for_a_user_without_a_home_says_what_to_name(monkeypatch: pytest.
 
     monkeypatch.delenv("OFFLOOP_KEYS_DIR", raising=False)
     monkeypatch.setattr(Path, "home", has_none)
-    result = invoke("keygen", "anna")
+    result = invoke("server", "keygen", "anna")
     assert "has no home directory to keep keys in: name a directory with OFFLOOP_KEYS_DIR" in str(result.exception)
 
 
@@ -95,7 +95,7 @@ def test_keygen_for_a_user_without_a_home_says_what_to_name(monkeypatch: pytest.
 def test_keygen_never_replaces_a_key(keys: Path, there: str) -> None:
     make_keys("other")
     (keys / there).write_text("precious")
-    result = invoke("keygen", "anna")
+    result = invoke("server", "keygen", "anna")
     assert "there is a key 'anna'" in str(result.exception)
     assert (keys / there).read_text() == "precious"
     assert sum(path.name.startswith("anna") for path in keys.iterdir()) == 1
@@ -166,21 +166,21 @@ def test_the_keys_of_a_client_come_from_arguments_or_the_environment(monkeypatch
 
 def test_allow_adds_a_line_for_each_role_once(keys: Path) -> None:
     public, _ = make_keys("anna")
-    assert "anna may view, command" in invoke("allow", public, "--role", "view", "--role", "command").output
+    assert "anna may view, command" in invoke("server", "allow", public, "--role", "view", "--role", "command").output
     (keys / "allowed").write_text("# ours\n" + (keys / "allowed").read_text())
-    assert "allowed that already" in invoke("allow", public, "--role", "view").output
+    assert "allowed that already" in invoke("server", "allow", public, "--role", "view").output
     assert mode(keys / "allowed") == 0o600
     key = load_public_key(public).decode()
     assert (keys / "allowed").read_text() == f"# ours\nview {key} anna\ncommand {key} anna\n"
-    assert invoke("allow", "--show").output == f"view     {key} anna\ncommand  {key} anna\n"
+    assert invoke("server", "allow", "--show").output == f"view     {key} anna\ncommand  {key} anna\n"
     assert sorted(path.name for path in keys.iterdir()) == ["allowed", "anna.key", "anna.key_secret"]
 
 
 def test_allow_takes_no_secret_keys_and_no_unknown_roles() -> None:
     public, secret = make_keys("anna")
-    assert "holds a secret key" in str(invoke("allow", secret, "--role", "view").exception)
-    assert "'root' is not one of" in invoke("allow", public, "--role", "root").output
-    assert "give a public key file and a role" in invoke("allow", public).output
+    assert "holds a secret key" in str(invoke("server", "allow", secret, "--role", "view").exception)
+    assert "'root' is not one of" in invoke("server", "allow", public, "--role", "root").output
+    assert "give a public key file and a role" in invoke("server", "allow", public).output
 
 
 def test_a_name_stays_within_its_line(keys: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_list_that_others_can_write_to_is_refused(keys: Path) -> None:
     "address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.0.0.1:1", "tcp://[::]:1", "tcp://eth0:1"]
 )
 def test_only_loopback_is_listened_at_without_keys(keys: Path, address: str) -> None:
-    with pytest.raises(ConfigurationError, match="bus keygen"):
+    with pytest.raises(ConfigurationError, match="offloop server keygen"):
         check_listen_address(address, None)
     _, secret = make_keys("broker")
     allow(keys / "allowed", zmq.curve_keypair()[0], "anna", ["view"])
@@ -239,9 +239,9 @@ def test_what_is_no_address_is_refused_with_and_without_keys(keys: Path, address
     "options", [["--listen", "tcp://0.0.0.0:0"], ["--key", "x.key_secret"], ["--allow", "allowed"]]
 )
 def test_a_broker_with_half_a_security_does_not_start(runs_dir: Path, options: list[str]) -> None:
-    result = invoke("broker", *options)
+    result = invoke("server", "broker", *options)
     assert isinstance(result.exception, ConfigurationError)
-    assert "bus keygen" in str(result.exception)
+    assert "offloop server keygen" in str(result.exception)
 
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_the_list_takes_effect_at_once_for_new_connections(gate: Gate, keys: Pat
     broker, stranger = keys / "broker.key", keys / "stranger.key_secret"
     assert gate.ask(stranger, broker) == [None, None]
     before = (keys / "allowed").read_text()
-    assert invoke("allow", keys / "stranger.key", "--role", "view").exit_code == 0
+    assert invoke("server", "allow", keys / "stranger.key", "--role", "view").exit_code == 0
     assert gate.ask(stranger, broker) == ["view", "event"]
     (keys / "allowed").write_text(before)
     assert gate.ask(stranger, broker) == [None, None]
@@ -459,13 +459,13 @@ OWNER = ("owner", ["view", "command"])
 
 @pytest.fixture
 def guarded(runs_dir: Path, keys: Path) -> Iterator[str]:
-    """``bus broker`` that admits a trainer, a viewer and a boss: its address."""
+    """``offloop server broker`` that admits a trainer, a viewer and a boss: its address."""
     make_keys("broker")
     make_keys("stranger")
     for name, roles in (("trainer", ["publish"]), ("viewer", ["view"]), ("boss", ["command"]), OWNER):
         allow(keys / "allowed", load_public_key(make_keys(name)[0]), name, roles)
     port = free_address().rpartition(":")[2]
-    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
+    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", f"tcp://0.0.0.0:{port}"]
     process = subprocess.Popen(
         [*command, "--key", str(keys / "broker.key_secret")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

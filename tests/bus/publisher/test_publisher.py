@@ -529,7 +529,7 @@ def test_names_places_and_paths_that_cannot_be(runs_dir, tmp_path):
 
 
 def test_no_broker_at_the_named_address_is_told(runs_dir):
-    with pytest.raises(BrokerError, match=r"no broker answers at tcp://127.0.0.1:1.*bus broker"):
+    with pytest.raises(BrokerError, match=r"no broker answers at tcp://127.0.0.1:1.*offloop server broker"):
         Publisher("r", broker="tcp://127.0.0.1:1", timeouts=Timeouts(welcome=0.2))
     with pytest.raises(ConfigurationError, match="not an address"):
         Publisher("r", broker="nonsense")

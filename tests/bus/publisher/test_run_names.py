@@ -21,7 +21,7 @@ def start(request: pytest.FixtureRequest, runs_dir: Path) -> Iterator[Callable[.
         yield Publisher
         return
     address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address]
+    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -94,7 +94,7 @@ def test_the_name_of_a_long_one_is_cut_to_make_room_for_the_number(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "broker", "--listen", address, "--runs-dir", "r"]
+    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, "--runs-dir", "r"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
