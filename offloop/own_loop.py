@@ -33,6 +33,20 @@ OWN_LOOP = Framework("a loop of one's own", None, ALWAYS | EVALUATION | _DATALOA
 _Batch = TypeVar("_Batch")
 
 
+class SizedIterator(Iterator[_Batch]):
+    """An iterator with a length: how many items it gives from first to last."""
+
+    def __init__(self, items: Iterator[_Batch], length: Callable[[], int]) -> None:
+        self._items = items
+        self._length = length
+
+    def __next__(self) -> _Batch:
+        return next(self._items)
+
+    def __len__(self) -> int:
+        return self._length()
+
+
 @contain(
     "_hook", "_start", "_begin_fit", "_use", "_publish_epoch", "_publish_fetch", "_start_batch", "_publish_forward"
 )
@@ -99,8 +113,14 @@ class WatchedRun:
         """Why, and who has asked."""
         return None if self.detached else self._training.stop_reason
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped."""
+    def epochs(self, count: int) -> "SizedIterator[int]":
+        """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped. ``len()`` is
+        how many are left, as progress bars ask it."""
+        position = self._position
+        done = position.reached.values.epoch + (not self._has_begun and position.resumed == "ended")
+        return SizedIterator(self._epochs(count), lambda: max(0, count - done))
+
+    def _epochs(self, count: int) -> Iterator[int]:
         self._begin(f"{count}ep")
         position = self._position
         position.in_epochs = True
@@ -116,12 +136,16 @@ class WatchedRun:
             self._end_epoch()
         self.close()
 
-    def batches(self, dataloader: Iterable[_Batch]) -> Iterator[_Batch]:
+    def batches(self, dataloader: Iterable[_Batch]) -> "SizedIterator[_Batch]":
         """The batches of a dataloader; it ends when the training is to be stopped. Outside of :meth:`epochs` each such
-        pass is an epoch.
+        pass is an epoch. ``len()`` is that of the dataloader, if it has one.
 
         All that the dataloader gives is used, also in an epoch that is resumed in its middle: there it has to give
         what is left. After a state that was saved in the last batch of an epoch nothing is left."""
+        is_trained = self._position.in_epochs and self._position.resumed == "trained"
+        return SizedIterator(self._batches(dataloader), lambda: 0 if is_trained else len(dataloader))  # type: ignore[arg-type]
+
+    def _batches(self, dataloader: Iterable[_Batch]) -> Iterator[_Batch]:
         self._begin()
         self._fetches = True
         position = self._position

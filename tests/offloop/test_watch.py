@@ -691,3 +691,40 @@ def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str
     loop = Loop()
     with pytest.raises((ConfigurationError, ValueError), match=message):
         offloop.watch(loop.model, loop.optimizer, **options)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_epochs_and_batches_have_lengths_for_progress_bars(enabled: bool) -> None:
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w", enabled=enabled)
+    epochs = run.epochs(3)
+    assert len(epochs) == 3
+    for _ in epochs:
+        batches = run.batches(loop.loader)
+        assert len(batches) == len(loop.loader)
+        for index, batch in enumerate(batches):
+            loop.step(index, *batch)
+        with pytest.raises(TypeError, match="has no len"):
+            len(run.batches(iter([])))
+        saved = run.state_dict()
+        run.close()
+        break
+    assert len(epochs) == 3
+    resumed = offloop.watch(loop.model, loop.optimizer, run_name="w", enabled=enabled)
+    resumed.load_state_dict(saved)
+    assert len(resumed.epochs(3)) == len(list(resumed.epochs(3))) == 2
+
+
+def test_nothing_is_left_of_an_epoch_whose_last_batch_was_trained() -> None:
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    for _ in run.epochs(2):
+        for index, batch in enumerate(run.batches(loop.loader)):
+            loop.step(index, *batch)
+            saved = run.state_dict()
+        break
+    run.close()
+    resumed = offloop.watch(loop.model, loop.optimizer, run_name="w")
+    resumed.load_state_dict(saved)
+    lengths = [(len(batches := resumed.batches(loop.loader)), len([*batches])) for _ in resumed.epochs(2)]
+    assert lengths == [(0, 0), (10, 10)]
