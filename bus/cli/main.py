@@ -14,7 +14,7 @@ import click
 
 from offloop.bus.cli.bridge import bridge
 from offloop.bus.cli.fetch import fetch_part
-from offloop.bus.cli.manage import archive_runs, note_run, pin_runs, remove_runs, rename_run, tag_runs
+from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
 from offloop.bus.cli.recordings import (
@@ -353,22 +353,18 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
 
 
 for _command in (
-    archive_runs,
     compare_runs,
     cut_recording,
     diff_recordings,
+    edit_runs,
     export_recording,
     import_log,
     list_runs,
     merge_recordings,
-    note_run,
-    pin_runs,
     recover_recording,
     remove_runs,
-    rename_run,
     replay,
     show_run,
-    tag_runs,
 ):
     bus.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""The commands ``bus tag``, ``note``, ``pin``, ``archive``, ``rename`` and ``rm``: what people do to their runs."""
+"""The commands ``offloop edit`` and ``rm``: what people do to their runs."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,14 +8,13 @@ from typing import Any
 import click
 
 from offloop.bus.cli.options import runs_dir_option
-from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, table
 from offloop.bus.terminal import HELP
 
 EXIT_KEPT = 1
 
-_where_option = click.option("--where", metavar="EXPR", help="The runs that 'bus runs --where EXPR' lists.")
-_undo_option = click.option("--undo", is_flag=True, help="Take it back.")
+_where_option = click.option("--where", metavar="EXPR", help="The runs that 'offloop runs --where EXPR' lists.")
 
 
 def _chosen_runs(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,86 +24,56 @@ def _chosen_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(name="tag", short_help="Add tags to runs, or remove them.", context_settings=HELP)
+def _tags(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    return [tag.strip() for value in values for tag in value.split(",")]
+
+
+@click.command(name="edit", short_help="Tag, pin, archive or rename runs, or write a note.", context_settings=HELP)
 @_chosen_runs
-@click.option("--add", multiple=True, metavar="TAG,...", help="Add these tags; more than once.")
-@click.option("--remove", multiple=True, metavar="TAG,...", help="Remove these tags; more than once.")
-def tag_runs(
-    runs: tuple[str, ...], where: str | None, runs_dir: str | None, add: tuple[str, ...], remove: tuple[str, ...]
+@click.option("--tag", callback=_tags, multiple=True, metavar="TAG,...", help="Add these tags; more than once.")
+@click.option("--untag", callback=_tags, multiple=True, metavar="TAG,...", help="Remove these tags; more than once.")
+@click.option("--note", metavar="TEXT", help="Replace the note; an empty TEXT removes it.")
+@click.option("--pin/--no-pin", default=None, help="List them before all others.")
+@click.option("--archive/--no-archive", default=None, help="Leave them out of lists, without deleting them.")
+@click.option("--rename", metavar="NAME", help="Give the run, which has ended, another name, and its folder with it.")
+def edit_runs(
+    runs: tuple[str, ...],
+    where: str | None,
+    runs_dir: str | None,
+    tag: list[str],
+    untag: list[str],
+    note: str | None,
+    pin: bool | None,
+    archive: bool | None,
+    rename: str | None,
 ) -> None:
-    """Add tags to each RUN, or remove them; without --add and --remove show them."""
-    from offloop.bus.index.annotations import annotate, read_annotations
+    """Change what is said of each RUN: its tags, its note, whether it is pinned or archived, its name.
 
-    added, removed = ([tag.strip() for tags in given for tag in tags.split(",")] for given in (add, remove))
-    try:
-        paths = _choose(runs, where, runs_dir)
-    except RunNotFoundError as error:
-        if added or removed or len(runs) < 2 or error.run == runs[0]:
-            raise
-        # The tag was taken for a run.
-        raise ConfigurationError(
-            f"{error}; to tag run {runs[0]!r} with it: bus tag {runs[0]} --add {error.run}"
-        ) from None
-    for path in paths:
-        said = annotate(path, add=added, remove=removed) if added or removed else read_annotations(path)
-        say(f"run {path.name}: {', '.join(said.tags) or 'no tags'}")
-
-
-@click.command(name="note", short_help="Write or show the note of a run.", context_settings=HELP)
-@click.argument("run")
-@click.argument("text", required=False)
-@runs_dir_option
-def note_run(run: str, text: str | None, runs_dir: str | None) -> None:
-    """Write TEXT as the note of a RUN, in the place of the one before; without TEXT show it.
-
-    An empty TEXT removes it.
+    'offloop show' shows them. In its recordings a run that is renamed keeps the name it had.
     """
-    from offloop.bus.index.annotations import annotate, read_annotations
-
-    [path] = _choose([run], None, runs_dir)
-    if text is None:
-        for line in read_annotations(path).note.splitlines():
-            say(line)
-        return
-    annotate(path, note=text)
-    say(f"run {path.name}: {'the note is written' if text else 'the note is removed'}")
-
-
-@click.command(name="pin", short_help="List runs before all others.", context_settings=HELP)
-@_chosen_runs
-@_undo_option
-def pin_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, undo: bool) -> None:
-    """Pin each RUN: 'bus runs' and dashboards list it before all others."""
     from offloop.bus.index.annotations import annotate
+    from offloop.bus.index.manage import rename_run
 
-    for path in _choose(runs, where, runs_dir):
-        annotate(path, pinned=not undo)
-        say(f"run {path.name} is {'no longer pinned' if undo else 'pinned'}")
-
-
-@click.command(name="archive", short_help="Leave runs out of lists, without deleting them.", context_settings=HELP)
-@_chosen_runs
-@_undo_option
-def archive_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, undo: bool) -> None:
-    """Archive each RUN: it stays as it is, and is left out of lists unless they are asked for archived runs."""
-    from offloop.bus.index.annotations import annotate
-
-    for path in _choose(runs, where, runs_dir, archived=undo):
-        annotate(path, archived=not undo)
-        say(f"run {path.name} is {'no longer archived' if undo else 'archived'}")
-
-
-@click.command(name="rename", short_help="Give a run another name.", context_settings=HELP)
-@click.argument("run")
-@click.argument("name")
-@runs_dir_option
-def rename_run(run: str, name: str, runs_dir: str | None) -> None:
-    """Give a RUN that has ended another NAME, and its folder with it. In its recordings it keeps the name it had."""
-    from offloop.bus.index import manage
-
-    [path] = _choose([run], None, runs_dir)
-    target = manage.rename_run(path, name)
-    say(f"run {path.name} is now {target.name}, in {target}")
+    is_annotated = bool(tag or untag) or not (note is pin is archive is None)
+    if not is_annotated and rename is None:
+        raise click.UsageError("say what to change: --tag, --untag, --note, --pin, --archive or --rename")
+    paths = _choose(runs, where, runs_dir, archived=archive is False)
+    if rename is not None and len(paths) > 1:
+        raise click.UsageError(f"--rename is for one run, not for {len(paths)}")
+    for path in paths:
+        if is_annotated:
+            said = annotate(path, add=tag, remove=untag, note=note, pinned=pin, archived=archive)
+            changes = {
+                ", ".join(said.tags) or "no tags": bool(tag or untag),
+                "the note is written" if note else "the note is removed": note is not None,
+                "pinned" if pin else "no longer pinned": pin is not None,
+                "archived" if archive else "no longer archived": archive is not None,
+            }
+            say(f"run {path.name}: {'; '.join(change for change, is_made in changes.items() if is_made)}")
+        # Last, because everything before it can be repeated under the old name.
+        if rename is not None:
+            target = rename_run(path, rename)
+            say(f"run {path.name} is now {target.name}, in {target}")
 
 
 @click.command(name="rm", short_help="Delete runs.", context_settings=HELP)

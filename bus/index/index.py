@@ -141,7 +141,7 @@ class RunIndex:
         """Takes in what is known of a run; returns whether that is all for now."""
         path = self.root / run
         if not _is_text(run):
-            _log.warning("%s is left out: its name is not UTF-8; 'bus rename' gives it another one", path)
+            _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", path)
             self._stamps[run] = stamp
             return True
         if run not in self._followed and self._is_known(run, stamp):

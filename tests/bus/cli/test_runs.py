@@ -115,7 +115,7 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
 
 
 def test_all_that_is_known_of_runs_is_there_for_programs(three: Path) -> None:
-    invoke("tag", "a", "--add", "baseline")
+    invoke("edit", "a", "--tag", "baseline")
     of_c, _, of_a = described("runs")
     assert (of_a["run"], of_a["tags"], of_a["note"], of_a["pinned"], of_a["archived"]) == (
         *("a", ["baseline"], "", False),
@@ -138,16 +138,16 @@ def test_all_that_is_known_of_runs_is_there_for_programs(three: Path) -> None:
 
 def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> None:
     assert names() == ["c", "b", "a"]
-    assert invoke("pin", "a") == "run a is pinned\n"
-    assert invoke("archive", "c") == "run c is archived\n"
+    assert invoke("edit", "a", "--pin") == "run a: pinned\n"
+    assert invoke("edit", "c", "--archive") == "run c: archived\n"
     assert names() == ["a", "b"]
     assert names("--archived") == ["a", "c", "b"]
     assert names("--archived", "--where", "archived") == ["c"]
     assert names("--sort", "lr") == ["b", "a"]
-    invoke("pin", "--undo", "a")
-    invoke("archive", "--undo", "--where", "archived")
+    invoke("edit", "--no-pin", "a")
+    invoke("edit", "--no-archive", "--where", "archived")
     assert names() == ["c", "b", "a"]
-    invoke("archive", "a", "b", "c")
+    invoke("edit", "a", "b", "c", "--archive")
     assert "--archived" in invoke("runs")
 
 
@@ -163,11 +163,12 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
         (["runs", "--broker", "tcp://127.0.0.1:1", "--archived"], "--archived is for runs on this machine"),
         (["show", "nothing"], "no run 'nothing'"),
         (["compare", "a"], "name two or more runs"),
-        (["tag"], "name the runs, or choose them with --where"),
-        (["pin", "a", "--where", "lr > 0"], "name the runs, or choose them with --where"),
+        (["edit", "--pin"], "name the runs, or choose them with --where"),
+        (["edit", "a", "--pin", "--where", "lr > 0"], "name the runs, or choose them with --where"),
         (["rm", "a", "--archived"], "--archived goes with --where"),
-        (["tag", "a", "--add", ""], "'' is not a tag"),
-        (["tag", "a", "baseline"], "to tag run 'a' with it: bus tag a --add baseline"),
+        (["edit", "a", "--tag", ""], "'' is not a tag"),
+        (["edit", "a"], "say what to change: --tag"),
+        (["edit", "a", "b", "--rename", "d"], "--rename is for one run, not for 2"),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(three: Path, arguments: list[str], message: str) -> None:
@@ -188,13 +189,13 @@ def test_runs_that_cannot_be_read_hide_no_other(three: Path, caplog: pytest.LogC
     assert "not UTF-8" in caplog.text
     assert re.search(rf"^b +unreadable .*{three}/b/run.json is damaged", invoke("runs"), re.MULTILINE)
     assert re.search(r"^trouble +.*a/recording-1.mcap", invoke("show", "a"), re.MULTILINE)
-    invoke("rename", odd, "c")
+    invoke("edit", odd, "--rename", "c")
     assert names() == ["c", "a", "b"]
 
 
 def test_show_has_the_results_of_a_run(three: Path) -> None:
-    invoke("tag", "b", "--add", "baseline,good")
-    invoke("note", "b", "the first line\nand \x1b[2J another")
+    invoke("edit", "b", "--tag", "baseline,good")
+    invoke("edit", "b", "--note", "the first line\nand \x1b[2J another")
     lines = invoke("show", "b").splitlines()
     facts = dict(line.split(maxsplit=1) for line in lines[: lines.index("metrics")])
     assert (facts["run"], facts["status"], facts["tags"]) == ("b", "finished", "baseline, good")
@@ -246,25 +247,29 @@ def test_compare_finds_no_difference_between_a_run_and_its_copy(three: Path) -> 
 
 
 def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
-    assert invoke("tag", "--where", "lr > 0.005", "--add", "fast, good") == "run b: fast, good\nrun a: fast, good\n"
-    assert invoke("tag", "a", "--remove", "fast", "--add", "best") == "run a: good, best\n"
-    assert invoke("tag", "a", "c") == "run a: good, best\nrun c: no tags\n"
+    assert invoke("edit", "--where", "lr > 0.005", "--tag", "fast, good") == "run b: fast, good\nrun a: fast, good\n"
+    assert invoke("edit", "a", "--untag", "fast", "--tag", "best") == "run a: good, best\n"
+    assert invoke("edit", "a", "c", "--untag", "x") == "run a: good, best\nrun c: no tags\n"
     header, *rows = invoke("runs", "--where", "tags == good").splitlines()
     assert "TAGS" in header
     assert [("fast, good" in row, "good, best" in row) for row in rows] == [(True, False), (False, True)]
-    assert invoke("tag", "--where", "lr > 1", "--add", "x") == "'lr > 1' is true of no run\n"
-    invoke("note", "a", "is it \x07 the seed?")
-    assert invoke("note", "a") == "is it \\x07 the seed?\n"
+    assert invoke("edit", "--where", "lr > 1", "--tag", "x") == "'lr > 1' is true of no run\n"
+    invoke("edit", "a", "--note", "is it \x07 the seed?")
+    assert re.search(r"^note +is it \\x07 the seed\?$", invoke("show", "a"), re.MULTILINE)
     assert names("--where", "note ~ SEED") == ["a"]
-    assert invoke("note", "a", "") == "run a: the note is removed\n"
-    assert invoke("note", "a") == ""
+    assert invoke("edit", "a", "--note", "") == "run a: the note is removed\n"
+    assert described("show", "a")["note"] == ""
+    assert (
+        invoke("edit", "a", "--tag", "x", "--pin", "--no-archive")
+        == "run a: good, best, x; pinned; no longer archived\n"
+    )
 
 
 def test_a_run_with_many_tags_does_not_make_the_table_wide(three: Path) -> None:
     record = json.loads((three / "b" / "run.json").read_text())
     record["attempts"][0]["reached"]["planned"] = "x" * 1000
     (three / "b" / "run.json").write_text(json.dumps(record))
-    invoke("tag", "c", "--add", ",".join(f"number {number}" for number in range(100)))
+    invoke("edit", "c", "--tag", ",".join(f"number {number}" for number in range(100)))
     row = next(line for line in invoke("runs").splitlines() if line.startswith("a "))
     assert len(row) < 250 + len(str(three))
 
@@ -273,9 +278,9 @@ def test_a_run_with_many_tags_does_not_make_the_table_wide(three: Path) -> None:
 
 
 def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> None:
-    invoke("tag", "a", "--add", "baseline")
+    invoke("edit", "a", "--tag", "baseline")
     assert names() == ["c", "b", "a"]
-    assert invoke("rename", "a", "best") == f"run a is now best, in {three.resolve() / 'best'}\n"
+    assert invoke("edit", "a", "--rename", "best") == f"run a is now best, in {three.resolve() / 'best'}\n"
     assert names("--where", "tags == baseline") == ["best"]
     assert described("show", "best")["metrics"]["loss/train/total"]["min"] == 0.5
     about = described("info", "best")
@@ -298,7 +303,7 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
 
 
 def test_a_broker_elsewhere_has_a_renamed_run_by_its_new_name(three: Path) -> None:
-    invoke("rename", "a", "best")
+    invoke("edit", "a", "--rename", "best")
     address = free_address()
     broker = start_broker(address)
     try:
@@ -314,9 +319,12 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:
     (three / "empty").mkdir()
     (three / "link").symlink_to(three / "nowhere")
     for name in ("b", "empty", "link"):
-        assert str(refusal("rename", "a", name)) == f"{three.resolve() / name} exists already: choose another name"
+        assert (
+            str(refusal("edit", "a", "--rename", name))
+            == f"{three.resolve() / name} exists already: choose another name"
+        )
     for name in ("", ".", "../a", "x/y", "-x", "x y"):
-        assert isinstance(refusal("rename", "--", "a", name), InvalidRunNameError)
+        assert isinstance(refusal("edit", "a", "--rename", name), InvalidRunNameError)
     assert names() == ["c", "b", "a"]
 
 
@@ -324,7 +332,7 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:
 
 
 def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> None:
-    invoke("archive", "c")
+    invoke("edit", "c", "--archive")
     assert invoke("rm", "--where", "lr > 1", "--yes") == "'lr > 1' is true of no run\n"
     told = invoke("rm", "--where", "lr < 0.05", "--yes")
     assert re.fullmatch(r"run b is deleted: [\d.]+ kB freed\n", told)
@@ -360,13 +368,17 @@ def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: 
     with Publisher("live") as publisher:
         publisher.publish(Event.BATCH_END, batch=1, loss=1.0)
         wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event to be recorded")
-        for arguments in (("rename", "live", "new"), ("rm", "a", "live", "--yes"), ("rm", "--where", "batch", "--yes")):
+        for arguments in (
+            ("edit", "live", "--rename", "new"),
+            ("rm", "a", "live", "--yes"),
+            ("rm", "--where", "batch", "--yes"),
+        ):
             told = refusal(*arguments)
             assert isinstance(told, RunIsLiveError)
             assert "bus stop live" in str(told)
         assert (three / "a").exists()
         # What people say of it can be changed at any time.
-        invoke("tag", "live", "--add", "now")
+        invoke("edit", "live", "--tag", "now")
         publisher.publish(Event.BATCH_END, batch=2, loss=0.5)
     wait_for(lambda: not is_locked(three / "live"), "the end of its broker")
     assert described("show", "live")["metrics"]["loss/train/total"]["last"] == 0.5
@@ -379,7 +391,7 @@ def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: 
 def test_a_link_to_a_run_is_not_followed(three: Path, tmp_path: Path) -> None:
     shutil.move(three / "a", tmp_path / "a")
     (three / "a").symlink_to(tmp_path / "a")
-    for arguments in (("rm", "a", "--yes"), ("rename", "a", "new"), ("tag", "a", "--add", "x")):
+    for arguments in (("rm", "a", "--yes"), ("edit", "a", "--rename", "new"), ("edit", "a", "--tag", "x")):
         told = refusal(*arguments)
         assert isinstance(told, RunDirectoryError)
         assert "symbolic link, which is not followed" in str(told)
