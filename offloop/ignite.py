@@ -144,10 +144,10 @@ class OffloopLogger:
         """The run of the training at work or of the last one."""
         return self._run
 
-    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Logs numbers by name for the batch at work; ``loss`` is the loss of the batch."""
+    def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
+        """As :meth:`offloop.own_loop.WatchedRun.log`."""
         if self._run is not None:
-            self._run.log(values, **more)
+            self._run.log(values, step=step, **more)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes into a checkpoint, which is about to be written then."""

@@ -179,10 +179,11 @@ class WatchedRun:
         if is_epoch and not self.stop_requested:
             self._end_epoch()
 
-    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Logs numbers by name for the batch at work; tensors are read without waiting for their device. ``loss`` is
-        the loss of the batch; of several microbatches it is the mean."""
-        self._log(values, more)
+    def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
+        """Logs numbers by name; tensors are read without waiting for their device. ``step`` is by default the number
+        of batches before the one at work. ``loss`` is the loss of that batch, whatever the step; of several
+        microbatches it is the mean."""
+        self._log(values, more, step)
 
     @contextmanager
     def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
@@ -356,7 +357,7 @@ class WatchedRun:
             self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
         self._training.batch_end()
 
-    def _log(self, given: Mapping[str, Any] | None, more: dict[str, Any]) -> None:
+    def _log(self, given: Mapping[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
         if given is not None and not isinstance(given, Mapping):
             self._training.leave_out("what log() was given", f"a {type(given).__name__}: use names and numbers")
             given = None
@@ -368,7 +369,7 @@ class WatchedRun:
                 loss = loss.detach().clone()
             self._losses.append(loss)
         if values:
-            self._training.log(values)
+            self._training.log(values, step)
 
     def _begin_evaluation(self, label: str) -> None:
         self._training.eval_start(label)

@@ -23,7 +23,7 @@ from offloop.bus.checkpoints.announced import Score, announce_checkpoint
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, share_terminal
 from offloop.bus.protocol.frames import as_utf8
-from offloop.bus.publisher.logged import LoggedValues, check_name, check_value
+from offloop.bus.publisher.logged import LoggedValues, check_name, check_value, checked_step
 from offloop.bus.publisher.program_end import error_at_exit, watch_main_thread
 from offloop.bus.publisher.publisher import Publisher, ending_for
 from offloop.bus.runs.directory import is_name_for, new_run_name
@@ -476,12 +476,19 @@ class AttachedTraining:
 
     # What an adapter reports at any time.
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Logs numbers by name, for the batch that has ended last or is at work. Tensors are read without waiting."""
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs numbers by name, by default for the batch that has ended last or is at work. Tensors are read without
+        waiting. A step that is not a whole number is left out."""
         if not values:
             return
+        if step is not None:
+            try:
+                step = checked_step(step)
+            except ConfigurationError as error:
+                self.leave_out("step", error)
+                step = None
         done = self.state.timestamp.values.batch
-        self._logger.log_metrics(values, done if self._in_batch else max(done - 1, 0))
+        self._logger.log_metrics(values, step if step is not None else done if self._in_batch else max(done - 1, 0))
 
     def leave_out(self, name: object, reason: object) -> None:
         """Notes what cannot be published: it is reported once, and counted."""

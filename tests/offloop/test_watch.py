@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import events_of, run_two_ranks, snapshots_of
+from attached_runs import events_of, logged_in, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from forked import Program, run_forked
@@ -728,3 +728,21 @@ def test_nothing_is_left_of_an_epoch_whose_last_batch_was_trained() -> None:
     resumed.load_state_dict(saved)
     lengths = [(len(batches := resumed.batches(loop.loader)), len([*batches])) for _ in resumed.epochs(2)]
     assert lengths == [(0, 0), (10, 10)]
+
+
+def test_values_are_logged_for_the_step_that_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    with offloop.watch(loop.model, loop.optimizer, run_name="w") as run:
+        for epoch in run.epochs(2):
+            for index, batch in enumerate(run.batches(loop.loader)):
+                run.log({"loss": loop.step(index, *batch), "seen": index}, step=10 * index)
+            run.log({"accuracy": 0.5 + epoch}, step=epoch)
+            run.log({"late": 1}, step="last")  # type: ignore[arg-type]
+    logged = logged_in("w")
+    assert logged.keys() == {"seen", "accuracy", "late"}
+    assert logged["seen"] == {10 * index: index for index in range(10)}
+    assert logged["accuracy"] == {0: 0.5, 1: 1.5}
+    assert logged["late"] == {9: 1, 19: 1}
+    ends = [one.loss for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert ends == pytest.approx(loop.losses, abs=1e-6)
+    assert "step is 'last': use a whole number from 0 on" in caplog.text
