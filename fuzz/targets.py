@@ -344,7 +344,7 @@ def _recording(data: bytes) -> None:
         found = [record.body for record in _read(path.read_bytes())]
         # What stands behind the end of the data was put there by no writer: whether it is read is anybody's guess.
         behind = data.partition(_DATA_END)[2]
-        check(records.MARK_SIGN in behind or found[-1:] == [body], "what was appended cannot be read")
+        check(records.CHECK_SIGN in behind or found[-1:] == [body], "what was appended cannot be read")
 
 
 def _read(data: bytes) -> list[Record]:
@@ -375,7 +375,9 @@ def _record(part: Any) -> bytes:
         case ["mark", list() as values]:
             payload = packed(values)
             checksum = zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload))))
-            head = struct.pack("<BQ8sII", records.OP_MARK, 16 + len(payload), records.MARK_SIGN, checksum, len(payload))
+            head = struct.pack(
+                "<BQ8sII", records.OP_CHECK, 16 + len(payload), records.CHECK_SIGN, checksum, len(payload)
+            )
             return head + payload
         case [int() as opcode, bytes() as content]:
             return records.HEAD.pack(opcode, len(content)) + content

@@ -109,7 +109,7 @@ class _FollowedCopy:
         self.ends: dict[int, int] = {}
         """Of each attempt the bytes that are there."""
         self._has_passed = has_passed
-        self._mark: CheckRecord | None = None
+        self._check: CheckRecord | None = None
         self._attempt = 1
 
     async def take(self, message: "Msg") -> None:
@@ -123,14 +123,14 @@ class _FollowedCopy:
         except (KeyError, ValueError, IndexError):
             return
         self.ends[attempt] = max(end, self.ends.get(attempt, 0))
-        mark = last_mark(message.data)
-        if mark is not None and attempt >= self._attempt:
-            self._attempt, self._mark, self.is_new = attempt, mark, True
+        check = last_check(message.data)
+        if check is not None and attempt >= self._attempt:
+            self._attempt, self._check, self.is_new = attempt, check, True
             self._has_passed.set()
 
     def heartbeat(self, run: str) -> bytes:
         """What a broker would say of how far the run is."""
-        places = {} if self._mark is None else self._mark.positions
+        places = {} if self._check is None else self._check.positions
         positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
         end = self.ends.get(self._attempt, 0)
         return encode_heartbeat(run, self._attempt, time.time_ns(), positions, end, positions)
@@ -170,11 +170,11 @@ class _FollowedHost:
             self._task.cancel()
 
 
-def last_mark(data: bytes) -> CheckRecord | None:
+def last_check(data: bytes) -> CheckRecord | None:
     """The last check record in a range of a recording that ends with one."""
-    at = data.rfind(records.MARK_SIGN)
+    at = data.rfind(records.CHECK_SIGN)
     while at >= 0:
         with suppress(DamageError):
             return CheckRecord.decode(data[at - records.HEAD.size :])
-        at = data.rfind(records.MARK_SIGN, 0, at)
+        at = data.rfind(records.CHECK_SIGN, 0, at)
     return None

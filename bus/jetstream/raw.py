@@ -58,7 +58,7 @@ class RawRecordings:
         end = recording.look()
         recording.backlog.drop(end)
         if control.kind == "position":
-            places = {} if recording.mark is None else recording.mark.positions
+            places = {} if recording.check is None else recording.check.positions
             positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
             return encode_heartbeat(run.recorded_as, number, time.time_ns(), positions, end, positions)
         offset = content.get("offset")

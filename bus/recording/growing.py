@@ -77,7 +77,7 @@ class GrowingRecording:
         """Where the next record begins."""
         self.end = 0
         """Offset behind the last whole check record."""
-        self.mark: CheckRecord | None = None
+        self.check: CheckRecord | None = None
         """That check record."""
         self.backlog = Backlog()
 
@@ -89,10 +89,10 @@ class GrowingRecording:
     def look(self) -> int:
         """Looks for further check records; returns :attr:`end`."""
         size = self.size
-        while (found := self._next_mark(size)) is not None:
-            mark, self._at = found
-            self.mark, self.end = mark, self._at
-            self.backlog.add(self.end, mark.total)
+        while (found := self._next_check_record(size)) is not None:
+            check, self._at = found
+            self.check, self.end = check, self._at
+            self.backlog.add(self.end, check.total)
         return self.end
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
@@ -115,12 +115,12 @@ class GrowingRecording:
         """Closes the file."""
         os.close(self._descriptor)
 
-    def _next_mark(self, size: int) -> tuple[CheckRecord, int] | None:
+    def _next_check_record(self, size: int) -> tuple[CheckRecord, int] | None:
         """The next check record that is whole, and where it ends. Goes from record to record, and where one is damaged
         looks for the next check record by its sign."""
         at = self._at
         while at + records.HEAD.size <= size:
-            front = self.read(at, records.MARK_FRONT)
+            front = self.read(at, records.CHECK_FRONT)
             opcode, length = records.HEAD.unpack_from(front)
             if not records.OP_HEADER <= opcode <= records.OP_PADDING or length > records.MAX_RECORD:
                 return self._search(at, size)
@@ -128,9 +128,9 @@ class GrowingRecording:
             if end > size:
                 # It is being written; but a damaged length may point anywhere.
                 return self._search(at + 1, size)
-            if opcode == records.OP_MARK:
+            if opcode == records.OP_CHECK:
                 try:
-                    return records.read_mark(self.read(at, end - at)), end
+                    return records.read_check_record(self.read(at, end - at)), end
                 except DamageError:
                     return self._search(at + 1, size)
             if opcode == records.OP_DATA_END:
@@ -140,10 +140,10 @@ class GrowingRecording:
 
     def _search(self, begin: int, size: int) -> tuple[CheckRecord, int] | None:
         for sign, at in records.find_signs(self.read, begin, size):
-            if sign != records.MARK_SIGN:
+            if sign != records.CHECK_SIGN:
                 continue
             try:
-                length = records.MARK_FRONT + CheckRecord.payload_size(self.read(at, records.MARK_FRONT))
+                length = records.CHECK_FRONT + CheckRecord.payload_size(self.read(at, records.CHECK_FRONT))
                 return CheckRecord.decode(self.read(at, length)), at + length
             except DamageError:
                 continue

@@ -29,7 +29,7 @@ _DATA_OPCODES = frozenset(
         records.OP_MESSAGE_INDEX,
         records.OP_METADATA,
         records.OP_DATA_END,
-        records.OP_MARK,
+        records.OP_CHECK,
     )
 )
 
@@ -130,16 +130,16 @@ class FileSource:
 
 
 @dataclass
-class _Segment:
-    """What has been seen since the last mark."""
+class _FilePart:
+    """What has been seen since the last check record."""
 
     problems: Damage = field(default_factory=Damage)
     chunk_lost: bool = False
-    """Whether one of the problems is a chunk, as far as is known without the mark."""
+    """Whether one of the problems is a chunk, as far as is known without the check record."""
     messages: int = 0
     checksum: int = 0
     whole: bool = True
-    """Whether every byte since the last mark is in ``checksum``."""
+    """Whether every byte since the last check record is in ``checksum``."""
 
 
 class _Problem(Exception):
@@ -171,20 +171,20 @@ class RecordingReader:
         self.metadata: dict[str, str] = {}
         """Of which ``run`` and ``attempt`` it is, in which ``protocol``; once the front has been read."""
         self.positions: dict[int, Position] = {}
-        """Of each rank, the position that the last mark says."""
+        """Of each rank, the position that the last check record says."""
         self._channels: dict[int, str] = {}
-        self._begun = self._marked = False
+        self._begun = self._is_checked = False
         self._position = self._offset = 0
-        self._last_mark = 0
+        self._last_check = 0
         self._skipped_to = -1
         self._total: int | None = 0
         self._damage = Damage()
         self._lost = False
         self._tried_again = -1
-        self._segment = _Segment()
-        # Since the last mark, by offset: checksum and number of messages.
+        self._part = _FilePart()
+        # Since the last check record, by offset: checksum and number of messages.
         self._given: dict[int, tuple[int, int]] = {}
-        # Since the last mark, offset and checksum of what is not a chunk, or a damaged one.
+        # Since the last check record, offset and checksum of what is not a chunk, or a damaged one.
         self._bad: set[tuple[int, int]] = set()
         self._wasted = 0
         self._opened: tuple[tuple[int, int], Chunk] | None = None
@@ -203,16 +203,17 @@ class RecordingReader:
 
     @property
     def position(self) -> int:
-        """Offset up to which the recording has been read for good: to the end of a mark, or in a recording without
-        marks of a record. May be set, to a place where a mark ended or a chunk begins, and is read on from there."""
+        """Offset up to which the recording has been read for good: the end of a check record, or of any record in a
+        recording without check records. Reading continues from an offset that is set here: the end of a check record
+        or the beginning of a chunk."""
         return self._position
 
     @position.setter
     def position(self, offset: int) -> None:
-        self._position = self._offset = self._last_mark = offset
+        self._position = self._offset = self._last_check = offset
         self._total = None if offset else 0
-        self._marked = offset > 0
-        self._segment = _Segment()
+        self._is_checked = offset > 0
+        self._part = _FilePart()
         self._given.clear()
         self.finished = False
 
@@ -221,13 +222,13 @@ class RecordingReader:
         """What is damaged so far, each with its offset: the first hundred places, and how many more there are."""
         damage = Damage()
         damage.add_all(self._damage)
-        damage.add_all(self._segment.problems)
+        damage.add_all(self._part.problems)
         return damage.lines()
 
     @property
     def lost(self) -> bool:
         """Whether messages that the recording held are missing in what was given."""
-        return self._lost or self._segment.chunk_lost
+        return self._lost or self._part.chunk_lost
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -237,10 +238,10 @@ class RecordingReader:
         Raises:
             RecordingError: it is not a recording, or the disk does not give it.
         """
-        # What follows the last mark may have been cut off and written anew in the meantime; the footer too, by a broker
-        # that continues where one before it was stopped.
+        # What follows the last check record, the footer too, may have been replaced meanwhile by a broker that
+        # continues the attempt.
         self.finished = False
-        self._offset, self._segment = self._position, _Segment()
+        self._offset, self._part = self._position, _FilePart()
         self.cut = None
         if not self._begins():
             return
@@ -296,7 +297,7 @@ class RecordingReader:
             self._begun = True
         if self._offset == 0:
             front = self._source.read_at(0, len(MAGIC))
-            self._segment.checksum = zlib.crc32(front)
+            self._part.checksum = zlib.crc32(front)
             self._offset = len(MAGIC)
         return True
 
@@ -304,29 +305,29 @@ class RecordingReader:
         opcode = self._source.read_at(self._offset, 1)
         if opcode:
             self.cut = f"{self._name} ends within {what} at offset {self._offset}"
-            self._segment.chunk_lost |= opcode[0] == records.OP_CHUNK
+            self._part.chunk_lost |= opcode[0] == records.OP_CHUNK
 
     def _skip(self, hole: Hole) -> None:
         """Names what is lost for good, and continues behind it."""
-        segment = self._segment
-        segment.problems.add(f"{self._name} lacks bytes {self._offset:,} to {hole.end:,}: {hole.why}")
-        segment.chunk_lost = True
-        last_mark = self._last_mark
-        self._offset, self._begun, self._marked = hole.end, True, True
+        part = self._part
+        part.problems.add(f"{self._name} lacks bytes {self._offset:,} to {hole.end:,}: {hole.why}")
+        part.chunk_lost = True
+        last_check = self._last_check
+        self._offset, self._begun, self._is_checked = hole.end, True, True
         self._commit()
-        self._last_mark, self._skipped_to = last_mark, hole.end
+        self._last_check, self._skipped_to = last_check, hole.end
 
     def _note(self, what: str, sound: "_Sound | None") -> None:
         """Names damage at the offset; ``sound`` is what is found there or behind."""
-        segment = self._segment
+        part = self._part
         # Within a record that began in what was lost, nothing is damaged beyond that.
         if self._offset != self._skipped_to:
-            segment.problems.add(f"{self._name} is damaged at offset {self._offset}: {what}")
-        segment.whole = False
+            part.problems.add(f"{self._name} is damaged at offset {self._offset}: {what}")
+        part.whole = False
         found = sound is not None and sound.offset == self._offset
-        # Behind a chunk there are only its indexes until the next mark.
-        if not found and not (self._marked and segment.messages):
-            segment.chunk_lost |= self._source.read_at(self._offset, 1) == bytes([records.OP_CHUNK])
+        # Behind a chunk there are only its indexes until the next check record.
+        if not found and not (self._is_checked and part.messages):
+            part.chunk_lost |= self._source.read_at(self._offset, 1) == bytes([records.OP_CHUNK])
 
     def _take_next(self) -> Iterator[list[Record]]:
         """Takes the record at the offset; returns its messages.
@@ -340,7 +341,7 @@ class RecordingReader:
         opcode, length = records.HEAD.unpack(head)
         if length > records.MAX_RECORD:
             raise _Problem(f"a record claims {length} bytes, at most {records.MAX_RECORD} are allowed")
-        if opcode not in _DATA_OPCODES and not (opcode >= records.OP_MARK and self._marked):
+        if opcode not in _DATA_OPCODES and not (opcode >= records.OP_CHECK and self._is_checked):
             raise _Problem(f"there is no record of kind {opcode}")
         content = self._source.read_at(self._offset + records.HEAD.size, length)
         if len(content) < length:
@@ -353,8 +354,8 @@ class RecordingReader:
     def _take(self, opcode: int, record: bytes) -> Iterator[list[Record]]:
         content = record[records.HEAD.size :]
         chunks: Iterator[list[Record]] = iter(())
-        if opcode == records.OP_MARK:
-            return self._take_mark(_Sound(self._offset, len(record), records.read_mark(record)))
+        if opcode == records.OP_CHECK:
+            return self._take_check_record(_Sound(self._offset, len(record), records.read_check_record(record)))
         if opcode == records.OP_CHUNK:
             chunks = self._take_chunk(record)
         elif opcode == records.OP_HEADER:
@@ -370,14 +371,14 @@ class RecordingReader:
         elif opcode == records.OP_DATA_END:
             self._finish(len(content))
         elif self._sign_at(self._offset):
-            raise DamageError("it is a mark or a chunk of another name")
+            raise DamageError("it is a check record or a chunk of another name")
         self._advance(record)
         return chunks
 
     def _advance(self, record: bytes) -> None:
-        self._segment.checksum = zlib.crc32(record, self._segment.checksum)
+        self._part.checksum = zlib.crc32(record, self._part.checksum)
         self._offset += len(record)
-        if self._segment.messages and not self._marked:
+        if self._part.messages and not self._is_checked:
             self._commit()
 
     def _finish(self, length: int) -> None:
@@ -393,12 +394,12 @@ class RecordingReader:
         if len(record) != records.CHUNK_FRONT + head.data_size:
             raise DamageError("its length is not that of what it holds")
         if given is not None and given[0] == head.checksum:
-            self._segment.messages += given[1]
+            self._part.messages += given[1]
             return iter(())
         return self._give(self._offset, head, self._messages(self._decompressed(self._offset, record)))
 
     def _give(self, offset: int, head: ChunkHead, messages: list[Record]) -> Iterator[list[Record]]:
-        self._segment.messages += len(messages)
+        self._part.messages += len(messages)
         given = head.checksum, len(messages)
         if not messages or self._given.get(offset) == given:
             return iter(())
@@ -441,69 +442,69 @@ class RecordingReader:
                 channels.update([records.read_channel(data[content:end])])
         return found
 
-    def _take_mark(self, sound: "_Sound") -> Iterator[list[Record]]:
-        """Compares what was read since the last mark with what this one says."""
-        mark, segment = sound.what, self._segment
-        assert isinstance(mark, CheckRecord)  # by the caller
-        before = mark.before if self._total is None else self._total
-        expected = mark.total - before
-        missing = expected - segment.messages
+    def _take_check_record(self, sound: "_Sound") -> Iterator[list[Record]]:
+        """Compares what was read since the last check record with what this one says."""
+        check, part = sound.what, self._part
+        assert isinstance(check, CheckRecord)  # by the caller
+        before = check.before if self._total is None else self._total
+        expected = check.total - before
+        missing = expected - part.messages
         if missing > 0:
-            segment.problems.add(
-                f"{self._name} has lost {missing} messages between offsets {self._last_mark} and {sound.offset}"
+            part.problems.add(
+                f"{self._name} has lost {missing} messages between offsets {self._last_check} and {sound.offset}"
             )
-        as_written = mark.start == self._position and (not segment.whole or segment.checksum == mark.checksum)
-        if (self._marked or not self._position) and not segment.problems and not as_written:
-            segment.problems.add(
+        as_written = check.start == self._position and (not part.whole or part.checksum == check.checksum)
+        if (self._is_checked or not self._position) and not part.problems and not as_written:
+            part.problems.add(
                 f"{self._name} is damaged between offsets {self._position} and {sound.offset}: "
                 "what stands there is not what was written, but no message is lost"
             )
-        if self._total is not None or mark.start == self._position:
-            segment.chunk_lost = missing > 0
-        self.metadata, self.positions = mark.metadata, mark.positions
-        self._offset, self._marked = sound.end, True
+        if self._total is not None or check.start == self._position:
+            part.chunk_lost = missing > 0
+        self.metadata, self.positions = check.metadata, check.positions
+        self._offset, self._is_checked = sound.end, True
         self._commit()
-        self._total = mark.total
+        self._total = check.total
         return iter(())
 
     def _commit(self) -> None:
         """What was read so far is never read again."""
-        segment = self._segment
-        self._damage.add_all(segment.problems)
-        self._lost |= segment.chunk_lost
+        part = self._part
+        self._damage.add_all(part.problems)
+        self._lost |= part.chunk_lost
         if self._total is not None:
-            self._total += segment.messages
-        self._segment = _Segment(whole=self._marked)
+            self._total += part.messages
+        self._part = _FilePart(whole=self._is_checked)
         self._given.clear()
         self._bad.clear()
         self._opened = None
         self._tried_again = -1
-        self._position = self._last_mark = self._offset
+        self._position = self._last_check = self._offset
 
     # -- finding what is whole ----------------------------------------------------------------------------------------
 
     def _take_sound(self, sound: "_Sound") -> Iterator[list[Record]]:
         if isinstance(sound.what, CheckRecord):
-            return self._take_mark(sound)
+            return self._take_check_record(sound)
         self._offset = sound.end
         return self._give(sound.offset, sound.what, sound.messages)
 
     def _next_sound(self, begin: int, end: int | None = None) -> "_Sound | None":
-        """The next mark or chunk from ``begin`` on whose checksum holds, whatever its opcode and length have become."""
+        """The next check record or chunk from ``begin`` on whose checksum holds, whatever its opcode and length are."""
         for sign, offset in records.find_signs(self._source.read_at, begin, end, self._source.skip_zeros):
             with contextlib.suppress(DamageError):
-                return self._mark_at(offset) if sign == records.MARK_SIGN else self._chunk_at(offset)
+                return self._check_record_at(offset) if sign == records.CHECK_SIGN else self._chunk_at(offset)
         return None
 
     def _sign_at(self, offset: int) -> bool:
-        """Whether the sign of a mark or a chunk stands where it would in a record at ``offset``."""
+        """Whether the sign of a check record or a chunk stands where it would in a record at ``offset``."""
         return any(
             start == offset
             for _, start in records.find_signs(self._source.read_at, offset, offset + records.CHUNK_FRONT)
         )
 
-    def _mark_at(self, offset: int) -> "_Sound":
-        size = records.MARK_FRONT + CheckRecord.payload_size(self._source.read_at(offset, records.MARK_FRONT))
+    def _check_record_at(self, offset: int) -> "_Sound":
+        size = records.CHECK_FRONT + CheckRecord.payload_size(self._source.read_at(offset, records.CHECK_FRONT))
         return _Sound(offset, size, CheckRecord.decode(self._read_candidate(offset, size)))
 
     def _chunk_at(self, offset: int) -> "_Sound":

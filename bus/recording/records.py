@@ -1,5 +1,5 @@
 """The records that a recording is made of, as bytes: what the writer and the reader of recordings share. The format is
-MCAP (https://mcap.dev/spec) with one record of our own, the mark; ``docs/protocol.md`` says how they are used."""
+MCAP (https://mcap.dev/spec) with one record of our own, the check record; ``docs/protocol.md`` has the details."""
 
 import functools
 import io
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 20
 MAGIC = b"\x89MCAP0\r\n"
 MAX_RECORD = 32 * 1024 * 1024
 """Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
-MAX_MARK = 16 * 1024 * 1024
+MAX_CHECK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
 MAX_STRINGS = 1 << 16
 """Bytes of a record of strings: a header, a channel, metadata."""
@@ -44,22 +44,22 @@ _FRONT = HEAD.size + 2
 _CHUNK = struct.Struct("<BQQQQI4s4sQ")
 _CHUNK_FIELDS = _CHUNK.size - HEAD.size
 _ZSTD = (b"\4\0\0\0", b"zstd")
-_MARK = struct.Struct("<BQ8sII")
-MARK_SIGN = b"\xf1offloop"
-_MARK_ELEMENTS = 7
+_CHECK = struct.Struct("<BQ8sII")
+CHECK_SIGN = b"\xf1offloop"
+_CHECK_ELEMENTS = 7
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _INDEX = struct.Struct("<BQHI")
 
 OP_HEADER, OP_FOOTER, OP_SCHEMA, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 3, 4, 5, 6, 7
 OP_ATTACHMENT, OP_METADATA, OP_DATA_END = 9, 12, 15
-OP_MARK = 0x80
+OP_CHECK = 0x80
 OP_PADDING = 0x81
 
 # Both stand at a fixed distance behind the beginning of their record, so a reader that has lost its way finds the next
 # record by them, whatever has become of the record's opcode and length.
-SIGNS = re.compile(b"|".join(re.escape(sign) for sign in (b"".join(_ZSTD), MARK_SIGN)))
-_SIGN_OFFSETS = {b"".join(_ZSTD): 37, MARK_SIGN: HEAD.size}
+SIGNS = re.compile(b"|".join(re.escape(sign) for sign in (b"".join(_ZSTD), CHECK_SIGN)))
+_SIGN_OFFSETS = {b"".join(_ZSTD): 37, CHECK_SIGN: HEAD.size}
 SIGN_BYTES = 8
 
 
@@ -94,8 +94,8 @@ def find_signs(
     end: int | None = None,
     skip: Callable[[int], int] = lambda offset: offset,
 ) -> Iterator[tuple[bytes, int]]:
-    """The signs of marks and chunks, and where their records begin; ``read`` gives the bytes at an offset, at most so
-    many, and ``skip`` the next offset at which there may be other bytes than zeros."""
+    """The signs of check records and chunks, and where their records begin; ``read`` gives the bytes at an offset, at
+    most so many, and ``skip`` the next offset at which there may be other bytes than zeros."""
     offset, most = begin, FRONT_BYTES
     while end is None or offset < end:
         size = most if end is None else min(most, end - offset)
@@ -111,64 +111,64 @@ def find_signs(
         offset = skip(offset + len(block) - SIGN_BYTES + 1)
 
 
-# -- marks ------------------------------------------------------------------------------------------------------------
+# -- check records -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CheckRecord:
     """The check record behind each chunk: what is to be found before it, and how far the ranks have come.
 
-    A *segment* is what stands between the end of one mark and the beginning of the next: a chunk and its indexes, or
-    nothing, or in front of the first mark the header. The mark ends it."""
+    The bytes from the end of one to the beginning of the next are a *file part*: a chunk and its indexes, nothing, or
+    the front of the file. The check record ends it."""
 
     start: int
-    """Offset at which its segment begins: that of the chunk, if there is one."""
+    """Offset at which its part begins: that of the chunk, if there is one."""
     before: int
-    """Messages in the file in front of the segment."""
+    """Messages in the file in front of the part."""
     total: int
-    """Messages in the file, with those of the segment."""
+    """Messages in the file, with those of the part."""
     checksum: int
-    """CRC-32 of the segment's bytes."""
+    """CRC-32 of the part's bytes."""
     metadata: dict[str, str]
     """As in the metadata record at the front."""
     topics: dict[int, str]
-    """Channels that are used for the first time in the segment."""
+    """Channels that are used for the first time in the part."""
     positions: dict[int, Position]
-    """Of each rank, the position after the segment."""
+    """Of each rank, the position after the part."""
 
     def encode(self) -> bytes:
-        """The mark as a record."""
+        """Its bytes."""
         positions = {rank: tuple(position) for rank, position in self.positions.items()}
         values = (self.start, self.before, self.total, self.checksum, self.metadata, self.topics, positions)
         payload: bytes = msgpack.packb(values)
-        length = _MARK.size - HEAD.size + len(payload)
-        return _MARK.pack(OP_MARK, length, MARK_SIGN, _mark_checksum(payload), len(payload)) + payload
+        length = _CHECK.size - HEAD.size + len(payload)
+        return _CHECK.pack(OP_CHECK, length, CHECK_SIGN, _payload_checksum(payload), len(payload)) + payload
 
     @classmethod
     def payload_size(cls, front: bytes) -> int:
-        """How many bytes follow ``front``, the first :data:`MARK_FRONT` bytes of a mark's record.
+        """How many bytes follow ``front``, the first :data:`CHECK_FRONT` bytes of a check record.
 
         Raises:
-            DamageError: it is not a mark.
+            DamageError: it is not a check record.
         """
-        if len(front) < _MARK.size:
-            raise DamageError("it is too short for a mark")
-        _, _, sign, _, size = _MARK.unpack(front)
-        if sign != MARK_SIGN or size > MAX_MARK:
-            raise DamageError("it is not a mark")
+        if len(front) < _CHECK.size:
+            raise DamageError("it is too short for a check record")
+        _, _, sign, _, size = _CHECK.unpack(front)
+        if sign != CHECK_SIGN or size > MAX_CHECK:
+            raise DamageError("it is not a check record")
         return int(size)
 
     @classmethod
     def decode(cls, record: bytes) -> "CheckRecord":
-        """Reads a mark; its opcode and the record's length are not looked at, so that damage there costs nothing.
+        """Reads a check record; its opcode and length are not looked at, so that damage there costs nothing.
 
         Raises:
-            DamageError: it is not a mark, or its checksum does not hold.
+            DamageError: it is not a check record, or its checksum does not hold.
         """
-        size = cls.payload_size(record[: _MARK.size])
-        payload = record[_MARK.size : _MARK.size + size]
-        if len(payload) < size or _MARK.unpack_from(record)[3] != _mark_checksum(payload):
-            raise DamageError("the mark's checksum does not hold")
+        size = cls.payload_size(record[: _CHECK.size])
+        payload = record[_CHECK.size : _CHECK.size + size]
+        if len(payload) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
+            raise DamageError("the check record's checksum does not hold")
         try:
             values = msgpack.unpackb(
                 payload,
@@ -178,11 +178,11 @@ class CheckRecord:
                 max_str_len=MAX_NAME,
                 max_bin_len=0,
                 max_ext_len=0,
-                list_hook=_Counter(MAX_RANKS + _MARK_ELEMENTS),
+                list_hook=_Counter(MAX_RANKS + _CHECK_ELEMENTS),
             )
-            start, before, total, checksum, metadata, topics, positions = values[:_MARK_ELEMENTS]
+            start, before, total, checksum, metadata, topics, positions = values[:_CHECK_ELEMENTS]
             if not all(type(number) is int for number in (start, before, total, checksum)):
-                raise DamageError("the mark's numbers are not numbers")
+                raise DamageError("the check record's numbers are not numbers")
             return cls(
                 start,
                 before,
@@ -193,11 +193,11 @@ class CheckRecord:
                 {int(rank): Position(*position) for rank, position in positions.items()},
             )
         except (ValueError, TypeError, AttributeError, RecursionError, msgpack.UnpackException) as error:
-            raise DamageError(f"the mark cannot be read ({error})") from None
+            raise DamageError(f"the check record cannot be read ({error})") from None
 
 
-MARK_FRONT = _MARK.size
-"""Bytes of a mark's record in front of its payload."""
+CHECK_FRONT = _CHECK.size
+"""Bytes of a check record in front of its payload."""
 
 
 class _Counter:
@@ -213,18 +213,18 @@ class _Counter:
         return container
 
 
-def read_mark(record: bytes) -> CheckRecord:
-    """Reads a mark whose record has the length that it claims.
+def read_check_record(record: bytes) -> CheckRecord:
+    """Reads a check record whose record has the length that it claims.
 
     Raises:
         DamageError: it is none, or is damaged.
     """
-    if len(record) != MARK_FRONT + CheckRecord.payload_size(record[:MARK_FRONT]):
+    if len(record) != CHECK_FRONT + CheckRecord.payload_size(record[:CHECK_FRONT]):
         raise DamageError("its length is not that of what it holds")
     return CheckRecord.decode(record)
 
 
-def _mark_checksum(payload: bytes) -> int:
+def _payload_checksum(payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(_U32.pack(len(payload))))
 
 
@@ -467,8 +467,8 @@ def _decode(kind: Any, content: bytes) -> Any:
 
 def opcode_name(opcode: int) -> str:
     """What people call such a record."""
-    if opcode == OP_MARK:
-        return "mark"
+    if opcode == OP_CHECK:
+        return "check record"
     try:
         return Opcode(opcode).name.lower().replace("_", " ")
     except ValueError:

@@ -32,22 +32,22 @@ class Scan:
         self.metadata: dict[str, str] = {}
         self.topics: dict[int, str] = {}
         self.new_topics: dict[int, str] = {}
-        """Those that no mark names."""
+        """Those that no check record names."""
         self.positions: dict[int, Position] = {}
         self.chunks: list[ScannedChunk] = []
-        self.segment = 0
-        """Offset behind the last mark."""
+        self.part = 0
+        """Offset behind the last check record."""
         self.before = self.total = 0
         self.end = 0
         """Offset behind the last whole record, where writing can continue."""
         self.checksum = 0
-        """CRC-32 of the bytes between the last mark and there."""
+        """CRC-32 of the bytes between the last check record and there."""
         self.indexes = b""
         """Message indexes that the last chunk lacks: they belong at ``end``."""
 
 
 class _Found(NamedTuple):
-    """A chunk that no mark has confirmed yet."""
+    """A chunk that no check record has confirmed yet."""
 
     offset: int
     head: ChunkHead
@@ -66,8 +66,8 @@ class _Found(NamedTuple):
 
 
 def scan(descriptor: int) -> Scan:
-    """Walks over the heads of a recording's records. Chunks in front of a mark are taken as it says; those behind the
-    last one are decompressed, and kept when they are good. Damage in between costs the chunk that it is in."""
+    """Walks over the heads of a recording's records. Chunks in front of a check record are taken as it says;
+    those behind the last one are decompressed, and kept when they are good. Damage in between costs its chunk."""
     return _Scanner(descriptor).result
 
 
@@ -83,14 +83,14 @@ class _Scanner:
             try:
                 step = self._step(offset)
             except DamageError:
-                following = next(self._marks_from(offset), None)
+                following = next(self._check_records_from(offset), None)
                 if following is None:
                     break
-                begin, mark, end = following
+                begin, check, end = following
                 if begin > offset:
                     self._pending.clear()
                 # Only its head may be damaged: where that says it ends is not looked at.
-                self._take_mark(mark, end)
+                self._take_check_record(check, end)
                 offset = self.result.end = end
                 continue
             if step is None:
@@ -127,8 +127,8 @@ class _Scanner:
             channel, count = records.read_message_index(front)
             if self._pending:
                 self._pending[-1].indexes[channel] = (offset, count)
-        elif opcode == records.OP_MARK:
-            self._take_mark(records.read_mark(self._read(offset, end - offset)), end)
+        elif opcode == records.OP_CHECK:
+            self._take_check_record(records.read_check_record(self._read(offset, end - offset)), end)
         elif opcode == records.OP_METADATA:
             name, values = records.read_metadata(self._read(offset, end - offset)[records.HEAD.size :])
             if name == records.PROFILE:
@@ -137,27 +137,27 @@ class _Scanner:
             raise DamageError("it is not a record of a recording")
         return end
 
-    def _take_mark(self, mark: CheckRecord, end: int) -> None:
+    def _take_check_record(self, check: CheckRecord, end: int) -> None:
         found = self.result
         found.chunks += [chunk.scanned() for chunk in self._pending]
         self._pending.clear()
-        found.metadata = mark.metadata
-        found.topics.update(mark.topics)
-        found.positions = mark.positions
-        found.before = found.total = mark.total
-        found.segment = end
+        found.metadata = check.metadata
+        found.topics.update(check.topics)
+        found.positions = check.positions
+        found.before = found.total = check.total
+        found.part = end
 
-    def _marks_from(self, offset: int) -> Iterator[tuple[int, CheckRecord, int]]:
-        """Whole marks that begin at ``offset`` or behind it, whatever their opcode and length have become: where each
-        begins, the mark, and where it ends."""
+    def _check_records_from(self, offset: int) -> Iterator[tuple[int, CheckRecord, int]]:
+        """Whole check records that begin at ``offset`` or behind it, whatever their opcode and length are:
+        where each begins, the check record, and where it ends."""
         for sign, begin in records.find_signs(self._read, offset):
-            if sign == records.MARK_SIGN:
+            if sign == records.CHECK_SIGN:
                 with contextlib.suppress(DamageError):
-                    size = records.MARK_FRONT + CheckRecord.payload_size(self._read(begin, records.MARK_FRONT))
+                    size = records.CHECK_FRONT + CheckRecord.payload_size(self._read(begin, records.CHECK_FRONT))
                     yield begin, CheckRecord.decode(self._read(begin, size)), begin + size
 
     def _take_tail(self) -> None:
-        """Checks what follows the last mark."""
+        """Checks what follows the last check record."""
         found, pending = self.result, self._pending
         for number, chunk in enumerate(pending):
             try:
@@ -174,14 +174,14 @@ class _Scanner:
             else:
                 found.chunks.append(chunk.scanned())
         found.chunks = [chunk for chunk in found.chunks if self._knows_topics(chunk)]
-        offset = found.segment
+        offset = found.part
         # A file that is shorter than what every recording begins with has no block there.
         while block := self._read(offset, min(_BLOCK, found.end - offset)):
             found.checksum = zlib.crc32(block, found.checksum)
             offset += len(block)
 
     def _knows_topics(self, chunk: ScannedChunk) -> bool:
-        """Whether all topics of a chunk are known; looked up in it when the mark that named them is damaged."""
+        """Whether all topics of a chunk are known; looked up in it when the check record that named them is damaged."""
         found, entry = self.result, chunk.entry
         if chunk.counts.keys() <= found.topics.keys():
             return True
@@ -200,7 +200,7 @@ class _Scanner:
                     found.topics[identity] = found.new_topics[identity] = topic
 
     def _take_messages(self, chunk: Chunk) -> dict[int, list[int]]:
-        """Counts the messages of a chunk that no mark counts; returns its message indexes."""
+        """Counts the messages of a chunk that no check record counts; returns its message indexes."""
         found, data = self.result, chunk.data
         indexes: dict[int, list[int]] = {}
         self._take_channels(chunk)

@@ -128,7 +128,7 @@ class RecordingWriter:
     def _front(self) -> bytes:
         """Everything in front of the first chunk."""
         front = MAGIC + records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)) + self._metadata_record
-        return front + self._mark(front, 0).encode()
+        return front + self._check_record(front, 0).encode()
 
     @property
     def _metadata_record(self) -> bytes:
@@ -159,10 +159,10 @@ class RecordingWriter:
         os.ftruncate(self._descriptor, found.end)
         self._size = found.end
         checksum = zlib.crc32(found.indexes, found.checksum)
-        mark = CheckRecord(
-            found.segment, found.before, found.total, checksum, self._metadata, found.new_topics, self._positions
+        check = CheckRecord(
+            found.part, found.before, found.total, checksum, self._metadata, found.new_topics, self._positions
         )
-        self._put(found.indexes + mark.encode())
+        self._put(found.indexes + check.encode())
 
     def _take_over(self, found: Scan) -> None:
         self._identities = {topic: identity for identity, topic in found.topics.items()}
@@ -260,11 +260,11 @@ class RecordingWriter:
         indexes, offsets = records.encode_message_indexes(
             ((channel.identity, channel.entries) for channel in channels), self._size + len(chunk)
         )
-        segment = chunk + indexes
+        part = chunk + indexes
         reached = {rank: Position(*position) for rank, position in self._reached.items()}
         index = records.chunk_index(records.ChunkHead.decode(chunk), self._size, offsets, len(indexes))
         positions = {**self._positions, **reached}
-        self._put(segment + self._mark(segment, self._appended, self._topics, positions).encode())
+        self._put(part + self._check_record(part, self._appended, self._topics, positions).encode())
         self._positions = positions
         self._total += self._appended
         self._note_chunk(index, {channel.identity: len(channel.entries) // 2 for channel in channels})
@@ -283,19 +283,19 @@ class RecordingWriter:
             self._is_indexed = False
             self._chunk_indexes.clear()
 
-    def _mark(
+    def _check_record(
         self,
-        segment: bytes,
+        part: bytes,
         messages: int,
         topics: dict[int, str] | None = None,
         positions: dict[int, Position] | None = None,
     ) -> CheckRecord:
-        """The mark behind ``segment``, which is about to be written."""
+        """The check record behind ``part``, which is about to be written."""
         return CheckRecord(
             self._size,
             self._total,
             self._total + messages,
-            zlib.crc32(segment),
+            zlib.crc32(part),
             self._metadata,
             topics or {},
             self._positions if positions is None else positions,
@@ -357,12 +357,12 @@ class RecordingWriter:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path)) from None
         end = self._size
         os.ftruncate(self._descriptor, end)
-        # Where a chunk finds no room a mark still may, and then the record would come and go: this needs as much as a
-        # chunk does, and readers skip it.
+        # Where a chunk finds no room a check record still may, and then the record would come and go: this needs as
+        # much as a chunk does, and readers skip it.
         self._put(records.HEAD.pack(records.OP_PADDING, CHUNK_BYTES) + bytes(CHUNK_BYTES))
         os.ftruncate(self._descriptor, end)
         self._size = end
-        self._put(self._mark(b"", 0).encode())
+        self._put(self._check_record(b"", 0).encode())
         self._write_error = None
 
     def discard(self) -> None:
@@ -385,8 +385,8 @@ class RecordingWriter:
         try:
             if self._write_error is None:
                 self.flush()
-                # One more mark, so that damage to the last chunk's does not leave open what the file holds.
-                self._put(self._mark(b"", 0).encode())
+                # One more check record, so that damage to the last chunk's does not leave open what the file holds.
+                self._put(self._check_record(b"", 0).encode())
                 self._put(self._end())
                 os.fsync(self._descriptor)
         finally:
@@ -394,7 +394,7 @@ class RecordingWriter:
             os.close(self._descriptor)
 
     def _end(self) -> bytes:
-        """Everything behind the last mark."""
+        """Everything behind the last check record."""
         front = len(MAGIC) + len(records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)))
         first, last = self._times or (0, 0)
         statistics = mcap.records.Statistics(

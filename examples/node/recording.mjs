@@ -1,10 +1,10 @@
-// Reads a recording as it grows: chunks of MCAP, each behind the mark that makes it final.
+// Reads a recording as it grows: chunks of MCAP, each behind the check record that makes it final.
 import { decode } from "@msgpack/msgpack";
 import { decompress } from "fzstd";
 
 const MAGIC = 8;
 const HEAD = 9;
-const [FOOTER, CHANNEL, MESSAGE, CHUNK, MARK] = [0x02, 0x04, 0x05, 0x06, 0x80];
+const [FOOTER, CHANNEL, MESSAGE, CHUNK, CHECK] = [0x02, 0x04, 0x05, 0x06, 0x80];
 
 // Integers of 64 bits are BigInt, because a time in nanoseconds is no safe Number.
 export const unpack = (bytes) => decode(bytes, { useBigInt64: true });
@@ -13,12 +13,12 @@ export class RecordingReader {
   // `fetch(offset)` gives the bytes of the recording from there on, some of them, none at its end.
   constructor(fetch) {
     this.fetch = fetch;
-    this.offset = 0; // where the last mark ends
+    this.offset = 0; // where the last check record ends
   }
 
-  // The frames of all segments that are whole by now, as [topic, body].
+  // The frames of all file parts that are whole by now, as [topic, body].
   async *read() {
-    // What came behind the last mark may have been replaced since.
+    // What came behind the last check record may have been replaced since.
     let kept = new Uint8Array(0);
     let waiting = [];
     let at = this.offset === 0 ? MAGIC : 0;
@@ -35,7 +35,7 @@ export class RecordingReader {
         if (opcode === FOOTER) return;
         if (opcode === CHUNK) waiting.push(content);
         at += HEAD + length;
-        if (opcode === MARK) {
+        if (opcode === CHECK) {
           this.offset += at;
           kept = kept.subarray(at);
           at = 0;

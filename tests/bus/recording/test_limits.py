@@ -45,12 +45,12 @@ def chunk(data: bytes, *, checksum: int | None = None) -> bytes:
 
 
 def mark_of_lists(path: Path) -> None:
-    """24 million empty lists in a mark whose checksum holds."""
+    """24 million empty lists in a check record whose checksum holds."""
     lists = b"\xdd" + (24_000_000).to_bytes(4, "big") + b"\x90" * 24_000_000
     payload = b"\x98" + b"".join(map(msgpack.packb, (0, 0, 0, 0, {}, {}, {}))) + lists
     checksum = zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "little")))
-    head = records.MARK_SIGN + checksum.to_bytes(4, "little") + len(payload).to_bytes(4, "little")
-    path.write_bytes(front(path) + records.HEAD.pack(records.OP_MARK, len(head) + len(payload)) + head + payload)
+    head = records.CHECK_SIGN + checksum.to_bytes(4, "little") + len(payload).to_bytes(4, "little")
+    path.write_bytes(front(path) + records.HEAD.pack(records.OP_CHECK, len(head) + len(payload)) + head + payload)
 
 
 def empty_messages(path: Path) -> None:

@@ -22,7 +22,7 @@ from offloop.bus.recording.writer import RecordingWriter
 
 
 def write(path: Path, chunks: list[int], close: bool = True) -> list[int]:
-    """A recording with so many events in each chunk; returns the offset at which each ends, with its mark."""
+    """A recording with so many events in each chunk; returns the offset at which each ends, with its check record."""
     writer = RecordingWriter(path, "r", 1)
     sizes, seq = [], 1
     for count in chunks:
@@ -395,7 +395,7 @@ def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(t
         assert reader.lost == any(begin < length < end for begin, (end, _) in zip(begins, ends, strict=True))
         assert reader.cut is None or begins[0] <= int(reader.cut.rsplit(" ", 1)[1]) < length
         between_records += reader.cut is None
-    # Only a cut between two records leaves nothing torn: before the first chunk, after each, its index and its mark.
+    # Only a cut between records leaves nothing torn: before the first chunk, after each, its index and check record.
     assert between_records == 1 + 3 * 3
 
 
