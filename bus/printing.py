@@ -142,6 +142,14 @@ for _name in LOGGERS:
     logging.getLogger(_name).addFilter(_escape_record)
 
 
+def cut_in_the_middle(text: str, longest: int) -> str:
+    """A name in so many characters: its beginning and its end stay, because names of runs differ there."""
+    if len(text) <= longest:
+        return text
+    end = (longest - 3) // 2
+    return f"{text[: longest - 3 - end]}...{text[len(text) - end :]}"
+
+
 def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
     """The first lines, and how many more of ``what`` there are."""
     kept: list[str] = []

@@ -11,7 +11,7 @@ from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.query import differences
 from offloop.bus.printing import escape
 from offloop.bus.recording.summary import Point
-from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
 from offloop.consumers.loggers.console import format_value
 
 _ROWS = 50
@@ -56,7 +56,9 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
     metrics = [
         [name, *map(format_value, (values.last, values.low, values.high))] for name, values in entry.metrics.items()
     ]
-    hyperparameters = [[name, _hyperparameter(value)] for name, value in entry.hyperparameters.items()]
+    hyperparameters = [
+        [name, _hyperparameter(entry.hyperparameters[name])] for name in chosen_first(entry.hyperparameters)
+    ]
     parts = [
         f"<div><b>{_text(entry.run)}</b> {' &middot; '.join(map(_text, facts))}</div>",
         *([f"<div>{_text(entry.note)}</div>"] if entry.note else []),

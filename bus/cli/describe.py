@@ -25,7 +25,7 @@ from offloop.bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_i
 from offloop.bus.runs.flight import list_dumps
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from offloop.bus.types.hyperparameters import hyperparameters_in, value_text
+from offloop.bus.types.hyperparameters import chosen_first, hyperparameters_in, value_text
 from offloop.bus.types.source import Source
 
 _LISTED = 20
@@ -181,9 +181,10 @@ def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The hyperparameters as pairs of a name and a text, without what :func:`lines` says already."""
     is_known = "command" in described
-    for name, value in described.get("hyperparameters", {}).items():
+    hyperparameters = described.get("hyperparameters", {})
+    for name in chosen_first(hyperparameters):
         if not (is_known and name.startswith(_ALREADY_SAID)):
-            yield name, value_text(value)
+            yield name, value_text(hyperparameters[name])
 
 
 def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:

@@ -13,10 +13,10 @@ import msgspec
 
 from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
 from offloop.bus.errors import OffloopError, RunDirectoryError
-from offloop.bus.printing import one_line, say, table
+from offloop.bus.printing import cut_in_the_middle, one_line, say, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import HELP
-from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import MetricValues, RunEntry
@@ -258,9 +258,9 @@ def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     if entry.checkpoints:
         say("checkpoints")
         _say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
-    if hyperparameters := {name: v for name, v in entry.hyperparameters.items() if is_of_the_training(name)}:
+    if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
         say("hyperparameters")
-        _say_table([(f"  {name}", one_line(value_text(value))) for name, value in hyperparameters.items()])
+        _say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
 
 
 def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
@@ -340,7 +340,7 @@ def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, 
             described |= {"first_difference": found, "events_compared": compared, "trouble": trouble}
         click.echo(json.dumps(plain(described), indent=2))
         return
-    rows: _Rows = [("", "", *(_short(name, _LONGEST_NAME) for name in names))]
+    rows: _Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
     rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
     for one in differing:
         cells = ("" if value is None else _short(value_text(value)) for value in one.values)

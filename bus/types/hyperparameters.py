@@ -1,7 +1,7 @@
 """What describes a training as a whole, as it is published: its model, its optimizer, its data, how it was started."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offloop.bus.strict_json import flatten, json_text
@@ -35,6 +35,12 @@ def is_of_the_training(name: str) -> bool:
     """Whether a hyperparameter says what is trained and how. The others (``command``, ``git/``, ``version/`` and
     ``machine/``) say by what and where, which may be different where the same is computed."""
     return name.partition("/")[0] not in _OF_THE_START
+
+
+def chosen_first(names: Iterable[str]) -> list[str]:
+    """The names in the order in which people look for them: what the training was started with (``config/``), then the
+    other things that are named by one word (``seed``), then parts of the model, the optimizer and the machine."""
+    return sorted(names, key=lambda name: (not name.startswith("config/"), "/" in name))
 
 
 def value_text(value: Any) -> str:

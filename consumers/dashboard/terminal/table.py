@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloop.bus.index.entry import RunEntry
-from offloop.bus.printing import one_line
+from offloop.bus.printing import cut_in_the_middle, one_line
 from offloop.consumers.dashboard.terminal.draw import number
 from offloop.consumers.dashboard.terminal.frame import STATES
 from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
@@ -157,7 +157,10 @@ def _table(table: RunTable, chosen: Chosen, shown: TableShown, room: int, width:
         is_chosen = shown.first + place == shown.place
         line = text_line()
         line.append("▸ " if is_chosen else "• " if entry.pinned else "  ", "bold cyan")
-        line.append(_cut(one_line(entry.run), name_width), "bold" if is_chosen else "dim" if entry.archived else "")
+        line.append(
+            _cut(cut_in_the_middle(one_line(entry.run), name_width), name_width),
+            "bold" if is_chosen else "dim" if entry.archived else "",
+        )
         for column in fitting:
             text, cell_width = texts[column.name][place], shown.widths[column.name]
             is_number = column.kind == "number" and len(text) <= cell_width

@@ -24,7 +24,7 @@ REACHED = "reached"
 OF_EVERY_RUN = (REACHED, *(name for name in OF_RUN if name not in ("run", "id", "planned", "archived", "pinned")))
 """Columns that need neither a hyperparameter nor a metric."""
 
-_EVERYWHERE = ("status", "started", "duration", REACHED)
+_TIMES = (REACHED, "started", "duration")
 _ANNOTATED = ("tags", "note")
 _LOOKED_AT = 200
 _DIFFERING = 3
@@ -100,9 +100,10 @@ class RunTable:
             folder = ("folder",) if self.has_folders else ()
             self._usual = (
                 *folder,
-                *_EVERYWHERE,
+                "status",
                 *differing(newest, _DIFFERING),
                 *self._metrics_of(newest),
+                *_TIMES,
                 *_ANNOTATED,
             )
         return self._usual

@@ -15,6 +15,8 @@ const MOST_LISTED = 150;
 const OF_METRIC = ["last", "best", "min", "max"];
 const WIDTHS = { status: 104, time: 124, number: 100, progress: 196, tags: 190, note: 230, text: 132 };
 const NAME_WIDTH = 250;
+const LONGEST_NAME = 28;
+const NAME_END = 12;
 const LETTER_PIXELS = 7.5;
 const HEAD_ROOM = 44;
 const WIDEST_HEAD = 200;
@@ -112,7 +114,8 @@ export default {
               <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
               <th scope="row" class="name">
                 <span class="text"><span v-if="row.pinned" class="pin" title="pinned"><q-icon name="push_pin" size="15px" aria-hidden="true"></q-icon><span class="sr-only">pinned </span></span
-                ><a :href="linkTo([row.run])" :title="row.label">{{ row.name }}</a><span v-if="row.isBaseline" class="pill">baseline</span><span v-if="row.archived" class="pill">archived</span></span>
+                ><a v-if="row.name.length > longestName" class="cut" :href="linkTo([row.run])" :title="row.label" :aria-label="row.name"><span>{{ row.name.slice(0, -nameEnd) }}</span><span>{{ row.name.slice(-nameEnd) }}</span></a
+                ><a v-else :href="linkTo([row.run])" :title="row.label">{{ row.name }}</a><span v-if="row.isBaseline" class="pill">baseline</span><span v-if="row.archived" class="pill">archived</span></span>
               </th>
               <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
                 <span v-if="column.kind === 'status'" class="status" :class="'status-' + row.status" :title="row.why">{{ row.status }}</span>
@@ -203,6 +206,8 @@ export default {
     now: Date.now() / 1000,
     isNarrow: false,
     rowPixels: ROW_PIXELS,
+    longestName: LONGEST_NAME,
+    nameEnd: NAME_END,
   }),
   computed: {
     address() {

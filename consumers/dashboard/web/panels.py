@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offloop.bus.types.hyperparameters import value_text
+from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
@@ -191,7 +191,7 @@ def hyperparameter_rows(told: Sequence[Mapping[str, Any]], baseline: int | None 
     """A row for each name that one of the runs has, with the value of each; of several runs those that differ first,
     with a mark. Each value that is another one than the baseline's has a mark of its own."""
     rows = []
-    for name in {name: None for values in told for name in values}:
+    for name in chosen_first({name: None for values in told for name in values}):
         texts = [value_text(values[name]) if name in values else "" for values in told]
         rows.append(
             {

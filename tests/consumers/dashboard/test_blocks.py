@@ -1,7 +1,6 @@
 """A history that is read in blocks: it shows what it shows when it is read event by event."""
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +201,6 @@ def test_a_usual_training_comes_in_blocks_nearly_whole():
     assert blocks > 140
     assert [len(view.series(name)) for name in ("loss/train/total", "accuracy", "norm/all")] == [200, 200, 200]
     assert len(view.phases().batches) == 20
-
-
-def test_events_that_are_all_unlike_take_little_longer_in_blocks_than_one_by_one(monkeypatch):
-    monkeypatch.setattr(stream_order, "WINDOW", 8192)
-    records = records_of([("batch_end", 0, 1, {"note": f"{batch:06}"}, 0, {}) for batch in range(6000)], set())
-    seconds = []
-    for in_blocks in (True, False):
-        began = time.process_time()
-        load(records, in_blocks, 6000)
-        seconds.append(time.process_time() - began)
-    assert seconds[0] < 5 * seconds[1]
 
 
 def test_text_keys_that_differ_are_other_forms():

@@ -98,7 +98,7 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
         entry("a", hyperparameters={"config/lr": 0.1, "lr": 0.1, "config/width": 8, "git/commit": "1"}),
         entry("b", hyperparameters={"config/lr": 0.2, "lr": 0.2, "config/width": 8, "git/commit": "2"}),
     )
-    assert runs.usual_columns[4:-2] == ("config/lr", f"{ACCURACY}.best")
+    assert runs.usual_columns[:-2] == ("status", "config/lr", f"{ACCURACY}.best", "reached", "started", "duration")
     titles = [(column.title, column.which) for column in runs.columns(None)]
     assert ("lr", "") in titles
     assert ("accuracy", "best") in titles
