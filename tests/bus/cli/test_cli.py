@@ -81,7 +81,7 @@ def test_info_shows_the_hyperparameters_of_a_training_in_a_section_of_their_own(
     with gold_trainer(publish=True, run_name="r", max_duration="1ba", config={"task": "gold"}) as trainer:
         trainer.fit()
     section = invoke("info", "r").partition("\nhyperparameters\n")[2].splitlines()
-    assert section[0].split() == ["model/name", "GoldMLP"]
+    assert section[0].split() == ["seed", "17"]
     told = dict(line.split(maxsplit=1) for line in section)
     assert (told["optimizer/name"], told["optimizer/lr"], told["seed"], told["max_duration"]) == (
         "SGD",
