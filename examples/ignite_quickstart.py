@@ -2,7 +2,7 @@
 
     python examples/ignite_quickstart.py                in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://docs.pytorch.org/ignite/quickstart.html; its handwritten digits are drawn here, so that nothing has to
 be downloaded, and its network is smaller.

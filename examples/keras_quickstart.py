@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python examples/keras_quickstart.py   in one terminal
     consumer --callbacks speed,lr,metrics                     in another, before it or while it runs; --last: after it
-    bus send NAME stop                                        ends it after the batch at hand; it has said its name
+    offloop send NAME stop                                        ends it after the batch at hand; it has said its name
 
 Source: https://keras.io/getting_started/intro_to_keras_for_engineers/; its pictures of digits are drawn here, so that
 nothing has to be downloaded.

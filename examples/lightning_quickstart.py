@@ -2,7 +2,7 @@
 
     python examples/lightning_quickstart.py             in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://lightning.ai/docs/pytorch/stable/starter/introduction.html; its handwritten digits are drawn here, so
 that nothing has to be downloaded.

@@ -2,7 +2,7 @@
 
     python examples/pytorch_quickstart.py               in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    bus send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
 
 Source: https://docs.pytorch.org/tutorials/beginner/basics/quickstart_tutorial.html; its pictures of clothes are drawn
 here, so that nothing has to be downloaded.

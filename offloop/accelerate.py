@@ -182,8 +182,8 @@ def attach(
         model, optimizer, scheduler: what is trained and how, by default what the accelerator has prepared; of several
             models one has to be given, and one that the accelerator compiles.
         max_duration: how long the training is to last, such as ``3ep`` or ``1000ba``; for progress bars.
-        evaluate: what ``bus send RUN set eval now`` calls, between two batches and on every rank.
-        checkpoint: what ``bus send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
+        evaluate: what ``offloop send RUN set eval now`` calls, between two batches and on every rank.
+        checkpoint: what ``offloop send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
             names its checkpoints itself.
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`.

@@ -77,8 +77,8 @@ class OffloopLogger:
             output_transform: what makes the loss of ``trainer.state.output``, or a map of ``loss`` and other numbers;
                 by default an output that is a number, a tensor of one, or a map of such.
             gradient_accumulation_steps: iterations that go into a step of the optimizer.
-            evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
-                iterations and on every rank.
+            evaluate, checkpoint: what ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint`` call,
+                between two iterations and on every rank.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
         optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")

@@ -57,7 +57,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes what ``fit()`` does, as a run.
 
     Args:
-        save_folder: where ``bus send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
+        save_folder: where ``offloop send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
         :class:`offloop.attached.options.Options`.
 

@@ -413,8 +413,8 @@ def watch(
         model, optimizer, scheduler: what is trained and how; lists for several.
         max_duration: how long the training is to last, by default so many epochs as :meth:`WatchedRun.epochs` is given.
         gradient_accumulation_steps: batches of the dataloader that go into a step of the optimizer.
-        evaluate, checkpoint: what ``bus send RUN set eval now`` and ``bus send RUN checkpoint`` call, between two
-            batches and on every rank.
+        evaluate, checkpoint: what ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint`` call, between
+            two batches and on every rank.
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
             :class:`offloop.attached.options.Options`. With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the
             environment, the loop is left as it is: no hook, no process, no file.

@@ -60,7 +60,7 @@ class Trainer:
         self._progress = make_progress(given.progress_bar and state.rank == 0, state, setup.clock)
         self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
-        """What ``bus send RUN set NAME VALUE`` can set; more can be registered."""
+        """What ``offloop send RUN set NAME VALUE`` can set; more can be registered."""
         self._stream = setup.stream
         self.fields = self._stream.fields
         """What consumers can request; more can be registered, see

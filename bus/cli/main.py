@@ -181,25 +181,13 @@ def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> 
     """Sends a command with its arguments."""
     name, *value = arguments or ("",)
     told = (name, *map(_plain_value, value)) if arguments else ()
-    return _send(run, command, told, "bus send", **options)
-
-
-@bus.command(short_help="Ask a live run to end.")
-@click.argument("run")
-@_reason_option
-@_wait_option
-@runs_dir_option
-@_broker_options
-def stop(run: str, **options: Any) -> int:
-    """Ask a live RUN to end after the batch at hand: the same as 'bus send RUN stop'."""
-    return _send(run, "stop", (), "bus stop", **options)
+    return _send(run, command, told, **options)
 
 
 def _send(
     run: str,
     command: str,
     arguments: tuple[Any, ...],
-    sender: str,
     *,
     reason: str | None,
     wait: float,
@@ -214,7 +202,7 @@ def _send(
     from offloop.bus.subscriber.commands import send_command, send_command_through, sent_by
 
     security = client_security(key, broker_key) if key or broker_key else None
-    why = sent_by(sender, reason)
+    why = sent_by("offloop send", reason)
     if broker is not None:
         outcome = send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=why)
     else:

@@ -54,7 +54,7 @@ def edit_runs(
     from offloop.bus.index.annotations import annotate
     from offloop.bus.index.manage import rename_run
 
-    is_annotated = bool(tag or untag) or not (note is pin is archive is None)
+    is_annotated = bool(tag or untag) or any(value is not None for value in (note, pin, archive))
     if not is_annotated and rename is None:
         raise click.UsageError("say what to change: --tag, --untag, --note, --pin, --archive or --rename")
     paths = _choose(runs, where, runs_dir, archived=archive is False)

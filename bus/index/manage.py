@@ -92,4 +92,6 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _is_live(name: str) -> RunIsLiveError:
-    return RunIsLiveError(f"run {name!r} is live: wait until it ends, or end it with 'bus stop {name}'", run=name)
+    return RunIsLiveError(
+        f"run {name!r} is live: wait until it ends, or end it with 'offloop send {name} stop'", run=name
+    )

@@ -163,7 +163,7 @@ class CommandExchange:
 
 
 def sent_by(what: str, reason: str | None = None) -> str:
-    """The reason of a command that a person sends with ``what``, such as ``bus send``: it names the user and this
+    """The reason of a command that a person sends with ``what``, such as ``offloop send``: it names the user and this
     machine, and says why where the person has said it."""
     by = f"{what} by {_user()}@{socket.gethostname()}"
     return f"{by}: {reason}" if reason else by

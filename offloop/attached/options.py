@@ -19,8 +19,8 @@ class Options(TypedDict, total=False):
     With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the environment, the adapter leaves the training as it is: no
     hook, no process, no file.
 
-    ``on_set`` has what ``bus send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value, by
-    name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
+    ``on_set`` has what ``offloop send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value,
+    by name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
 
     run_name: str | None
     runs_dir: PathInput | None

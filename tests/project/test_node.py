@@ -156,7 +156,7 @@ def test_it_commands_and_obeys(standing, runs_dir):
         publisher.stdout.readline()
         wait_for(lambda: (runs_dir / "theirs" / "broker.json").exists(), "the first event")
         done = subprocess.run(
-            [sys.executable, "-m", "offloop.bus", "stop", "theirs"],
+            [sys.executable, "-m", "offloop.bus", "send", "theirs", "stop"],
             capture_output=True,
             text=True,
             timeout=100,

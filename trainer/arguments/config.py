@@ -261,7 +261,7 @@ class StreamConfig(ArgumentGroup):
         :class:`offloop.bus.Publisher`. backlog_bytes: bound of the memory for events that the broker does not have on
         disk yet, by default 64 MiB. config: what else to write down about the run in ``run.json``. fields: what else
         consumers can request, by name: functions of the state, see :mod:`offloop.trainer.fields.registry`. settings:
-        what else ``bus send RUN set NAME VALUE`` can set, by name: functions of the state and the value. wait_for:
+        what else ``offloop send RUN set NAME VALUE`` can set, by name: functions of the state and the value. wait_for:
         names of consumers that may decide to stop the training: it waits for them where they decide, so that
             they stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such
             consumer.

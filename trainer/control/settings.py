@@ -24,8 +24,8 @@ class Setting(NamedTuple):
 
 
 class Settings(Mapping[str, Setting]):
-    """The values of a training that ``bus send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)`` can
-    set: ``lr``, ``log_interval``, ``eval``, and what is registered."""
+    """The values of a training that ``offloop send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)``
+    can set: ``lr``, ``log_interval``, ``eval``, and what is registered."""
 
     def __init__(self, settings: Mapping[str, Setting]) -> None:
         self._settings = dict(settings)

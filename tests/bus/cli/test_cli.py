@@ -258,11 +258,12 @@ def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_comma
 def test_a_live_run_is_told_to_stop(two_runs):
     with Publisher("third") as publisher:
         assert (
-            invoke("stop", "third", "--wait", "0") == "run third: 'stop' was handed on and has not taken effect yet\n"
+            invoke("send", "third", "stop", "--wait", "0")
+            == "run third: 'stop' was handed on and has not taken effect yet\n"
         )
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
     with pytest.raises(ConfigurationError, match="'first' is finished, so it takes no commands"):
-        invoke("stop", "first")
+        invoke("send", "first", "stop")
 
 
 def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_dir, tmp_path):
@@ -271,7 +272,7 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
     def note(event, state, logger):
         seen.append(int(state.timestamp.batch))
         if len(seen) == 3:
-            invoke("stop", "told", "--wait", "0")
+            invoke("send", "told", "stop", "--wait", "0")
             wait_for(lambda: trainer._publisher.poll() or trainer._control.waiting, "the trainer to be told")
 
     with gold_trainer(
@@ -319,7 +320,7 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
             assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
             assert "live" in invoke("runs", "--broker", address)
             assert json.loads(invoke("info", "r", "--broker", address, "--json"))["statistics"]["broker"]["runs"] == 1
-            told = invoke("stop", "r", "--broker", address, "--wait", "0")
+            told = invoke("send", "r", "stop", "--broker", address, "--wait", "0")
             assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
         assert "finished" in invoke("info", "r", "--broker", address)
     finally:

@@ -375,7 +375,7 @@ def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: 
         ):
             told = refusal(*arguments)
             assert isinstance(told, RunIsLiveError)
-            assert "bus stop live" in str(told)
+            assert "offloop send live stop" in str(told)
         assert (three / "a").exists()
         # What people say of it can be changed at any time.
         invoke("edit", "live", "--tag", "now")

@@ -172,7 +172,7 @@ def test_a_signal_and_a_person_are_named(tmp_path: Path) -> None:
         code, out, err = command("bus", "send", "b", "stop", "--reason", "enough seen", "--runs-dir", tmp_path)
         assert code == 0, err
         _, err = process.communicate(timeout=60)
-    by = f"bus send by {getpass.getuser()}@{socket.gethostname()}: enough seen"
+    by = f"offloop send by {getpass.getuser()}@{socket.gethostname()}: enough seen"
     assert "'stop' took effect at batch" in out, "who sends it knows why"
     assert f"'stop' ({by}) took effect at batch" in err
     assert f"run b was stopped: {by}" in err.splitlines()
