@@ -233,6 +233,25 @@ def test_the_readmes_callback_watches_a_loop(script: Here, consumer: Here, runs_
     ]
 
 
+# Of mypy without a cache.
+@pytest.mark.slow
+def test_the_readmes_callback_passes_mypy_when_it_is_annotated(tmp_path: Path) -> None:
+    annotated = (
+        README[0]
+        .text.replace("limit: float = 10.0)", "limit: float = 10.0) -> None")
+        .replace("state, logger)", "state: Snapshot, logger: Logger) -> None")
+        .replace(
+            "import Callback\n",
+            "import Callback\nfrom offloop.bus import Snapshot\nfrom offloop.consumers import Logger\n",
+        )
+    )
+    assert annotated.count(" -> None") == 2
+    (tmp_path / "explosion.py").write_text(annotated)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent", str(tmp_path / "explosion.py")]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_the_plain_loop_example_can_be_followed(runs_dir: Path) -> None:
     assert "recorded in" in run(ROOT / "examples" / "plain_loop.py", 300, cwd=runs_dir)
     [recorded] = list_runs()
