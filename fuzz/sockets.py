@@ -197,7 +197,7 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
         ("lease", {"run": run, "demand": DEMAND, "barrier_events": ["batch_end", "x" * 1000, 5], "handled": handled}),
         ("handled", {"run": run, "handled": handled}),
         ("fetch_segment", {"run": run, "segment": segment, "offset": random.choice((0, -1, 2**62))}),
-        ("welcome", {"attempt": 1, "stream": "tcp://127.0.0.1:1"}),
+        ("welcome", {"attempt": 1, "event_feed": "tcp://127.0.0.1:1"}),
         ("from_the_future", {"a": 1}),
     ]
 
@@ -425,7 +425,7 @@ class FalseBroker:
             self._send(identity, bad[0], draw(_control(*bad)))
 
     def _welcome(self) -> dict[str, Any]:
-        place = {"attempt": 1, "stream": self._stream_address, "path": "/nowhere", "recording": "recording-1.mcap"}
+        place = {"attempt": 1, "event_feed": self._stream_address, "path": "/nowhere", "recording": "recording-1.mcap"}
         return {**place, "demand": DEMAND, "acknowledged": 0}
 
     def _range(self, offset: int, draw: Draw) -> dict[str, Any]:
@@ -436,7 +436,7 @@ class FalseBroker:
 
     def _told(self) -> dict[str, Any]:
         standing = {"run": RUN, "attempt": 1, "attempts": [1], "status": "live", "live": True, "error": None}
-        return {**standing, "stream": self._stream_address, "started": 1.0, "ended": None}
+        return {**standing, "event_feed": self._stream_address, "started": 1.0, "ended": None}
 
     def _send(self, identity: bytes, kind: str, data: bytes) -> None:
         self._sent.note("answer", kind, data)

@@ -30,7 +30,7 @@ class Archive:
 
     def listing(self, name: str | None, live: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The runs, the newest first and at most :data:`MAX_LISTED`; with ``name`` that one, if it is there. ``live``
-        holds of each run that is served here its ``attempt`` and the address of its ``stream``."""
+        holds of each run that is served here its ``attempt`` and the address of its ``event_feed``."""
         if name is None:
             runs = self._all(frozenset(live))
         else:

@@ -124,7 +124,7 @@ class ControlHandler:
             "run": recording.parent.name,
             "attempt": attempt,
             "id": run_id,
-            "stream": self._runs.stream,
+            "event_feed": self._runs.stream,
             "path": str(recording.parent),
             "recording": recording.name,
             **news,
@@ -229,7 +229,7 @@ class ControlHandler:
         name = text_or_none(content, "run")
         if name is not None:
             self._runs.begin_if_announced(name)
-        live = {run.name: {"attempt": run.attempt, "stream": self._runs.stream} for run in self._runs}
+        live = {run.name: {"attempt": run.attempt, "event_feed": self._runs.stream} for run in self._runs}
         listed = self._archive.listing(name, live)
         if name is None and (announced := self._runs.announced()):
             others = {run["run"]: run for run in listed}
@@ -338,7 +338,7 @@ def _describe_announced(run: AnnouncedRun, stream: str, before: Mapping[str, Any
         "status": "live",
         "paused": None,
         "live": True,
-        "stream": stream,
+        "event_feed": stream,
         "started": run.announced,
         "ended": None,
         "error": None,

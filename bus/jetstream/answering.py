@@ -149,7 +149,7 @@ class Answering:
     def _listing(self, said: dict[str, Any], host: str | None) -> dict[str, Any]:
         of_first = host in (None, "*")
         address = self._heartbeats.address if of_first else self._heartbeats.host_address(said["run"], str(host))
-        said["stream"] = address if said["live"] else None
+        said["event_feed"] = address if said["live"] else None
         return said
 
     # -- what is in the servers ---------------------------------------------------------------------------------------

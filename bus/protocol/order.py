@@ -492,6 +492,9 @@ class StreamOrder:
         return mark
 
     def _note_end(self, rank: int, event: EventBody) -> None:
+        world_size = event.context.get("world_size")
+        if isinstance(world_size, int) and rank >= world_size:
+            return  # an actor that is not a rank: the run does not end with it
         self._ends[rank] = Ending.from_fields(event.fields)
         # Of a run on several hosts each recording has the ranks of one.
         size = event.context.get("local_world_size", event.context.get("world_size", 1))

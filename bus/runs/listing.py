@@ -25,7 +25,7 @@ def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "status": run.status if not live or run.paused else "live",
         "paused": run.paused._asdict() if run.paused else None,
         "live": live,
-        "stream": served.get("stream"),
+        "event_feed": served.get("event_feed"),
         "started": last.started,
         "ended": last.ended,
         "error": last.error,

@@ -273,7 +273,7 @@ class RemoteRun:
         elif listed.get("live"):
             self._lost_since = None
             self.endpoints = Endpoints(
-                self._control_address, _seen_from_here(str(listed.get("stream")), self._control_address)
+                self._control_address, _seen_from_here(str(listed.get("event_feed")), self._control_address)
             )
             self._status = RunStatus.LIVE
         elif listed.get("status") in ("live", "paused"):

@@ -229,7 +229,7 @@ export class Client {
     return {
       find: async () => (await this.ask("runs", { run })).runs.find((one) => one.run === run),
       fetch: async (attempt, offset) => (await this.ask("fetch", { run, attempt, offset, size: 1 << 18 })).data,
-      stream: ({ stream }) => stream.replace("//0.0.0.0:", `//${new URL(this.address).hostname}:`),
+      stream: ({ event_feed }) => event_feed.replace("//0.0.0.0:", `//${new URL(this.address).hostname}:`),
     };
   }
 
@@ -305,7 +305,8 @@ export async function* follow(source, run) {
     const [, , seq, , , timestamp, , fields, context] = unpack(body);
     if (Number(seq) <= (last.get(rank) ?? 0)) return [];
     last.set(rank, Number(seq));
-    if (event === "$end") {
+    // An actor from world_size on is not a rank: the run does not end with it.
+    if (event === "$end" && Number(rank) < Number(context.world_size ?? Infinity)) {
       ended.add(rank);
       ranks = Number(context.local_world_size ?? context.world_size ?? 1); // of a run on several hosts those of one
     }

@@ -170,7 +170,7 @@ def test_heartbeats_behind_a_flood_whose_connection_is_reset_do_no_harm(broker, 
                 for _ in range(20):
                     connection.sendall(raw_peers.frame(b"x") * 500 + raw_peers.ping())
             raw_peers.reset(connection)
-            stream = raw_peers.connect(publisher._session._connection.welcome["stream"], b"SUB")
+            stream = raw_peers.connect(publisher._session._connection.welcome["event_feed"], b"SUB")
             with contextlib.suppress(OSError):
                 stream.sendall((raw_peers.frame(b"\1r/") + raw_peers.ping()) * 500)
             raw_peers.reset(stream)

@@ -12,5 +12,5 @@ def test_a_run_that_began_after_the_last_look_is_listed_at_once(runs_dir: Path) 
     assert runs.listing(None, {}) == []
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
-    served = {"r": {"attempt": 1, "stream": "tcp://127.0.0.1:1"}}
+    served = {"r": {"attempt": 1, "event_feed": "tcp://127.0.0.1:1"}}
     assert [run["run"] for run in runs.listing(None, served)] == ["r"]

@@ -109,6 +109,15 @@ def test_the_run_ends_with_its_last_rank_and_the_worst_ending_counts():
     assert str(order.ending) == "failed: boom"
 
 
+def test_the_run_does_not_end_with_an_actor_that_is_not_a_rank():
+    order = StreamOrder("r", 1, None)
+    assert order.from_record(*frame("batch_end", 7, 1, 1, 1)) is not None
+    order.from_record(*frame(END, 7, 1, 2, 2, {"status": "failed"}, {"world_size": 1}))
+    assert order.ending is None
+    order.from_record(*frame(END, 0, 1, 1, 1, {"status": "finished"}, {"world_size": 1}))
+    assert order.ending == Ending("finished")
+
+
 @given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
 def test_many_records_are_what_each_of_them_is(events, data, wanted):
     recorded = [*frames(events), frame(CHECKPOINT, 1, 1, 1, 1, {"action": "save"}), ("another/batch_end/0", b"")]
