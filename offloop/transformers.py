@@ -1,4 +1,4 @@
-"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
+"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopTransformersCallback`."""
 
 import functools
 import os
@@ -59,11 +59,11 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
     "on_step_end",
 )
 @contain("on_epoch_end", "on_evaluate", "on_log", "on_save", "on_train_end")
-class OffloopCallback(TrainerCallback):
+class OffloopTransformersCallback(TrainerCallback):
     """Makes each ``train()`` of a trainer a run::
 
         trainer = Trainer(...)
-        trainer.add_callback(OffloopCallback(trainer))
+        trainer.add_callback(OffloopTransformersCallback(trainer))
 
     With several ranks each of them adds it. A batch is a step of the optimizer.
 
@@ -78,8 +78,8 @@ class OffloopCallback(TrainerCallback):
     def __init__(self, trainer: Any = None, **options: Unpack[Options]) -> None:
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(
-                "OffloopCallback needs the trainer: leave it out of callbacks=[...], and write "
-                "trainer.add_callback(OffloopCallback(trainer)) when the trainer is there"
+                "OffloopTransformersCallback needs the trainer: leave it out of callbacks=[...], and write "
+                "trainer.add_callback(OffloopTransformersCallback(trainer)) when the trainer is there"
             )
         check_options(options)
         self.detached = True
@@ -109,7 +109,9 @@ class OffloopCallback(TrainerCallback):
         if not self.detached:
             name = self._training.state.run_name
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
-        attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
+        attached = [
+            one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopTransformersCallback)
+        ]
         # A cell of a notebook that adds it may be executed twice.
         self.detached = not self._is_enabled or attached[-1:] != [self]
         self._begin(args, state, parts["train_dataloader"], name)
