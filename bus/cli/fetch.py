@@ -38,9 +38,9 @@ def fetch_part(
 ) -> None:
     """Get a part of a recording from a host of a run on several hosts, of which the stream has windows alone.
 
-    The host cuts it out, as 'bus cut' does, and sends it through the servers: its bridge has to be there. A TIME is a
-    training time (2ep, 100ba, 0.5dur, or 90sec spent training), the time since the recording began (+90s), or a date
-    with a time (2026-11-21T10:00). What is written is a recording: consumer --replay FILE.
+    The host cuts it out, as 'offloop convert cut' does, and sends it through the servers: its bridge has to be there. A
+    TIME is a training time (2ep, 100ba, 0.5dur, or 90sec spent training), the time since the recording began (+90s), or
+    a date with a time (2026-11-21T10:00). What is written is a recording: consumer --replay FILE.
     """
     from offloop.bus.files import atomic_output
     from offloop.bus.net.requests import RequestClient, list_remote_hosts

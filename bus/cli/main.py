@@ -18,12 +18,10 @@ from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
 from offloop.bus.cli.recordings import (
-    cut_recording,
+    convert_recordings,
     diff_recordings,
     export_recording,
     import_log,
-    merge_recordings,
-    recover_recording,
 )
 from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import compare_runs, list_runs, show_run
@@ -342,14 +340,12 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
 
 for _command in (
     compare_runs,
-    cut_recording,
+    convert_recordings,
     diff_recordings,
     edit_runs,
     export_recording,
     import_log,
     list_runs,
-    merge_recordings,
-    recover_recording,
     remove_runs,
     replay,
     show_run,

@@ -1,5 +1,4 @@
-"""The commands ``bus export``, ``import``, ``diff``, ``cut``, ``merge`` and ``recover``: what can be done with
-recordings."""
+"""The commands ``offloop export``, ``import``, ``diff`` and ``convert``: what can be done with recordings."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -145,7 +144,12 @@ def import_log(path: Path, source: str, name: str | None, step_column: str | Non
         click.get_current_context().exit(EXIT_LOST)
 
 
-@click.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
+@click.group(name="convert", short_help="Make other recordings of recordings: a part, a whole, a repaired one.")
+def convert_recordings() -> None:
+    """Write recordings that are made of other recordings, which stay as they are."""
+
+
+@convert_recordings.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
 @click.argument("file")
 @click.option("--start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
 @click.option("--until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
@@ -181,7 +185,7 @@ def cut_recording(
     _say_findings(replace(done, left_out=()))
 
 
-@click.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
+@convert_recordings.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
 @click.argument("files", nargs=-1, required=True)
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
@@ -203,7 +207,9 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
     _say_findings(done)
 
 
-@click.command(name="recover", short_help="Write a clean recording from a damaged one.", context_settings=HELP)
+@convert_recordings.command(
+    name="recover", short_help="Write a clean recording from a damaged one.", context_settings=HELP
+)
 @click.argument("run")
 @_output_option("beside it, such as recording-1.recovered.mcap")
 @runs_dir_option

@@ -19,7 +19,8 @@ _NO_BRIDGE = (
     "its host"
 )
 _NO_BRIDGE_OF_HOST = (
-    "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; 'bus cut' on "
+    "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; "
+    "'offloop convert cut' on "
     "that host gives the same"
 )
 

@@ -137,7 +137,18 @@ class _Cut:
             raise BrokerError(f"on its host: {error.strerror}") from None
         self._made = Path(self._folder.name) / "cut.mcap"
         bounds = [f"--{name}={moment}" for name, moment in (("start", start), ("until", until)) if moment is not None]
-        self._command = [sys.executable, "-P", "-m", "offloop.bus", "cut", str(path), "-o", str(self._made), *bounds]
+        self._command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "offloop.bus",
+            "convert",
+            "cut",
+            str(path),
+            "-o",
+            str(self._made),
+            *bounds,
+        ]
         self._task = asyncio.create_task(self._make(turn))
 
     async def _make(self, turn: asyncio.Semaphore) -> None:

@@ -99,15 +99,15 @@ def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
     for arguments in (
         ("bus", "info", a),
         ("bus", "diff", a, b),
-        ("bus", "recover", a, "-o", tmp_path / "r.mcap"),
-        ("bus", "cut", a, "-o", tmp_path / "c.mcap", "--until", "1ba"),
-        ("bus", "merge", a, a, "-o", tmp_path / "m.mcap"),
-        ("bus", "merge", a, b, "-o", tmp_path / "n.mcap"),
+        ("bus", "convert", "recover", a, "-o", tmp_path / "r.mcap"),
+        ("bus", "convert", "cut", a, "-o", tmp_path / "c.mcap", "--until", "1ba"),
+        ("bus", "convert", "merge", a, a, "-o", tmp_path / "m.mcap"),
+        ("bus", "convert", "merge", a, b, "-o", tmp_path / "n.mcap"),
         *(("bus", "export", a, "--to", to, "-o", tmp_path / f"e.{to}") for to in ("jsonl", "csv", "trace")),
         ("bus", "replay", a, "--rate", "max", "--runs-dir", runs_dir),
         ("consumer", "--replay", a, "-c", "metrics"),
     ):
-        assert "\\x1b" in printed(*arguments) or arguments[1] in ("cut", "recover", "merge", "export")
+        assert "\\x1b" in printed(*arguments) or arguments[1] in ("convert", "export")
 
 
 def test_names_of_files_are_escaped(tmp_path):

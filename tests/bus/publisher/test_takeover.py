@@ -49,7 +49,7 @@ def settled(publisher):
 
 
 def merge(*paths, to):
-    """What ``bus merge`` makes of recordings."""
+    """What ``offloop convert merge`` makes of recordings."""
     done = CliRunner().invoke(merge_recordings, [*map(str, paths), "-o", str(to)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return Recording(to)

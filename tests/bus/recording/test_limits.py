@@ -136,7 +136,7 @@ def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     check("bus", "info", path)
-    check("bus", "recover", path, "-o", tmp_path / "recovered.mcap")
+    check("bus", "convert", "recover", path, "-o", tmp_path / "recovered.mcap")
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
     make(path)
     check("bus", "export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")
     check("bus", "diff", path, path)
-    check("bus", "merge", path, path, "-o", tmp_path / "merged.mcap")
-    check("bus", "cut", path, "-o", tmp_path / "cut.mcap")
+    check("bus", "convert", "merge", path, path, "-o", tmp_path / "merged.mcap")
+    check("bus", "convert", "cut", path, "-o", tmp_path / "cut.mcap")
     check("bus", "replay", path, "--rate", "max", "--runs-dir", tmp_path / "runs")
     check("consumers", "--replay", path, "-c", "metrics")
 
@@ -180,7 +180,7 @@ def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
 def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
     path = tmp_path / "a.mcap"
     many_gaps(path)
-    lines = check("bus", "recover", path, "-o", tmp_path / "b.mcap")
+    lines = check("bus", "convert", "recover", path, "-o", tmp_path / "b.mcap")
     assert "missing: events 1 to 1 of rank 0, which are lost" in lines
     assert "and 1,900 more ranges of events that are lost" in lines
 

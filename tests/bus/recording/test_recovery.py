@@ -109,7 +109,7 @@ def test_the_command_says_what_was_kept_and_what_was_lost(tmp_path):
     begin, _, records = written.chunks[3]
     spoil(written.path, begin + 60)
     before = written.path.read_bytes()
-    result = run_bus("recover", written.path)
+    result = run_bus("convert", "recover", written.path)
     assert result.exit_code == 3
     output = tmp_path / "recording-1.recovered.mcap"
     kept = len(written.records) - len(records)
@@ -123,7 +123,7 @@ def test_the_command_says_what_was_kept_and_what_was_lost(tmp_path):
 
 def test_a_missing_footer_is_nothing_lost(tmp_path):
     written = Written(tmp_path / "recording-1.mcap", finished=False)
-    result = run_bus("recover", written.path, "--output", tmp_path / "whole.mcap")
+    result = run_bus("convert", "recover", written.path, "--output", tmp_path / "whole.mcap")
     assert (result.exit_code, result.output.splitlines()[-1]) == (0, "nothing of the recording was lost")
     assert official(tmp_path / "whole.mcap") == written.records
 
@@ -134,7 +134,7 @@ def test_a_run_is_recovered_by_its_name(tmp_path):
     Written(folder / "recording-1.mcap", finished=False)
     entry = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.0, "status": "running"}
     (folder / "run.json").write_text(json.dumps({"name": "r", "attempts": [entry]}))
-    assert run_bus("recover", "r", "--runs-dir", tmp_path).exit_code == 0
+    assert run_bus("convert", "recover", "r", "--runs-dir", tmp_path).exit_code == 0
     assert (folder / "recording-1.recovered.mcap").exists()
 
 

@@ -1,4 +1,5 @@
-"""``bus cut`` and ``bus merge``: parts of recordings that are recordings, and say what they lack."""
+"""``offloop convert cut`` and ``offloop convert merge``: parts of recordings that are recordings, and say what
+they lack."""
 
 from pathlib import Path
 
