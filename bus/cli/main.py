@@ -46,6 +46,14 @@ MAX_NAMED = 20
 COMMANDS_GROUP = "offloop.commands"
 """The entry points that add commands: of packages that this one does not know."""
 
+_SECTIONS = {
+    "Train and watch": ("train", "consume", "run", "ui", "dashboard"),
+    "Runs": ("runs", "show", "compare", "edit", "rm", "send", "info"),
+    "Recordings": ("replay", "export", "import", "convert", "diff"),
+    "Services": ("server",),
+}
+"""The commands under each heading of the help."""
+
 _broker_options = broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 
 
@@ -58,6 +66,22 @@ class _Commands(click.Group):
         for problem in problems:
             say(f"left out: {problem}; install it again, or remove it", err=True)
         return sorted({*super().list_commands(ctx), *(point.name for point in points)})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists them under headings, the frequent ones first."""
+        left = self.list_commands(ctx)
+        sections = [(heading, [name for name in names if name in left]) for heading, names in _SECTIONS.items()]
+        listed = {name for _, names in sections for name in names}
+        sections.append(("More commands", [name for name in left if name not in listed]))
+        width = max(map(len, left))
+        for heading, names in sections:
+            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
+            if not commands:
+                continue
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands]
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name: one that cannot be loaded says why when it is run."""

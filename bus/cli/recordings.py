@@ -144,7 +144,7 @@ def import_log(path: Path, source: str, name: str | None, step_column: str | Non
         click.get_current_context().exit(EXIT_LOST)
 
 
-@click.group(name="convert", short_help="Make other recordings of recordings: a part, a whole, a repaired one.")
+@click.group(name="convert", short_help="Cut, merge or recover recordings.")
 def convert_recordings() -> None:
     """Write recordings that are made of other recordings, which stay as they are."""
 

@@ -51,6 +51,14 @@ def test_runs_are_listed_the_newest_first(two_runs):
     assert lines[1].endswith(str(two_runs / "second" / "recording-1.mcap"))
 
 
+def test_the_help_has_every_command_once_on_one_screen():
+    lines = invoke("--help").splitlines()
+    assert len(lines) <= 40
+    listed = [line.split()[0] for line in lines[lines.index("Train and watch:") :] if line.startswith("  ")]
+    assert sorted(listed) == bus.list_commands(click.Context(bus))
+    assert listed[:4] == ["train", "consume", "run", "ui"]
+
+
 def test_live_runs_are_told_from_ended_ones(two_runs):
     with Publisher("third"):
         assert [line.split()[:2] for line in invoke("runs", "--live").splitlines()[1:]] == [["third", "live"]]
