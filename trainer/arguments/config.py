@@ -258,11 +258,13 @@ class StreamConfig(ArgumentGroup):
         flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
             ``200ba``; they are written to a recording of their own when the run fails, hangs or sees NaN, or is asked.
         max_delay: seconds by which the events of batches may be late in a fast loop, see
-        :class:`offloop.bus.Publisher`. backlog_bytes: bound of the memory for events that the broker does not have on
-        disk yet, by default 64 MiB. config: what else to write down about the run in ``run.json``. fields: what else
-        consumers can request, by name: functions of the state, see :mod:`offloop.trainer.fields.registry`. settings:
-        what else ``offloop send RUN set NAME VALUE`` can set, by name: functions of the state and the value. wait_for:
-        names of consumers that may decide to stop the training: it waits for them where they decide, so that
+            :class:`offloop.bus.Publisher`.
+        backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.
+        config: what else to write down about the run in ``run.json``.
+        fields: what else consumers can request, by name: functions of the state, see
+            :mod:`offloop.trainer.fields.registry`.
+        settings: what else ``offloop send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
+        wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
             they stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such
             consumer.
         wait_seconds: how long it waits for one consumer at a time.
