@@ -388,9 +388,9 @@ def lightning(training: Training, tool: str) -> None:
     with contextlib.ExitStack() as stack:
         callbacks: list[Any] = []
         if tool == "offloop":
-            from offloop.lightning import OffloopLightningCallback
+            from offloop.lightning import OffloopCallback
 
-            callbacks = [OffloopLightningCallback(**stack.enter_context(consumer(training)))]
+            callbacks = [OffloopCallback(**stack.enter_context(consumer(training)))]
         elif training.order.slow:
             callbacks = [Slow()]
         elif training.order.save:
@@ -448,9 +448,9 @@ def transformers(training: Training, tool: str) -> None:
     theirs.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
         if tool == "offloop":
-            from offloop.transformers import OffloopTransformersCallback
+            from offloop.transformers import OffloopCallback
 
-            theirs.add_callback(OffloopTransformersCallback(theirs, **stack.enter_context(consumer(training))))
+            theirs.add_callback(OffloopCallback(theirs, **stack.enter_context(consumer(training))))
         else:
             theirs.add_callback(Slow())
         theirs.train()
@@ -511,9 +511,9 @@ def composer(training: Training, tool: str) -> None:
     with contextlib.ExitStack() as stack:
         callbacks: list[Any] = [Slow()]
         if tool == "offloop":
-            from offloop.composer import OffloopComposerCallback
+            from offloop.composer import OffloopCallback
 
-            callbacks = [OffloopComposerCallback(**stack.enter_context(consumer(training)))]
+            callbacks = [OffloopCallback(**stack.enter_context(consumer(training)))]
         elif tool == "tensorboard":
             callbacks = [LRMonitor()]
         saving = {"save_folder": str(training.where / "saved"), "save_interval": f"{SAVE_EVERY}ba"}

@@ -18,7 +18,7 @@ from composer.algorithms import LabelSmoothing
 from composer.models import ComposerClassifier
 from torch.utils.data import DataLoader, TensorDataset
 
-from offloop.composer import OffloopComposerCallback  # <- this
+from offloop.composer import OffloopCallback  # <- this
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 
@@ -57,6 +57,6 @@ trainer = Trainer(
     eval_dataloader=eval_dataloader,
     max_duration=f"{epochs}ep",
     algorithms=[LabelSmoothing(smoothing=0.1)],
-    callbacks=[OffloopComposerCallback()],  # <- this
+    callbacks=[OffloopCallback()],  # <- this
 )
 trainer.fit()

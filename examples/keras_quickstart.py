@@ -18,7 +18,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import numpy as np
 
-from offloop.keras import OffloopKerasCallback  # <- this
+from offloop.keras import OffloopCallback  # <- this
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 
@@ -62,7 +62,7 @@ batch_size = 128
 callbacks = [
     keras.callbacks.ModelCheckpoint(filepath="model_at_epoch_{epoch}.keras"),
     keras.callbacks.EarlyStopping(monitor="val_loss", patience=epochs),
-    OffloopKerasCallback(),  # <- this
+    OffloopCallback(),  # <- this
 ]
 
 model.fit(

@@ -14,7 +14,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn, optim, utils
 
-from offloop.lightning import OffloopLightningCallback  # <- this
+from offloop.lightning import OffloopCallback  # <- this
 
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 
@@ -57,6 +57,6 @@ train_loader = utils.data.DataLoader(digits(6400), batch_size=16)
 trainer = L.Trainer(
     limit_train_batches=100,
     max_epochs=epochs,
-    callbacks=[OffloopLightningCallback()],  # <- this
+    callbacks=[OffloopCallback()],  # <- this
 )
 trainer.fit(model=autoencoder, train_dataloaders=train_loader)

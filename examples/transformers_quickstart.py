@@ -23,7 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from offloop.transformers import OffloopTransformersCallback  # <- this
+from offloop.transformers import OffloopCallback  # <- this
 
 GOOD, BAD, OTHER = ["great", "tasty", "friendly"], ["cold", "rude", "slow"], ["the", "food", "was", "and", "waiter"]
 WORDS = ["[PAD]", "[UNK]", *GOOD, *BAD, *OTHER]
@@ -70,5 +70,5 @@ trainer = Trainer(
     data_collator=DataCollatorWithPadding(tokenizer),
     compute_metrics=compute_metrics,
 )
-trainer.add_callback(OffloopTransformersCallback(trainer))  # <- this
+trainer.add_callback(OffloopCallback(trainer))  # <- this
 trainer.train()

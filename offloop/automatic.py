@@ -46,9 +46,9 @@ def attach_to_transformers(module: ModuleType) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         with _contained():
-            from offloop.transformers import OffloopTransformersCallback
+            from offloop.transformers import OffloopCallback
 
-            self.add_callback(OffloopTransformersCallback(self, **_options()))
+            self.add_callback(OffloopCallback(self, **_options()))
 
     module.Trainer.__init__ = init
 

@@ -1,4 +1,4 @@
-"""Attaching to MosaicML Composer: ``Trainer(..., callbacks=[OffloopComposerCallback()])``."""
+"""Attaching to MosaicML Composer: ``Trainer(..., callbacks=[OffloopCallback()])``."""
 
 import datetime
 import re
@@ -37,7 +37,7 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
 @contain("run_event", "close", "load_state_dict", "_mark_checkpoint")
-class OffloopComposerCallback(composer.Callback):  # type: ignore[misc]
+class OffloopCallback(composer.Callback):  # type: ignore[misc]
     """Publishes what a trainer of Composer does, as a run: all of its events, at its own training time.
 
     With several ranks each of them has it.
@@ -233,26 +233,26 @@ class OffloopComposerCallback(composer.Callback):  # type: ignore[misc]
             setattr(*self._restored.pop())
 
 
-_HANDLERS: dict[Event, Callable[[OffloopComposerCallback, AttachedTraining, Any], None]] = {
-    Event.BEFORE_LOAD: OffloopComposerCallback._before_load,
-    Event.AFTER_LOAD: OffloopComposerCallback._after_load,
-    Event.FIT_START: OffloopComposerCallback._begin_fit,
-    Event.EPOCH_START: OffloopComposerCallback._begin_epoch,
-    Event.BEFORE_DATALOADER: OffloopComposerCallback._begin_fetching,
-    Event.BATCH_START: OffloopComposerCallback._begin_batch,
-    Event.BATCH_END: OffloopComposerCallback._end_batch,
-    Event.BATCH_CHECKPOINT: OffloopComposerCallback._checkpoint_place,
-    Event.EPOCH_END: OffloopComposerCallback._end_epoch,
-    Event.EPOCH_CHECKPOINT: OffloopComposerCallback._checkpoint_place,
-    Event.EVAL_START: OffloopComposerCallback._begin_evaluation,
-    Event.EVAL_BATCH_START: OffloopComposerCallback._begin_evaluation_batch,
-    Event.EVAL_BATCH_END: OffloopComposerCallback._end_evaluation_batch,
-    Event.EVAL_END: OffloopComposerCallback._end_evaluation,
-    Event.PREDICT_START: OffloopComposerCallback._begin_prediction,
-    Event.PREDICT_BATCH_START: OffloopComposerCallback._begin_prediction_batch,
-    Event.PREDICT_BATCH_END: OffloopComposerCallback._end_prediction_batch,
-    Event.PREDICT_END: OffloopComposerCallback._end_prediction,
-    Event.FIT_END: OffloopComposerCallback._end_fit,
+_HANDLERS: dict[Event, Callable[[OffloopCallback, AttachedTraining, Any], None]] = {
+    Event.BEFORE_LOAD: OffloopCallback._before_load,
+    Event.AFTER_LOAD: OffloopCallback._after_load,
+    Event.FIT_START: OffloopCallback._begin_fit,
+    Event.EPOCH_START: OffloopCallback._begin_epoch,
+    Event.BEFORE_DATALOADER: OffloopCallback._begin_fetching,
+    Event.BATCH_START: OffloopCallback._begin_batch,
+    Event.BATCH_END: OffloopCallback._end_batch,
+    Event.BATCH_CHECKPOINT: OffloopCallback._checkpoint_place,
+    Event.EPOCH_END: OffloopCallback._end_epoch,
+    Event.EPOCH_CHECKPOINT: OffloopCallback._checkpoint_place,
+    Event.EVAL_START: OffloopCallback._begin_evaluation,
+    Event.EVAL_BATCH_START: OffloopCallback._begin_evaluation_batch,
+    Event.EVAL_BATCH_END: OffloopCallback._end_evaluation_batch,
+    Event.EVAL_END: OffloopCallback._end_evaluation,
+    Event.PREDICT_START: OffloopCallback._begin_prediction,
+    Event.PREDICT_BATCH_START: OffloopCallback._begin_prediction_batch,
+    Event.PREDICT_BATCH_END: OffloopCallback._end_prediction_batch,
+    Event.PREDICT_END: OffloopCallback._end_prediction,
+    Event.FIT_END: OffloopCallback._end_fit,
 }
 
 

@@ -1,4 +1,4 @@
-"""Attaching to Keras with its torch backend: ``model.fit(..., callbacks=[OffloopKerasCallback()])``."""
+"""Attaching to Keras with its torch backend: ``model.fit(..., callbacks=[OffloopCallback()])``."""
 
 import math
 import weakref
@@ -47,13 +47,13 @@ _FRAMEWORK = Framework(
 )
 _OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
-_open: "weakref.WeakSet[OffloopKerasCallback]" = weakref.WeakSet()
+_open: "weakref.WeakSet[OffloopCallback]" = weakref.WeakSet()
 """Those that are in a fit(), or were when an exception of another callback or of the data left it."""
 
 
 @contain()
 @contain("_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint", "_announce")
-class OffloopKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes what ``fit()`` does, as a run.
 
     Args:
@@ -106,7 +106,7 @@ class OffloopKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
             precision=model.dtype_policy.name,
             config=_configuration(model, optimizer, self.params),
             evaluate="evaluate() would forget what the metrics of this epoch have added up",
-            checkpoint=self._save if self._save_folder else "give OffloopKerasCallback() a save_folder",
+            checkpoint=self._save if self._save_folder else "give OffloopCallback() a save_folder",
             set_lr=self._optimizer.set_rate
             if isinstance(optimizer._learning_rate, keras.Variable)
             else "it follows a schedule; give the optimizer a number to set it later",

@@ -1,8 +1,8 @@
 """Attaching to Lightning, under both of its names::
 
-from offloop.lightning import OffloopLightningCallback
+from offloop.lightning import OffloopCallback
 
-trainer = Trainer(callbacks=[OffloopLightningCallback()])
+trainer = Trainer(callbacks=[OffloopCallback()])
 """
 
 import os
@@ -56,10 +56,10 @@ _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time
 
 @contain()
 @contain("teardown", "state_dict", "_before_fetch", "_checkpoint_written")
-class OffloopLightningCallback(_Callback):  # type: ignore[misc]
+class OffloopCallback(_Callback):  # type: ignore[misc]
     """Publishes what Lightning's ``Trainer.fit`` does::
 
-        Trainer(callbacks=[OffloopLightningCallback()])
+        Trainer(callbacks=[OffloopCallback()])
 
     A batch is a step of the optimizer; those of the dataloader that are accumulated for it are its microbatches. With
     manual optimization a batch is one of the dataloader in which an optimizer has stepped. Each ``fit`` is a run.
@@ -305,12 +305,12 @@ class OffloopLightningCallback(_Callback):  # type: ignore[misc]
         self._intervals.clear()
 
 
-class AutomaticCallback(OffloopLightningCallback):
+class AutomaticCallback(OffloopCallback):
     """What ``offloop run`` attaches: it leaves a trainer alone to which a script has attached offloop itself."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The run begins, if it is the only one."""
-        if sum(isinstance(one, OffloopLightningCallback) for one in trainer.callbacks) == 1:
+        if sum(isinstance(one, OffloopCallback) for one in trainer.callbacks) == 1:
             super().on_train_start(trainer, pl_module)
 
 

@@ -1,4 +1,4 @@
-"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopTransformersCallback`."""
+"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
 import functools
 import os
@@ -59,11 +59,11 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
     "on_step_end",
 )
 @contain("on_epoch_end", "on_evaluate", "on_log", "on_save", "on_train_end")
-class OffloopTransformersCallback(TrainerCallback):
+class OffloopCallback(TrainerCallback):
     """Makes each ``train()`` of a trainer a run::
 
         trainer = Trainer(...)
-        trainer.add_callback(OffloopTransformersCallback(trainer))
+        trainer.add_callback(OffloopCallback(trainer))
 
     With several ranks each of them adds it. A batch is a step of the optimizer.
 
@@ -78,8 +78,8 @@ class OffloopTransformersCallback(TrainerCallback):
     def __init__(self, trainer: Any = None, **options: Unpack[Options]) -> None:
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(
-                "OffloopTransformersCallback needs the trainer: leave it out of callbacks=[...], and write "
-                "trainer.add_callback(OffloopTransformersCallback(trainer)) when the trainer is there"
+                "OffloopCallback needs the trainer: leave it out of callbacks=[...], and write "
+                "trainer.add_callback(OffloopCallback(trainer)) when the trainer is there"
             )
         check_options(options)
         self.detached = True
@@ -109,9 +109,7 @@ class OffloopTransformersCallback(TrainerCallback):
         if not self.detached:
             name = self._training.state.run_name
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
-        attached = [
-            one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopTransformersCallback)
-        ]
+        attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
         # A cell of a notebook that adds it may be executed twice.
         self.detached = not self._is_enabled or attached[-1:] != [self]
         self._begin(args, state, parts["train_dataloader"], name)

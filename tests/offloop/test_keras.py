@@ -29,7 +29,7 @@ from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import Demand, Want
 from offloop.bus.types.event import Event
 from offloop.consumers import CheckpointSaver
-from offloop.keras import OffloopKerasCallback
+from offloop.keras import OffloopCallback
 from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCHES, SIZE = 5, 8
@@ -84,7 +84,7 @@ def test_every_event_comes_at_its_place_and_the_others_are_known_to_be_missing(a
     # Two of five batches make a step: the second step begins in one epoch and ends in the next, as Keras does it.
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=accumulation if accumulation > 1 else None)
     held_out = (INPUTS[: 2 * SIZE], TARGETS[: 2 * SIZE])
-    fit(make_model(optimizer), OffloopKerasCallback(run_name=RUN, record="all"), validation_data=held_out)
+    fit(make_model(optimizer), OffloopCallback(run_name=RUN, record="all"), validation_data=held_out)
     expected, done = ["init", "fit_start"], 0
     for _ in range(2):
         expected.append("epoch_start")
@@ -108,7 +108,7 @@ def test_loss_rates_and_metrics_are_those_of_keras(accumulation: int | None) -> 
     rates: list[float] = []
     weights = np.linspace(0.5, 2, len(INPUTS))
     steps = AfterBatch(lambda _: rates.append(float(model.optimizer.learning_rate)))
-    history = fit(model, steps, OffloopKerasCallback(run_name=RUN), sample_weight=weights, validation_split=0.2).history
+    history = fit(model, steps, OffloopCallback(run_name=RUN), sample_weight=weights, validation_split=0.2).history
     losses = values_of(Event.BATCH_END, "loss")
     # Keras shows the mean of the epoch so far.
     each = 4 // (accumulation or 1)
@@ -148,7 +148,7 @@ def test_what_is_not_a_number_is_seen_and_a_step_of_ones_own_is_watched() -> Non
 
     model = Own()
     model.compile(keras.optimizers.SGD(0.1))
-    fit(model, OffloopKerasCallback(run_name=RUN), epochs=1)
+    fit(model, OffloopCallback(run_name=RUN), epochs=1)
     losses = values_of(Event.BATCH_END, "loss")
     assert [loss != loss for loss in losses] == [False, False, True, False, False]
     assert losses[0] == pytest.approx(float(model(INPUTS[:SIZE]).mean().detach()), abs=10)
@@ -162,7 +162,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
     plain, watched = make_model(), make_model()
     fit(plain, AfterBatch(lambda _: None))
-    fit(watched, OffloopKerasCallback(run_name=RUN, record="all"), AfterBatch(kill_half_way))
+    fit(watched, OffloopCallback(run_name=RUN, record="all"), AfterBatch(kill_half_way))
     assert same(plain, watched)
     assert [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END] == list(range(1, 11))
 
@@ -174,7 +174,7 @@ def test_compiled_steps_are_watched_from_outside(monkeypatch: pytest.MonkeyPatch
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="eager"))
     model = make_model(keras.optimizers.SGD(0.1), dropout=0.0, jit_compile=True)
-    history = fit(model, OffloopKerasCallback(run_name=RUN)).history
+    history = fit(model, OffloopCallback(run_name=RUN)).history
     losses = values_of(Event.BATCH_END, "loss")
     assert [np.mean(losses[:5]), np.mean(losses[5:])] == pytest.approx(history["loss"], abs=1e-6)
 
@@ -190,7 +190,7 @@ def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tm
         heat.append(float(value))
 
     model = make_model(keras.optimizers.SGD(0.1))
-    watching = OffloopKerasCallback(run_name=RUN, on_set={"heat": set_heat}, save_folder=tmp_path / "saved")
+    watching = OffloopCallback(run_name=RUN, on_set={"heat": set_heat}, save_folder=tmp_path / "saved")
     last: list[Any] = []
     history = fit(model, watching, AfterBatch(lambda count: (sender.step(count), last.append(count))), epochs=1000)
     errors = [one.error for one in sender.outcomes]
@@ -215,10 +215,10 @@ def test_a_rate_of_a_schedule_and_a_checkpoint_without_a_folder_are_refused() ->
     sender = Sender(("set", "lr", 0.5), ("checkpoint",), ("stop",))
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     model = make_model(keras.optimizers.SGD(schedule))
-    fit(model, OffloopKerasCallback(run_name=RUN), AfterBatch(sender.step), epochs=1000)
+    fit(model, OffloopCallback(run_name=RUN), AfterBatch(sender.step), epochs=1000)
     assert [one.error for one in sender.outcomes] == [
         "cannot set lr: it follows a schedule; give the optimizer a number to set it later",
-        "cannot save a checkpoint on command: give OffloopKerasCallback() a save_folder",
+        "cannot save a checkpoint on command: give OffloopCallback() a save_folder",
         None,
     ]
 
@@ -249,7 +249,7 @@ def test_fields_are_what_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         before[:] = [one.detach().clone() for one in weights]
 
-    fit(model, OffloopKerasCallback(), AfterBatch(look), epochs=1)
+    fit(model, OffloopCallback(), AfterBatch(look), epochs=1)
     sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
     for name in ("gradient_norm", "parameter_norm"):
         assert [one[name] for one in sent[1:]] == pytest.approx([one[name] for one in found[1:]], rel=1e-5)
@@ -263,7 +263,7 @@ def test_fields_are_what_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_consumer_gets_the_weights_and_learns_what_cannot_be_had(tmp_path: Path) -> None:
     model = make_model(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
     saver = CheckpointSaver(str(tmp_path / "weights"), save_interval="1ep", weights_only=True)
-    fit(model, OffloopKerasCallback(run_name=RUN, callbacks=saver), epochs=1)
+    fit(model, OffloopCallback(run_name=RUN, callbacks=saver), epochs=1)
     assert list((tmp_path / "weights").glob("ep1-*.safetensors"))
     unavailable = snapshots_of()[0].unavailable["fields"]
     gradients = {"gradient_norm", "gradient_norms", "optimizer_norms"}
@@ -284,7 +284,7 @@ def test_errors_of_the_step_are_the_users_own_and_end_the_run(error: BaseExcepti
 
     model = make_model(loss=lambda truth, said: fail() if model.optimizer.iterations == 3 else said.mean(), metrics=[])
     with pytest.raises(type(error)):
-        fit(model, OffloopKerasCallback(run_name=RUN))
+        fit(model, OffloopCallback(run_name=RUN))
     assert ending_of().status == status
     assert len(values_of(Event.BATCH_END, "loss")) == 3
     assert "Offloop" not in repr(model.train_function)
@@ -298,12 +298,12 @@ def test_a_fit_that_was_left_is_ended_by_the_next_one_and_a_second_fit_is_a_run_
 
     model = make_model()
     with pytest.raises(ZeroDivisionError):
-        fit(model, OffloopKerasCallback(run_name=RUN), Leave())
+        fit(model, OffloopCallback(run_name=RUN), Leave())
     # One without a callback of ours.
     fit(model)
     assert find_run(RUN).status == "failed"
     assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
-    watching = OffloopKerasCallback(run_name=RUN)
+    watching = OffloopCallback(run_name=RUN)
     for _ in range(2):
         fit(model, watching)
     for run in (f"{RUN}-2", f"{RUN}-3"):
@@ -325,9 +325,9 @@ def test_a_training_that_is_resumed_counts_on(tmp_path: Path) -> None:
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
         if first:
             with pytest.raises(ZeroDivisionError):
-                fit(model, OffloopKerasCallback(run_name=RUN), backup, Leave(), epochs=4)
+                fit(model, OffloopCallback(run_name=RUN), backup, Leave(), epochs=4)
         else:
-            fit(model, OffloopKerasCallback(run_name=RUN), backup, epochs=4)
+            fit(model, OffloopCallback(run_name=RUN), backup, epochs=4)
     (begin,) = [one for one in snapshots_of(attempt=2) if one.event is Event.FIT_START]
     assert (begin.timestamp.epoch.value, begin.timestamp.batch.value) == (2, 10)
     assert snapshots_of(attempt=2)[-1].timestamp.values[1:3] == (4, 20)
@@ -337,14 +337,14 @@ def test_a_training_that_is_resumed_counts_on(tmp_path: Path) -> None:
 def test_a_program_that_ends_with_an_error_outside_of_a_step_ends_its_run(runs_dir: Path) -> None:
     script = """
 import numpy as np, keras
-from offloop.keras import OffloopKerasCallback
+from offloop.keras import OffloopCallback
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
 model.compile("sgd", loss="mse")
 def rows():
     for _ in range(4):
         yield np.ones((4, 8)), np.ones((4, 1))
     raise ValueError("torn file")
-model.fit(rows(), steps_per_epoch=3, epochs=2, verbose=0, callbacks=[OffloopKerasCallback(run_name="r")])
+model.fit(rows(), steps_per_epoch=3, epochs=2, verbose=0, callbacks=[OffloopCallback(run_name="r")])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert "torn file" in done.stderr
@@ -358,7 +358,7 @@ def test_two_ranks_stop_and_save_at_the_same_step(tmp_path: Path) -> None:
 import json, os, sys
 import numpy as np, keras, torch.distributed as dist
 from attached_runs import Sender
-from offloop.keras import OffloopKerasCallback
+from offloop.keras import OffloopCallback
 folder, rank = sys.argv[1], int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 sender = Sender(("pause",), ("checkpoint",), ("set", "eval", "now"), ("resume",), ("stop",), at=3)
@@ -371,7 +371,7 @@ saved = []
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
 model.compile("sgd", loss="mse")
 count = Count()
-watching = OffloopKerasCallback(run_name="r", save_folder=folder + "/saved")
+watching = OffloopCallback(run_name="r", save_folder=folder + "/saved")
 save = watching._save
 watching._save = lambda: (saved.append(watching._training.state.timestamp.values.batch), save())
 model.fit(np.ones((16, 8)), np.ones((16, 1)), batch_size=4, epochs=2000, verbose=0, callbacks=[count, watching])
@@ -399,7 +399,7 @@ dist.destroy_process_group()
 
 
 def test_the_callback_can_be_pickled_before_it_trains() -> None:
-    fit(make_model(), pickle.loads(pickle.dumps(OffloopKerasCallback(run_name=RUN))), epochs=1)
+    fit(make_model(), pickle.loads(pickle.dumps(OffloopCallback(run_name=RUN))), epochs=1)
     assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
 
 
@@ -412,7 +412,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
     plain, watched = make_model(), make_model()
     fit(plain)
-    watching = OffloopKerasCallback(run_name=RUN)
+    watching = OffloopCallback(run_name=RUN)
     with caplog.at_level(logging.ERROR, "offloop"):
         fit(watched, watching)
     assert same(plain, watched)
@@ -423,10 +423,10 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
 
 def test_mistakes_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="there is no option 'run_nam': did you mean run_name"):
-        OffloopKerasCallback(run_nam="w")  # type: ignore[call-arg]
+        OffloopCallback(run_nam="w")  # type: ignore[call-arg]
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(ConfigurationError, match=r"Keras runs on jax.*set KERAS_BACKEND=torch before"):
-        OffloopKerasCallback()
+        OffloopCallback()
 
 
 @pytest.mark.slow
@@ -446,11 +446,7 @@ def test_a_disabled_callback_leaves_the_model_as_it_is(monkeypatch: pytest.Monke
     fit(plain, AfterBatch(lambda _: None))
     monkeypatch.setenv("OFFLOOP_DISABLED", "1")
     functions: set[Any] = set()
-    fit(
-        watched,
-        OffloopKerasCallback(run_name=RUN),
-        AfterBatch(lambda _: functions.add(watched.train_function.__name__)),
-    )
+    fit(watched, OffloopCallback(run_name=RUN), AfterBatch(lambda _: functions.add(watched.train_function.__name__)))
     assert functions == {plain.train_function.__name__}
     assert same(plain, watched)
     assert list_runs() == []

@@ -42,7 +42,7 @@ from offloop.bus import Event, list_runs
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
-from offloop.lightning import OffloopLightningCallback
+from offloop.lightning import OffloopCallback
 from offloop.trainer.device.device import CpuDevice
 
 pytestmark = [
@@ -126,7 +126,7 @@ def make_trainer(*callbacks: Any, namespace: Any = lightning, **arguments: Any) 
 def fit(*callbacks: Any, act: Any = None, val: bool = True, ckpt_path: Any = None, **arguments: Any) -> Module:
     """A training, published unless other callbacks are given."""
     module = Module(act=act)
-    trainer = make_trainer(*(callbacks or [OffloopLightningCallback(run_name=RUN)]), **arguments)
+    trainer = make_trainer(*(callbacks or [OffloopCallback(run_name=RUN)]), **arguments)
     trainer.fit(module, DATA, DATA if val else None, ckpt_path=ckpt_path)
     return module
 
@@ -149,7 +149,7 @@ def test_every_event_comes_at_its_place(accumulate: int, namespace: str) -> None
     # The same module, of the other namespace.
     module = types.new_class("Other", (Mixin, found.LightningModule))()
     trainer = make_trainer(
-        OffloopLightningCallback(run_name=RUN, record="all"),
+        OffloopCallback(run_name=RUN, record="all"),
         namespace=found,
         max_epochs=1,
         num_sanity_val_steps=2,
@@ -177,7 +177,7 @@ def test_every_event_comes_at_its_place(accumulate: int, namespace: str) -> None
 def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, runs_dir: Path) -> None:
     logger = CSVLogger(runs_dir / "csv")
     module = fit(
-        OffloopLightningCallback(run_name=RUN),
+        OffloopCallback(run_name=RUN),
         LearningRateMonitor("step"),
         logger=logger,
         accumulate_grad_batches=accumulate,
@@ -218,7 +218,7 @@ def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, r
 
 def kill_broker_at(batch: int) -> Any:
     def act(module: Any, trainer: Any) -> None:
-        if len(module.losses) == batch and isinstance(trainer.callbacks[0], OffloopLightningCallback):
+        if len(module.losses) == batch and isinstance(trainer.callbacks[0], OffloopCallback):
             (file,) = Path(os.environ["OFFLOOP_RUNS_DIR"]).glob(f"{RUN}/broker.json")
             os.kill(int(json.loads(file.read_text())["pid"]), signal.SIGKILL)
 
@@ -230,7 +230,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(act:
     options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
     plain = fit(lightning.Callback(), **options)
     assert not list_runs(), "without 'offloop run' nothing is attached by itself"
-    published = fit(OffloopLightningCallback(run_name=RUN, record="all"), act=act, **options)
+    published = fit(OffloopCallback(run_name=RUN, record="all"), act=act, **options)
     assert are_same(weights_of(plain), weights_of(published))
     assert plain.losses == published.losses
     batches = [one.timestamp.batch for one in snapshots_of() if one.event is Event.BATCH_END]
@@ -254,7 +254,7 @@ def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
         *(("set", "lr", 0.5), ("set", "eval", "now"), ("checkpoint",), ("set", "heat", 3), ("set", "heat", "hot")),
         *(("pause",), ("set", "lr", 0.25), ("resume",), ("set", "cold", 1), ("stop",)),
     )
-    callback = OffloopLightningCallback(run_name=RUN, on_set={"heat": lambda value: heat.append(float(value))})
+    callback = OffloopCallback(run_name=RUN, on_set={"heat": lambda value: heat.append(float(value))})
     saver = ModelCheckpoint(runs_dir / "saved", save_top_k=0)
     module = fit(callback, saver, act=act, max_epochs=10_000, check_val_every_n_epoch=10_000)
     outcomes = sender.outcomes
@@ -281,7 +281,7 @@ def test_commands_take_effect_between_two_batches(runs_dir: Path) -> None:
 
 def test_the_checkpoints_that_lightning_writes_are_listed_with_what_it_compares_them_by(runs_dir: Path) -> None:
     saver = ModelCheckpoint(runs_dir / "saved", monitor="val_loss", save_top_k=2)
-    trainer = fit(OffloopLightningCallback(run_name=RUN), saver, max_epochs=3).trainer
+    trainer = fit(OffloopCallback(run_name=RUN), saver, max_epochs=3).trainer
     found = {one.path: one for one in offloop.runs()[RUN].checkpoints if one.exists}
     assert found.keys() == saver.best_k_models.keys()
     assert {path: one.value for path, one in found.items()} == pytest.approx(
@@ -304,9 +304,7 @@ def test_the_checkpoints_that_lightning_writes_are_listed_with_what_it_compares_
     ],
 )
 def test_a_consumer_that_is_waited_for_stops_at_once(callback: Any, interval: int, batches: int) -> None:
-    module = fit(
-        OffloopLightningCallback(run_name=RUN, callbacks=callback, wait_for="callbacks"), val_check_interval=interval
-    )
+    module = fit(OffloopCallback(run_name=RUN, callbacks=callback, wait_for="callbacks"), val_check_interval=interval)
     assert len(module.losses) == batches
     assert ending().status == "stopped"
 
@@ -324,7 +322,7 @@ def test_what_lightning_cannot_do_is_refused_with_the_reason(runs_dir: Path) -> 
 
 def test_fields_on_demand_are_what_the_model_has() -> None:
     names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "weights")
-    callback = OffloopLightningCallback(run_name=RUN, callbacks=Requests(*names))
+    callback = OffloopCallback(run_name=RUN, callbacks=Requests(*names))
     module = fit(callback, accumulate_grad_batches=2, gradient_clip_val=0.5)
     # As the step has used them: clipped, and of all microbatches.
     assert values_of(Event.BATCH_END, "gradient_norm") == pytest.approx(module.norms, rel=1e-6)
@@ -354,7 +352,7 @@ def test_nothing_is_read_from_a_device_in_the_course_of_a_batch(monkeypatch: pyt
     monkeypatch.setattr(CpuDevice, "read_later", lambda self, scalar: 0.0)
     fit(lightning.Callback(), val=False, accumulate_grad_batches=2)
     plain, reads[:] = list(reads), []
-    fit(OffloopLightningCallback(run_name=RUN, record="all"), val=False, accumulate_grad_batches=2)
+    fit(OffloopCallback(run_name=RUN, record="all"), val=False, accumulate_grad_batches=2)
     assert reads == plain
     assert plain
 
@@ -385,7 +383,7 @@ class Unusual(Module):
 @pytest.mark.filterwarnings("ignore:Attribute 'loss' is an instance of `nn.Module`")
 def test_unusual_modules_train_as_without(precision: str, calls_again: bool) -> None:
     modules = []
-    for callback in (lightning.Callback(), OffloopLightningCallback(run_name=RUN, record="all")):
+    for callback in (lightning.Callback(), OffloopCallback(run_name=RUN, record="all")):
         module = Unusual(calls_again)
         make_trainer(callback, precision=precision).fit(module, DATA, DATA)
         modules.append(weights_of(module))
@@ -414,7 +412,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
 
     with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "offloop"):
         broken.setattr(AttachedTraining, "batch_end", break_down)
-        callback = OffloopLightningCallback(run_name=RUN)
+        callback = OffloopCallback(run_name=RUN)
         published = fit(callback)
     assert are_same(weights_of(plain), weights_of(published))
     assert ["a defect of ours" in one.getMessage() for one in caplog.records if one.name == "offloop"] == [True]
@@ -464,7 +462,7 @@ def test_an_exception_ends_the_run_and_is_the_users(error: BaseException, status
 
 
 def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
-    callback = OffloopLightningCallback(run_name=RUN, record="all")
+    callback = OffloopCallback(run_name=RUN, record="all")
     trainer, module = make_trainer(callback, max_epochs=1), Module()
     trainer.fit(module, DATA)
     trainer.validate(module, DATA, verbose=False)
@@ -486,7 +484,7 @@ def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
 @pytest.mark.parametrize("stop_at", [4, 5])
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_a_training_that_resumes_counts_on(limits: dict[str, int], stop_at: int, runs_dir: Path) -> None:
-    fit(OffloopLightningCallback(run_name=RUN), max_steps=stop_at, max_epochs=-1, act=None).trainer.save_checkpoint(
+    fit(OffloopCallback(run_name=RUN), max_steps=stop_at, max_epochs=-1, act=None).trainer.save_checkpoint(
         runs_dir / "last.ckpt"
     )
     fit(ckpt_path=runs_dir / "last.ckpt", **limits)
@@ -517,7 +515,7 @@ def test_with_manual_optimization_a_batch_is_one_in_which_optimizers_have_steppe
 
     module = Manual()
     module.automatic_optimization = False
-    make_trainer(OffloopLightningCallback(run_name=RUN, record="all"), max_epochs=1).fit(module, DATA)
+    make_trainer(OffloopCallback(run_name=RUN, record="all"), max_epochs=1).fit(module, DATA)
     ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
     assert [one.timestamp.sample for one in ends] == [2 * SIZE, 4 * SIZE]
     means = [sum(module.losses[at : at + 2]) / 2 for at in (0, 2)]
@@ -561,7 +559,7 @@ def test_data_of_unknown_length_is_trained_on_and_evaluated_on_command() -> None
     sender, act = sending(("set", "eval", "now"), ("stop",))
     module = Module(act=act)
     data = DataLoader(Unsized(), batch_size=SIZE)
-    make_trainer(OffloopLightningCallback(run_name=RUN), max_epochs=10_000, check_val_every_n_epoch=10_000).fit(
+    make_trainer(OffloopCallback(run_name=RUN), max_epochs=10_000, check_val_every_n_epoch=10_000).fit(
         module, data, [DATA, data]
     )
     evaluated, _ = sender.outcomes
@@ -574,13 +572,13 @@ def test_a_learning_rate_finder_is_no_run() -> None:
     finder = lightning.callbacks.LearningRateFinder(num_training_steps=8, attr_name="lr")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(os.environ["OFFLOOP_RUNS_DIR"])
-        fit(finder, OffloopLightningCallback(run_name=RUN), max_epochs=1)
+        fit(finder, OffloopCallback(run_name=RUN), max_epochs=1)
     assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
 
 
 def test_loggers_of_lightning_stay_as_they_are(runs_dir: Path) -> None:
     folders = []
-    for number, callbacks in enumerate([[], [OffloopLightningCallback(run_name=RUN)]]):
+    for number, callbacks in enumerate([[], [OffloopCallback(run_name=RUN)]]):
         logger = CSVLogger(runs_dir / str(number))
         module = Module()
         trainer = make_trainer(*callbacks, logger=logger)
@@ -596,7 +594,7 @@ def test_loggers_of_lightning_stay_as_they_are(runs_dir: Path) -> None:
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        OffloopLightningCallback(**options)
+        OffloopCallback(**options)
 
 
 JOB = Path(__file__).parents[1] / "support" / "lightning_ranks.py"

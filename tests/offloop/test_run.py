@@ -30,9 +30,9 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(model, arguments, train_dataset=rows)
 if "attach" in sys.argv:
-    from offloop.transformers import OffloopTransformersCallback
+    from offloop.transformers import OffloopCallback
 
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name="own"))
+    trainer.add_callback(OffloopCallback(trainer, run_name="own"))
 trainer.train()
 print("trained", flush=True)
 sys.exit(3)
@@ -44,7 +44,7 @@ import lightning.pytorch
 import pytorch_lightning
 import torch
 
-from offloop.lightning import OffloopLightningCallback
+from offloop.lightning import OffloopCallback
 
 for pl in (lightning.pytorch, pytorch_lightning):
     class Module(pl.LightningModule):
@@ -62,7 +62,7 @@ for pl in (lightning.pytorch, pytorch_lightning):
     quiet |= {"max_epochs": 1, "enable_model_summary": False}
     data = torch.utils.data.DataLoader(torch.ones(3, 2))
     pl.Trainer(**quiet).fit(Module(), data)
-    pl.Trainer(**quiet, callbacks=[OffloopLightningCallback(run_name="own")]).fit(Module(), data)
+    pl.Trainer(**quiet, callbacks=[OffloopCallback(run_name="own")]).fit(Module(), data)
 """
 CALLBACK = """
 from offloop.consumers import Callback

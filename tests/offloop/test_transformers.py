@@ -50,7 +50,7 @@ from offloop.bus.types.commands import Command
 from offloop.bus.types.demand import Demand, Want
 from offloop.consumers import CheckpointSaver
 from offloop.trainer.stream.run_stream import TrainingStream
-from offloop.transformers import OffloopTransformersCallback
+from offloop.transformers import OffloopCallback
 
 ROWS = 44
 CONFIG = GPT2Config(
@@ -114,7 +114,7 @@ def made(kind: Any = Trainer, model: Any = None, *callbacks: Any, **arguments: A
 def trained(*given: Any, attached: dict[str, Any] | None = None, **arguments: Any) -> Any:
     """A trainer that has trained, attached to a run."""
     trainer = made(*given, **arguments)
-    trainer.add_callback(OffloopTransformersCallback(trainer, **{"run_name": RUN, **(attached or {})}))
+    trainer.add_callback(OffloopCallback(trainer, **{"run_name": RUN, **(attached or {})}))
     trainer.train()
     return trainer
 
@@ -237,7 +237,7 @@ def test_sequence_to_sequence_with_generation_and_counted_tokens() -> None:
     trainer.compute_metrics = lambda found: {"count": len(found.predictions), "kind": "text"}
     for row in trainer.train_dataset:
         row["attention_mask"] = (torch.arange(12) < 10).long()
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
     trainer.train()
     assert values_of(Event.BATCH_END, "loss") == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)
     (end,) = [one for one in snapshots_of() if one.event is Event.EVAL_END]
@@ -248,7 +248,7 @@ def test_sequence_to_sequence_with_generation_and_counted_tokens() -> None:
 
 def test_what_scripts_and_callbacks_log_is_logged_if_it_is_a_number() -> None:
     trainer = made(max_steps=3, logging_strategy="no")
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
     values = {"one": np.float32(0.5), "two": torch.tensor(2.0), "no": None, "text": "x", "several": torch.ones(3)}
     trainer.add_callback(AtStep(lambda step: trainer.log(dict(values))))
     trainer.train()
@@ -289,7 +289,7 @@ def test_no_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for attach in (False, True):
         trainer = made(Trainer, None, Noted(), optim="sgd", logging_steps=4)
         if attach:
-            trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN, record="all"))
+            trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
         with reads() as read:
             trainer.train()
     assert found[0] == found[1]
@@ -327,20 +327,20 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, r"write trainer\.add_callback\(OffloopTransformersCallback\(trainer\)\)"),
-        ({"trainer": None}, r"write trainer\.add_callback\(OffloopTransformersCallback\(trainer\)\)"),
-        ({"trainer": "mine"}, r"OffloopTransformersCallback needs the trainer"),
+        ({}, r"write trainer\.add_callback\(OffloopCallback\(trainer\)\)"),
+        ({"trainer": None}, r"write trainer\.add_callback\(OffloopCallback\(trainer\)\)"),
+        ({"trainer": "mine"}, r"OffloopCallback needs the trainer"),
         ({"run_nam": "x"}, "there is no option 'run_nam': did you mean run_name"),
     ],
 )
 def test_wrong_uses_are_refused_at_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        OffloopTransformersCallback(**({"trainer": made()} if "run_nam" in given else {}), **given)
+        OffloopCallback(**({"trainer": made()} if "run_nam" in given else {}), **given)
 
 
 def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
     with pytest.raises(ConfigurationError, match=r"leave it out of callbacks=\[\.\.\.\]"):
-        made(Trainer, None, OffloopTransformersCallback)
+        made(Trainer, None, OffloopCallback)
 
 
 # Fields on demand, and commands.
@@ -395,7 +395,7 @@ def test_fields_of_divided_weights_are_not_promised() -> None:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             trainer.is_fsdp_enabled = self.divided
 
-    for callback in (Divided(True), OffloopTransformersCallback(trainer, run_name=RUN), Divided(False)):
+    for callback in (Divided(True), OffloopCallback(trainer, run_name=RUN), Divided(False)):
         trainer.add_callback(callback)
     trainer.train()
     unavailable = snapshots_of()[0].unavailable["fields"]
@@ -472,7 +472,7 @@ def test_a_checkpoint_on_command_is_saved_although_an_evaluation_finds_nothing_b
         metric_for_best_model="loss",
         greater_is_better=False,
     )
-    callback = OffloopTransformersCallback(trainer, run_name=RUN)
+    callback = OffloopCallback(trainer, run_name=RUN)
 
     def save(step: int) -> None:
         if step == 4:
@@ -519,7 +519,7 @@ def test_an_error_of_the_training_is_its_own_and_train_again_is_another_run(
 ) -> None:
     failing = Failing(error)
     trainer = made(Trainer, None, failing)
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
@@ -558,7 +558,7 @@ def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
     with pytest.raises(ZeroDivisionError):
         trained(Trainer, None, Failing(ZeroDivisionError(), reached), **arguments)
     trainer = made(**arguments)
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name="second"))
+    trainer.add_callback(OffloopCallback(trainer, run_name="second"))
     trainer.train(resume_from_checkpoint=True)
     assert are_same(weights_of(trainer.model), weights_of(whole.model))
     start = snapshots_of("second")[1]
@@ -581,7 +581,7 @@ def test_a_training_resumes_from_a_checkpoint_that_was_written_without_the_callb
     arguments = {"save_strategy": "steps", "save_steps": 5}
     made(**arguments).train()
     trainer = made(**arguments)
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
     trainer.train(resume_from_checkpoint=trainer.args.output_dir + "/checkpoint-5")
     assert [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END] == list(range(6, 12))
     assert (Path(trainer.args.output_dir) / "checkpoint-10").is_dir()
@@ -590,7 +590,7 @@ def test_a_training_resumes_from_a_checkpoint_that_was_written_without_the_callb
 def test_a_callback_that_is_added_twice_makes_one_run() -> None:
     trainer = made()
     for name in ("first", RUN):
-        trainer.add_callback(OffloopTransformersCallback(trainer, run_name=name))
+        trainer.add_callback(OffloopCallback(trainer, run_name=name))
     trainer.train()
     assert [one.name for one in list_runs()] == [RUN]
     assert len(values_of(Event.BATCH_END, "loss")) == 11
@@ -598,7 +598,7 @@ def test_a_callback_that_is_added_twice_makes_one_run() -> None:
 
 def test_predictions_within_the_training_are_told() -> None:
     trainer = made()
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN, record="all"))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
 
     def predict(step: int) -> None:
         if step == 5:

@@ -17,7 +17,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from offloop.bus import Event
 from offloop.bus.runs.directory import find_run
-from offloop.transformers import OffloopTransformersCallback
+from offloop.transformers import OffloopCallback
 
 # TRL uses names that Transformers is about to give up.
 pytestmark = [
@@ -86,7 +86,7 @@ def made(kind: Any, config: Any, data: dict[str, Any], arguments: dict[str, Any]
 
 
 def trained(trainer: Any) -> Any:
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name=RUN))
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
     trainer.train()
     return trainer
 

@@ -25,7 +25,7 @@ from offloop.attached import AttachedTraining
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.demand import Demand, Want
 from offloop.bus.types.event import Event
-from offloop.composer import OffloopComposerCallback
+from offloop.composer import OffloopCallback
 from offloop.trainer.stream.run_stream import TrainingStream
 
 ROWS, SIZE = 40, 8
@@ -93,7 +93,7 @@ def events(folder: Path) -> Any:
     seen = {}
     for size in (8, 4, 3):
         witness = Witness()
-        watching = OffloopComposerCallback(run_name=f"microbatches-of-{size}", record="all")
+        watching = OffloopCallback(run_name=f"microbatches-of-{size}", record="all")
         train(witness, watching, device_train_microbatch_size=size, eval_dataloader=loader(16))
         seen[watching._options["run_name"]] = [
             *(witness.events, witness.losses, witness.rates, witness.times, witness.metrics, witness.evaluated),
@@ -106,7 +106,7 @@ def same(folder: Path) -> Any:
         if batch == 5:
             os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
 
-    return [weights(train(*callbacks)[1]) for callbacks in ([], [OffloopComposerCallback(run_name=RUN), Witness(kill)])]
+    return [weights(train(*callbacks)[1]) for callbacks in ([], [OffloopCallback(run_name=RUN), Witness(kill)])]
 
 
 def commands(folder: Path) -> Any:
@@ -118,7 +118,7 @@ def commands(folder: Path) -> Any:
     sent = [("pause",), ("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot"), ("set", "eval", "now")]
     sender = Sender(*sent, ("checkpoint",), ("resume",), ("stop",))
     witness = Witness(sender.step)
-    watching = OffloopComposerCallback(run_name=RUN, on_set={"heat": set_heat})
+    watching = OffloopCallback(run_name=RUN, on_set={"heat": set_heat})
     trainer, _ = train(
         *(witness, watching),
         duration="1000ep",
@@ -128,7 +128,7 @@ def commands(folder: Path) -> Any:
         save_interval="1000ep",
     )
     refusing = Sender(("set", "eval", "now"), ("checkpoint",), ("stop",), run="refusing")
-    train(Witness(refusing.step), OffloopComposerCallback(run_name="refusing"), duration="1000ep")
+    train(Witness(refusing.step), OffloopCallback(run_name="refusing"), duration="1000ep")
     return {
         "errors": [one.error for one in sender.outcomes],
         "batches": [one.batch for one in sender.outcomes],
@@ -144,10 +144,10 @@ def commands(folder: Path) -> Any:
 
 def resuming(folder: Path) -> Any:
     saving = {"save_folder": str(folder / "saved"), "save_interval": "1ep"}
-    train(OffloopComposerCallback(run_name=RUN), **saving)
+    train(OffloopCallback(run_name=RUN), **saving)
     (path,) = (folder / "saved").glob("ep1-*")
-    train(OffloopComposerCallback(run_name=RUN), duration="3ep", load_path=str(path))
-    again, _ = train(OffloopComposerCallback(run_name="again"), fit=False)
+    train(OffloopCallback(run_name=RUN), duration="3ep", load_path=str(path))
+    again, _ = train(OffloopCallback(run_name="again"), fit=False)
     for _ in range(2):
         again.fit(duration="1ep")
     again.close()
@@ -185,7 +185,7 @@ def fields(folder: Path) -> Any:
                 "update": float(norm(updates)),
             }
 
-    train(OffloopComposerCallback(), Look(), duration="1ep")
+    train(OffloopCallback(), Look(), duration="1ep")
     return found, [sent for event, _, sent in stream.sent if event is Event.BATCH_END]
 
 
@@ -205,11 +205,11 @@ def failing(folder: Path) -> Any:
         raise RuntimeError("a defect of ours")
 
     AttachedTraining.batch_end = break_down  # type: ignore[method-assign]
-    watching = OffloopComposerCallback(run_name="defect")
+    watching = OffloopCallback(run_name="defect")
     watched = weights(train(watching)[1])
     AttachedTraining.batch_end = batch_end  # type: ignore[method-assign]
     print(json.dumps([plain == watched, shown, watching.detached]), flush=True)
-    train(OffloopComposerCallback(run_name=RUN), Witness(fail))
+    train(OffloopCallback(run_name=RUN), Witness(fail))
 
 
 def ranks(folder: Path) -> Any:
@@ -225,11 +225,7 @@ def ranks(folder: Path) -> Any:
 
     # Composer seeds ranks differently; its sampler divides the rows.
     train(
-        *(
-            witness,
-            OffloopComposerCallback(run_name=RUN),
-            Saved(folder=str(folder / "saved"), save_interval="100000ep"),
-        ),
+        *(witness, OffloopCallback(run_name=RUN), Saved(folder=str(folder / "saved"), save_interval="100000ep")),
         duration="100000ep",
         train_dataloader=loader(sampler=composer.utils.dist.get_sampler(TensorDataset(*make_rows(ROWS)))),
         eval_dataloader=loader(16, composer.utils.dist.get_sampler(TensorDataset(*make_rows(16)))),

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from offloop.attached import AttachedTraining, joining
 from offloop.bus.types.commands import Command
-from offloop.lightning import OffloopLightningCallback
+from offloop.lightning import OffloopCallback
 
 ROWS, SIZE, EPOCHS = 36, 6, 4
 """On each of two ranks three batches an epoch."""
@@ -88,7 +88,7 @@ def train(name: str, folder: Path, published: bool = True, commands: dict[int, A
         module.done.append((f"heat {value}", module.global_step))
 
     options: Any = {"run_name": name, "runs_dir": folder / "runs", "on_set": {"heat": set_heat}}
-    trainer = make_trainer(folder, *([OffloopLightningCallback(**options)] if published else []))
+    trainer = make_trainer(folder, *([OffloopCallback(**options)] if published else []))
     trainer.fit(module, DATA, DATA)
     weights = [parameter.detach().tolist() for parameter in module.parameters()]
     rate = trainer.optimizers[0].param_groups[0]["lr"]
@@ -149,7 +149,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if sys.argv[2:] == ["spawn"]:
         options: Any = {"run_name": "spawn", "runs_dir": Path(sys.argv[1]) / "runs"}
-        trainer = make_trainer(Path(sys.argv[1]), OffloopLightningCallback(**options), strategy="ddp_spawn")
+        trainer = make_trainer(Path(sys.argv[1]), OffloopCallback(**options), strategy="ddp_spawn")
         trainer.fit(Module({4: fail}), DATA, DATA)
     else:
         main(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from offloop.attached import joining
 from offloop.bus.types.commands import Command
-from offloop.transformers import OffloopTransformersCallback
+from offloop.transformers import OffloopCallback
 
 
 class Regression(torch.nn.Module):
@@ -77,7 +77,7 @@ def train(name: str, folder: Path, attached: bool = True, commands: dict[int, An
             lr_scheduler_type="constant",
         ),
     )
-    callback = OffloopTransformersCallback(trainer, run_name=name, runs_dir=folder / "runs")
+    callback = OffloopCallback(trainer, run_name=name, runs_dir=folder / "runs")
 
     def take(step: int) -> None:
         for one in (commands or {}).get(step, ()):

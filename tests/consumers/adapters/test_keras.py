@@ -36,7 +36,7 @@ from offloop.consumers.adapters.keras import KerasCallback
 from offloop.consumers.cli.main import main
 from offloop.consumers.cli.registry import CALLBACKS
 from offloop.consumers.testing import LiveRun, MemoryStream, replay
-from offloop.keras import OffloopKerasCallback
+from offloop.keras import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)
 
@@ -85,7 +85,7 @@ def test_a_callback_sees_what_it_sees_in_fit_and_writes_the_same_file(tmp_path: 
         verbose=0,
         validation_data=(x, y),
         validation_batch_size=20,
-        callbacks=[theirs, CSVLogger(tmp_path / "theirs.csv"), OffloopKerasCallback(run_name="run", runs_dir=runs_dir)],
+        callbacks=[theirs, CSVLogger(tmp_path / "theirs.csv"), OffloopCallback(run_name="run", runs_dir=runs_dir)],
     )
 
     ours = Seen()

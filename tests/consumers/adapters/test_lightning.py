@@ -21,7 +21,7 @@ from offloop.consumers.adapters.lightning import LightningCallback, LightningLog
 from offloop.consumers.cli.main import main
 from offloop.consumers.cli.registry import CALLBACKS
 from offloop.consumers.testing import LiveRun, MemoryStream, replay
-from offloop.lightning import OffloopLightningCallback
+from offloop.lightning import OffloopCallback
 
 LOSSES = (1.0, 0.9, 0.95, 0.96, 0.5)
 
@@ -84,7 +84,7 @@ def test_a_callback_sees_what_it_sees_in_their_trainer_and_logs_the_same_rates(t
     trainer = lightning.Trainer(
         max_epochs=3,
         accelerator="cpu",
-        callbacks=[theirs, LearningRateMonitor(), OffloopLightningCallback(run_name="run", runs_dir=runs_dir)],
+        callbacks=[theirs, LearningRateMonitor(), OffloopCallback(run_name="run", runs_dir=runs_dir)],
         logger=CSVLogger(tmp_path, "theirs", 0),
         log_every_n_steps=2,
         enable_checkpointing=False,

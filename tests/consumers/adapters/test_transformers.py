@@ -31,7 +31,7 @@ from offloop.consumers.adapters.transformers import TransformersCallback
 from offloop.consumers.cli.main import main
 from offloop.consumers.cli.registry import CALLBACKS
 from offloop.consumers.testing import LiveRun, MemoryStream, replay
-from offloop.transformers import OffloopTransformersCallback
+from offloop.transformers import OffloopCallback
 
 METHODS = [name for name in TransformersCallback.methods if name != "on_predict"]
 
@@ -110,7 +110,7 @@ def test_a_callback_sees_what_it_sees_in_their_trainer(tmp_path: Path, runs_dir:
     trainer = Watched(Tiny(), args, train_dataset=data, eval_dataset=data, callbacks=[rates, theirs])  # type: ignore[arg-type]
     trainer.losses = []
     theirs.calls.clear()
-    trainer.add_callback(OffloopTransformersCallback(trainer, run_name="run", runs_dir=runs_dir))
+    trainer.add_callback(OffloopCallback(trainer, run_name="run", runs_dir=runs_dir))
     trainer.train()
 
     ours = Seen()
