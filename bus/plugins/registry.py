@@ -172,7 +172,7 @@ class Registry(Generic[T]):
             adapted = None if self._adapt is None else self._adapt(found)
             if adapted is not None:
                 return adapted
-            package = self._base.__module__.partition(".")[0]
+            package = ".".join(self._base.__module__.split(".")[:2])
             raise ConfigurationError(
                 f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}", name=name
             )
