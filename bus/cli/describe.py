@@ -109,10 +109,10 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:
-    if not run.live or run.control is None:
+    if not run.live or run.control_endpoint is None:
         return {}
     try:
-        return {"statistics": ask_broker(run.control, "statistics", {"run": run.recorded_as})}
+        return {"statistics": ask_broker(run.control_endpoint, "statistics", {"run": run.recorded_as})}
     except BrokerError as error:
         # A run that ends at this moment, or a broker that is stopped: everything else is shown all the same.
         return {"statistics": None, "trouble": str(error)}

@@ -103,9 +103,9 @@ class DumpRelay:
         }
         with suppress(OffloopError, zmq.ZMQError, TimeoutError):
             run = read_run(self._path)
-            if run.control is None or run.last.number != dump.attempt:
+            if run.control_endpoint is None or run.last.number != dump.attempt:
                 return
-            socket: Any = connect_socket(self._context, zmq.DEALER, run.control, None)
+            socket: Any = connect_socket(self._context, zmq.DEALER, run.control_endpoint, None)
             try:
                 await socket.send(encode_control("command", command))
                 await asyncio.wait_for(socket.recv(), _ANSWER_SECONDS)

@@ -107,7 +107,7 @@ class Relay:
         reader = self._readers.get(key)
         try:
             request = self._checked(kind, may_command, message.data)
-            control = read_run(self._path).control
+            control = read_run(self._path).control_endpoint
             if control is None:
                 raise OffloopError(f"run {self._run!r} is not live on its host: it takes no requests")
             if reader is None or reader.address != control:

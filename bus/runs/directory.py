@@ -131,9 +131,9 @@ class RunInfo:
     live: bool
     """Whether a broker serves it at this moment."""
     attempts: tuple[Attempt, ...]
-    control: str | None
+    control_endpoint: str | None
     """Address of the live broker for publishers and for leases."""
-    stream: str | None
+    event_feed: str | None
     """Address of the live broker's event feed."""
     id: str | None = None
     """Distinguishes it from every other run of that name: random, given when its first attempt begins, in ``run.json``

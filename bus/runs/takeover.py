@@ -113,5 +113,5 @@ def _control_of(path: Path, before: Predecessor) -> str | None:
     with contextlib.suppress(RunDirectoryError):
         run = read_run(path)
         if run.live and (run.id, run.last.number) == (before.id, before.attempt):
-            return run.control
+            return run.control_endpoint
     return None

@@ -40,12 +40,19 @@ def send_command(
         BrokerError: the broker does not answer, or refuses.
     """
     check_command(name, arguments, reason)
-    if not run.live or run.control is None:
+    if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
             f"run {run.name!r} is {run.status}, so it takes no commands: 'bus runs --live' lists those that do"
         )
     return send_command_through(
-        run.control, run.recorded_as, name, *arguments, wait=wait, security=security, reason=reason, timeouts=timeouts
+        run.control_endpoint,
+        run.recorded_as,
+        name,
+        *arguments,
+        wait=wait,
+        security=security,
+        reason=reason,
+        timeouts=timeouts,
     )
 
 

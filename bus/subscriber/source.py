@@ -128,8 +128,8 @@ class LocalRun:
     def _found(self, run: RunInfo) -> RunStatus:
         if run.last.number != self.attempt:
             return RunStatus.FINISHED
-        if run.live and run.control is not None and run.stream is not None:
-            self.endpoints = Endpoints(run.control, run.stream)
+        if run.live and run.control_endpoint is not None and run.event_feed is not None:
+            self.endpoints = Endpoints(run.control_endpoint, run.event_feed)
             self._lost_since = None
             return RunStatus.LIVE
         if run.away or run.last.status == "running":
