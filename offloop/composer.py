@@ -44,8 +44,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
 
     Args:
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-        :class:`offloop.attached.options.Options`.
-            Without ``run_name`` the run has Composer's name.
+            :class:`offloop.attached.options.Options`. Without ``run_name`` the run has Composer's name.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 

@@ -43,7 +43,7 @@ class OffloopLogger:
 
     Args:
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-        :class:`offloop.attached.options.Options`.
+            :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 

@@ -59,7 +59,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         save_folder: where ``offloop send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-        :class:`offloop.attached.options.Options`.
+            :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has
     another backend than torch."""

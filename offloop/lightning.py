@@ -66,7 +66,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
 
     Args:
         options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-        :class:`offloop.attached.options.Options`.
+            :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 

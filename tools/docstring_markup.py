@@ -1,8 +1,7 @@
 """A griffe extension: what our docstrings have of reStructuredText becomes what a Markdown page can show.
 
 - Docstrings name things with roles, as ``:class:`~offloop.bus.types.timestamp.Timestamp` ``. A role becomes a link to
-  the page that
-  documents the name, or plain code where no page does, because it is not public or belongs to another library. A role
+  the page that documents the name, or plain code where no page does, because it is not public or belongs to another library. A role
   that names nothing of ours is reported, which fails a strict build.
 - They introduce code with ``::``, which becomes ``:``.
 - They describe arguments that belong together in one entry, ``start, end: ...``, which becomes an entry for each.
@@ -18,8 +17,8 @@ from typing import Any
 
 from griffe import Alias, AliasResolutionError, Extension, GriffeLoader, Module, Object, get_logger
 
-PACKAGES = ("bus", "trainer", "consumers")
-"""The packages whose names have to exist; what belongs to others is shown as it is written."""
+PACKAGE = "offloop"
+"""Its names have to exist; what belongs to others is shown as it is written."""
 
 _log = get_logger("docstring_markup")
 
@@ -60,7 +59,7 @@ def _link(obj: Object, target: str, is_short: bool, loader: GriffeLoader) -> str
             found = loader.modules_collection[path].canonical_path
             return f'<autoref identifier="{found}" optional>{shown}</autoref>'
     first = target.partition(".")[0]
-    if first in PACKAGES or (first == target and not hasattr(builtins, target)):
+    if first == PACKAGE or (first == target and not hasattr(builtins, target)):
         _log.warning("%s: the docstring of %s names %s, which does not exist", obj.filepath, obj.path, target)
     return shown
 
@@ -68,7 +67,7 @@ def _link(obj: Object, target: str, is_short: bool, loader: GriffeLoader) -> str
 def _candidates(obj: Object, target: str) -> Iterator[str]:
     """The full paths that ``target`` may mean: from the top, or as seen from where the docstring is."""
     first, _, rest = target.partition(".")
-    if first in PACKAGES:
+    if first == PACKAGE:
         yield target
     scope: Object | Alias | None = obj
     while scope is not None:

@@ -82,13 +82,13 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
         model: an ``nn.Module`` with the methods of :class:`offloop.trainer.data.models.Model`, such as
             :class:`offloop.trainer.Classifier`.
         train_dataloader: a dataloader, or a :class:`offloop.trainer.DataSpec` that says how to count and split its
-        batches. eval_dataloader: a dataloader (its label is ``eval``), a :class:`offloop.trainer.Evaluator` or a list
-        of them. optimizers: one or several torch optimizers of the model's parameters, or a function that makes them
-        from the
+            batches.
+        eval_dataloader: a dataloader (its label is ``eval``), a :class:`offloop.trainer.Evaluator` or a list of them.
+        optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
             model. It is called after ``INIT``, when algorithms have made their changes to the model.
         schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that gives the
-        share of
-            the base rate: it follows the training time, for all optimizers. Or one or several of torch's schedulers.
+            share of the base rate: it follows the training time, for all optimizers. Or one or several of torch's
+            schedulers.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
         algorithms: :class:`offloop.trainer.Algorithm` objects, which run in the loop and may change it.
         callbacks, loggers: objects of the package ``consumers``, or names as the command ``consumer`` takes them, such

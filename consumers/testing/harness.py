@@ -268,8 +268,7 @@ def replay(
     Args:
         callbacks: one, or several; objects that have not run before.
         source: a recording, the path of one or of a run's directory, a
-        :class:`~offloop.consumers.testing.MemoryStream`, or
-            snapshots in order.
+            :class:`~offloop.consumers.testing.MemoryStream`, or snapshots in order.
         loggers: destinations of your own, to be given what is logged as well.
         on_error: what happens when a callback raises. ``stop`` raises its exception here, with its traceback, also when
             it comes from ``close``; with ``continue`` and ``disable`` the errors are counted in

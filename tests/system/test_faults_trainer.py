@@ -253,7 +253,7 @@ def publish_on():
 
 CLOSED_ANYWHERE = """
 import itertools, json, os, signal, sys
-import offloop.bus
+from offloop import bus
 from offloop.bus import ClosedError, Event, Publisher
 
 def close_at_line(number):

@@ -29,7 +29,9 @@ def printed(*arguments: object, code: int | None = None) -> str:
     """What a command prints into a pipe, which holds nothing that a terminal obeys or hides."""
     name, *rest = map(str, arguments)
     module = {"bus": "bus", "consumer": "consumers", "trainer": "trainer"}[name]
-    done = subprocess.run([sys.executable, "-m", module, *rest], capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", f"offloop.{module}", *rest], capture_output=True, timeout=120, check=False
+    )
     text = (done.stdout + done.stderr).decode()
     assert code is None or done.returncode == code, text
     assert "Traceback" not in text

@@ -200,7 +200,7 @@ def test_a_finalizer_may_publish(runs_dir: Path) -> None:
 
 INTERRUPTED = """
 import itertools, json, os, signal, sys
-import offloop.bus
+from offloop import bus
 from offloop.bus import ClosedError, Event, Publisher
 
 def interrupt_at_line(number):

@@ -271,7 +271,7 @@ def test_a_training_that_fails_fails_the_test_with_its_output(project: pytest.Py
 IMPORTED = """
 import sys
 import offloop.pytest_plugin
-ours = {"bus", "trainer", "consumers"}
+ours = {"offloop.bus", "offloop.trainer", "offloop.consumers"}
 heavy = ({"torch", "numpy", "zmq", "msgpack", "msgspec", "mcap", "click", "asyncio"} | ours) & set(sys.modules)
 assert not heavy, heavy
 """

@@ -158,14 +158,14 @@ def test_without_torch_the_command_says_how_to_install_it() -> None:
 
 def test_without_torch_the_package_imports_and_names_what_is_missing_when_it_is_used() -> None:
     code = """
-import offloop.trainer
+from offloop import trainer
 assert "Trainer" in dir(trainer)
 try:
-    offloop.trainer.Trainer
+    trainer.Trainer
 except ImportError as error:
     print(error)
 try:
-    offloop.trainer.Trainr
+    trainer.Trainr
 except AttributeError as error:
     print(error)
 import sys; sys.argv = ['trainer', '--list']; from offloop.trainer.cli.main import main; main()
@@ -174,7 +174,7 @@ import sys; sys.argv = ['trainer', '--list']; from offloop.trainer.cli.main impo
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "the trainer needs torch; install it with: pip install 'offloop[trainer]'"
-    assert lines[1] == "module 'trainer' has no attribute 'Trainr'"
+    assert lines[1] == "module 'offloop.trainer' has no attribute 'Trainr'"
     assert lines[2].startswith("chars")
 
 
