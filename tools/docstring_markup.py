@@ -1,8 +1,8 @@
 """A griffe extension: what our docstrings have of reStructuredText becomes what a Markdown page can show.
 
 - Docstrings name things with roles, as ``:class:`~offloop.bus.types.timestamp.Timestamp` ``. A role becomes a link to
-  the page that documents the name, or plain code where no page does, because it is not public or belongs to another library. A role
-  that names nothing of ours is reported, which fails a strict build.
+  the page that documents the name, or plain code where no page does, because it is not public or belongs to another
+  library. A role that names nothing of ours is reported, which fails a strict build.
 - They introduce code with ``::``, which becomes ``:``.
 - They describe arguments that belong together in one entry, ``start, end: ...``, which becomes an entry for each.
 
