@@ -116,7 +116,16 @@ class ClusterRun:
 
     def begin_bridge(self):
         """Starts the command ``offloop server bridge``."""
-        command = ("bus", "server", "bridge", str(self.run_dir), "--stream", self.servers.address, "--replicas", "3")
+        command = (
+            "offloop.bus",
+            "server",
+            "bridge",
+            str(self.run_dir),
+            "--stream",
+            self.servers.address,
+            "--replicas",
+            "3",
+        )
         with open(self._folder / "bridge.log", "ab") as log:
             self._bridge = subprocess.Popen([sys.executable, "-m", *command], stderr=log, stdout=log)
         wait_for(lambda: self._bridge.pid == getattr(self._copying(), "pid", None), "the bridge", 60)

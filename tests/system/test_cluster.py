@@ -179,9 +179,20 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         path = tmp_path / "mine.jsonl"
         publisher = stack.enter_context(Publisher("r", runs_dir=runs_dir))
         publish(300)
-        bridge = begin("publish", "bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
+        bridge = begin("publish", "offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
         logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
-        named = ("view", "consumers", "--wait", "--run", "r", *logging, "--name", "mine", "--commit-every", "50")
+        named = (
+            "view",
+            "offloop.consumers",
+            "--wait",
+            "--run",
+            "r",
+            *logging,
+            "--name",
+            "mine",
+            "--commit-every",
+            "50",
+        )
         first = begin(*named)
         wait_for(lambda: lines() >= 300, "the first 300 lines", 60)
         first.send_signal(signal.SIGINT)

@@ -39,7 +39,17 @@ class Host:
         first = Publisher("wide", rank=self.ranks[0], attempt=1, **common)
         self.publishers = [first, Publisher("wide", rank=self.ranks[1], attempt=1, broker=first.address, **common)]
         self.bridge = subprocess.Popen(
-            [*PYTHON, "bus", "server", "bridge", "wide", "--runs-dir", self.runs_dir, "--stream", nats_server.address],
+            [
+                *PYTHON,
+                "offloop.bus",
+                "server",
+                "bridge",
+                "wide",
+                "--runs-dir",
+                self.runs_dir,
+                "--stream",
+                nats_server.address,
+            ],
             env={**os.environ, "OFFLOOP_HOST": self.name},
             stderr=subprocess.PIPE,
             text=True,
@@ -105,7 +115,7 @@ def attach(nats_server, **options):
 
 
 def bus(*arguments):
-    return subprocess.run([*PYTHON, "bus", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*PYTHON, "offloop.bus", *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
 def test_every_host_says_how_its_ranks_are_and_the_first_ones_recording_is_copied(nats_server, hosts):
@@ -182,7 +192,17 @@ def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_serve
     train(hosts, *range(1, 51))
     attach(nats_server, host="second.rack").close()
     path = tmp_path / "logged.jsonl"
-    command = [*PYTHON, "consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}", "--stream"]
+    command = [
+        *PYTHON,
+        "offloop.consumers",
+        "--callbacks",
+        "lr,metrics",
+        "-l",
+        "jsonl",
+        "-o",
+        f"jsonl.path={path}",
+        "--stream",
+    ]
     chosen = ["--run", "wide", "--ranks"]
     asking = [*command, nats_server.address, *chosen, "9"]
     refused = subprocess.run(asking, capture_output=True, text=True, timeout=60)
@@ -207,7 +227,7 @@ def test_a_consumer_of_one_rank_gets_its_events_as_those_of_the_first(nats_serve
 
 def test_a_consumer_that_waits_waits_for_the_hosts_of_its_ranks(nats_server, tmp_path):
     path, said = tmp_path / "logged.jsonl", tmp_path / "said"
-    command = [*PYTHON, "consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}"]
+    command = [*PYTHON, "offloop.consumers", "--callbacks", "lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}"]
     command += ["--stream", nats_server.address, "--run", "wide", "--wait", "--ranks"]
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(running(Host(tmp_path, nats_server, 0)))
@@ -236,7 +256,7 @@ def test_ranks_of_several_hosts_are_one_stream(nats_server, hosts, tmp_path):
     attach(nats_server, host="second.rack").close()
     (tmp_path / "seen.py").write_text(SEEN)
     path = tmp_path / "seen"
-    command = [*PYTHON, "consumers", "--callbacks", f"{tmp_path / 'seen.py'}:Seen", "--name", "both"]
+    command = [*PYTHON, "offloop.consumers", "--callbacks", f"{tmp_path / 'seen.py'}:Seen", "--name", "both"]
     command += ["--stream", nats_server.address, "--run", "wide", "--ranks", "3,1"]
 
     def seen(rank):

@@ -30,7 +30,7 @@ def bridge(nats_server, runs_dir):
     def begin(run):
         arguments = (
             *PYTHON,
-            "bus",
+            "offloop.bus",
             "server",
             "bridge",
             run,
@@ -141,7 +141,7 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(nats_server,
         copying.kill()
         copying.wait()
         sent = subprocess.run(
-            [*PYTHON, "bus", "send", "r", "stop", "--stream", nats_server.address],
+            [*PYTHON, "offloop.bus", "send", "r", "stop", "--stream", nats_server.address],
             capture_output=True,
             text=True,
             check=False,
@@ -149,7 +149,7 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(nats_server,
         assert (sent.returncode, sent.stdout) == (1, "")
         assert "this run has no bridge that answers" in sent.stderr
         assert "start 'offloop server bridge' on its host" in sent.stderr
-        read = [*PYTHON, "consumers", "--callbacks", "lr", "--stream", nats_server.address]
+        read = [*PYTHON, "offloop.consumers", "--callbacks", "lr", "--stream", nats_server.address]
         with subprocess.Popen(read, stderr=subprocess.PIPE, text=True) as consumer:
             try:
                 said = consumer.stderr.readline()
@@ -164,14 +164,24 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(nats_server,
 
 
 def test_the_same_files_from_the_directory_the_broker_and_the_stream(nats_server, bridge, runs_dir, tmp_path):
-    command = ("trainer", "digits", "--max-duration", "2ep", "--run-name", "d", "--runs-dir", runs_dir, "--no-progress")
+    command = (
+        "offloop.trainer",
+        "digits",
+        "--max-duration",
+        "2ep",
+        "--run-name",
+        "d",
+        "--runs-dir",
+        runs_dir,
+        "--no-progress",
+    )
     subprocess.run([*PYTHON, *map(str, command)], check=True, capture_output=True)
     assert bridge("d").wait(60) == 0
 
     def logged(name, *where):
         path = tmp_path / name
         chosen = ("--callbacks", "speed,lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}", "--run", "d")
-        subprocess.run([*PYTHON, "consumers", *chosen, *where], check=True, capture_output=True)
+        subprocess.run([*PYTHON, "offloop.consumers", *chosen, *where], check=True, capture_output=True)
         return path.read_bytes()
 
     there = logged("directory.jsonl", "--runs-dir", str(runs_dir))
@@ -185,7 +195,7 @@ def test_the_same_files_from_the_directory_the_broker_and_the_stream(nats_server
         broker.terminate()
         broker.communicate(timeout=30)
     listed = subprocess.run(
-        [*PYTHON, "bus", "runs", "--stream", nats_server.address], check=True, capture_output=True, text=True
+        [*PYTHON, "offloop.bus", "runs", "--stream", nats_server.address], check=True, capture_output=True, text=True
     )
     assert "finished" in listed.stdout
 
@@ -231,7 +241,7 @@ def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, r
     with attach(nats_server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
     shown = subprocess.run(
-        [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
+        [*PYTHON, "offloop.bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
     )
     assert f"done, to {nats_server.address}" in shown.stdout
 
@@ -240,7 +250,7 @@ def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_p
     away = NatsServer(tmp_path, start=False)
 
     def info():
-        shown = [*PYTHON, "bus", "info", "r", "--runs-dir", str(runs_dir)]
+        shown = [*PYTHON, "offloop.bus", "info", "r", "--runs-dir", str(runs_dir)]
         return subprocess.run(shown, check=True, capture_output=True, text=True).stdout
 
     with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
@@ -274,7 +284,7 @@ def test_a_bridge_of_a_run_that_was_deleted_ends(runs_dir, tmp_path):
         publish(publisher, 10)
     waiting = read_bridge(publisher.run_dir)
     assert waiting.is_running
-    subprocess.run([*PYTHON, "bus", "rm", "r", "--yes", "--runs-dir", str(runs_dir)], check=True, timeout=100)
+    subprocess.run([*PYTHON, "offloop.bus", "rm", "r", "--yes", "--runs-dir", str(runs_dir)], check=True, timeout=100)
     wait_for(lambda: not waiting.is_running, "the end of its bridge")
 
 
@@ -298,7 +308,7 @@ def test_a_training_is_the_same_whatever_becomes_of_the_servers(nats_server, run
         folder = tmp_path / name
         options = ("--max-duration", "1ep", "--seed", "3", "--run-name", name, "--runs-dir", runs_dir, "--no-progress")
         where = ("--stream", stream) if stream else ()
-        command = ("trainer", "digits", *options, "--save-folder", folder, *where)
+        command = ("offloop.trainer", "digits", *options, "--save-folder", folder, *where)
         with subprocess.Popen([*PYTHON, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as job:
             if during is not None:
                 wait_for(lambda: read_bridge(runs_dir / name), "the bridge")

@@ -39,7 +39,7 @@ def begin(tmp_path):
 def publisher(begin, nats_server, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 1)
-        begin("bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
+        begin("offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
         yield publisher
 
 
@@ -62,7 +62,7 @@ def grown(publisher, path, more):
 
 def consumer(begin, path, *source):
     words = ("--wait", "--run", "r", "--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
-    return begin("consumers", *words, *source)
+    return begin("offloop.consumers", *words, *source)
 
 
 def named(begin, nats_server, path):

@@ -34,7 +34,7 @@ def run(server, tmp_path_factory):
     with Publisher("r", runs_dir=runs_dir) as made:
         for batch in range(1, 3001):
             made.publish(Event.BATCH_END, loss=1 / batch, noise=bytes(200))
-    command("bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
+    command("offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
     return runs_dir / "r"
 
 
@@ -65,25 +65,25 @@ def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
 
 def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_path):
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
-    command("bus", "export", run, "--to", "jsonl", "-o", here)
-    said = command("bus", "export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
+    command("offloop.bus", "export", run, "--to", "jsonl", "-o", here)
+    said = command("offloop.bus", "export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
     assert f"of run r at {server.address} to {there}" in said
     assert there.read_bytes() == here.read_bytes()
-    assert "the same in 3000 events" in command("bus", "diff", "r", "r", "--stream", server.address)
+    assert "the same in 3000 events" in command("offloop.bus", "diff", "r", "r", "--stream", server.address)
     assert "has no run 'x': 'bus runs --stream" in command(
-        "bus", "export", "x", "--stream", server.address, "--to", "csv", code=1
+        "offloop.bus", "export", "x", "--stream", server.address, "--to", "csv", code=1
     )
 
 
 def test_a_replay_is_served_to_consumers(server, run, tmp_path):
     runs_dir = tmp_path / "runs"
     said = command(
-        *("bus", "replay", "r", "--stream", server.address, "--rate", "max", "--name", "again"),
+        *("offloop.bus", "replay", "r", "--stream", server.address, "--rate", "max", "--name", "again"),
         *("--runs-dir", runs_dir),
     )
     assert f"replaying {server.address} (run r, attempt 1) as run again" in said
     assert "run again finished: 3000 events served" in said
-    assert "the same in 3000 events" in command("bus", "diff", run, runs_dir / "again")
+    assert "the same in 3000 events" in command("offloop.bus", "diff", run, runs_dir / "again")
 
 
 def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
@@ -94,7 +94,7 @@ def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
         assert (library.problem, [*library.table.entries]) == (None, ["r"])
         assert library.table.entries["r"].status == "finished"
         assert place.in_words == f"NATS at {server.address}"
-    words = [*PYTHON, "bus", "ui", "--stream", server.address, "--port", "0"]
+    words = [*PYTHON, "offloop.bus", "ui", "--stream", server.address, "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             address = re.search(r"http://\S+", process.stdout.readline())[0]

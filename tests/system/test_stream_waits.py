@@ -44,7 +44,7 @@ def test_a_training_waits_for_a_reader_elsewhere_obeys_it_and_hands_it_tensors(n
         begun.append(
             subprocess.Popen([sys.executable, "-c", JUDGE, nats_server.address], stdout=subprocess.PIPE, text=True)
         )
-        bridge = ("bus", "server", "bridge", "r", "--runs-dir", str(runs_dir), "--stream", nats_server.address)
+        bridge = ("offloop.bus", "server", "bridge", "r", "--runs-dir", str(runs_dir), "--stream", nats_server.address)
         begun.append(subprocess.Popen([*PYTHON, *bridge], stderr=subprocess.DEVNULL))
 
     def note(_event, state, logger):

@@ -113,7 +113,7 @@ def use(*arguments: object) -> tuple[int, list[str], int]:
         "most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024\n"
         "print(json.dumps([done.returncode, (done.stdout + done.stderr).splitlines(), most]))\n"
     )
-    command = [sys.executable, "-c", code, sys.executable, "-m", name, *rest]
+    command = [sys.executable, "-c", code, sys.executable, "-m", f"offloop.{name}", *rest]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     returned, lines, most = json.loads(done.stdout)
     return returned, lines, most

@@ -47,7 +47,7 @@ def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
     record()
     (runs_dir / "bad").mkdir()
     make(runs_dir / "bad" / "run.json")
-    listed = command("bus", "runs")
+    listed = command("offloop.bus", "runs")
     assert listed.returncode == 0
     assert "good" in listed.stdout
     [row] = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
@@ -83,7 +83,7 @@ def test_a_recording_that_is_no_file_is_named(runs_dir: Path, make: Callable[[Pa
     recording = record() / "recording-1.mcap"
     recording.unlink()
     make(recording)
-    done = command("consumers", "--replay", recording, "--callbacks", "metrics")
+    done = command("offloop.consumers", "--replay", recording, "--callbacks", "metrics")
     assert done.returncode != 0
     assert f"error: {recording} is " in done.stderr
     with pytest.raises(RecordingError, match="is not a recording"):
