@@ -146,7 +146,7 @@ def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if group is None:
             continue
         if not isinstance(group, kind):
-            raise ConfigurationError(f"{name} is {group!r}: give a trainer.{kind.__name__}(...)", name=name)
+            raise ConfigurationError(f"{name} is {group!r}: give an offloop.trainer.{kind.__name__}(...)", name=name)
         for one in vars(group):
             if one in arguments:
                 raise ConfigurationError(

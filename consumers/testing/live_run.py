@@ -276,9 +276,11 @@ class LiveRun:
                 os.kill(broker, signal.SIGKILL)
 
     def _found(self) -> RunInfo | None:
-        """The run, once this attempt of it has begun."""
+        """The run, once this attempt of it has begun: its broker can be reached, or has ended already."""
         found = self._found_on_disk()
-        return found if found is not None and found.last.number >= self._attempt else None
+        if found is None or found.last.number < self._attempt:
+            return None
+        return found if found.live or found.last.status != "running" else None
 
     def _found_on_disk(self) -> RunInfo | None:
         return read_run(self.path) if (self.path / RUN_FILE).exists() else None

@@ -32,8 +32,8 @@ def test_every_callback_is_on_the_page_with_its_class_and_its_place_in_the_refer
     for entry in CALLBACKS.entries():
         name = CALLBACKS.find(entry.name).__name__
         assert f"`{name}`" in ROWS[entry.name], entry.name
-        assert f"(reference/callbacks.md#consumers.{name})" in ROWS[entry.name][0], entry.name
-        assert f"\n::: consumers.{name}\n" in reference, entry.name
+        assert f"(reference/callbacks.md#offloop.consumers.{name})" in ROWS[entry.name][0], entry.name
+        assert f"\n::: offloop.consumers.{name}\n" in reference, entry.name
     assert list(ROWS) == sorted(ROWS)
 
 

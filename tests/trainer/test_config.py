@@ -63,9 +63,12 @@ def test_a_group_stands_for_its_arguments(tmp_path: Path, runs_dir: Path) -> Non
         ({"stream": StreamConfig()}, r"publish is given twice: as publish=\.\.\. and in stream=StreamConfig"),
         (
             {"checkpoints": {"save_folder": "a"}},
-            r"checkpoints is {.*}: give a offloop.trainer.CheckpointConfig\(\.\.\.\)",
+            r"checkpoints is {.*}: give an offloop.trainer.CheckpointConfig\(\.\.\.\)",
         ),
-        ({"compute": CheckpointConfig()}, r"compute is CheckpointConfig\(.*\): give a offloop.trainer.ComputeConfig\("),
+        (
+            {"compute": CheckpointConfig()},
+            r"compute is CheckpointConfig\(.*\): give an offloop.trainer.ComputeConfig\(",
+        ),
     ],
 )
 def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> None:

@@ -162,10 +162,10 @@ def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
 
 
 TRIED = (
-    "ol.q.r.want",
+    "ol.q.r.lease",
     "ol.q.r.command",
     "ol.q.r.fetch.host",
-    "ol.v.r.want",
+    "ol.v.r.lease",
     "ol.r.r.1.host",
     "ol.w.r.1.host",
     "ol.d.r",
@@ -198,7 +198,7 @@ HEARD = (
 )
 VIEWED = {
     *("$KV.ol_pos.r.name", "$JS.API.STREAM.CREATE.KV_ol_pos", "$JS.API.CONSUMER.INFO.ol_r.name"),
-    *("ol.v.r.want", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"),
+    *("ol.v.r.lease", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"),
     *("$JS.API.CONSUMER.CREATE.ol_r.name.subject", "$JS.API.CONSUMER.MSG.NEXT.ol_r.name"),
 }
 MAY = {
@@ -212,7 +212,7 @@ MAY = {
     ),
     "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"}),
     "command": (
-        {*VIEWED, "ol.q.r.want", "ol.q.r.command", "ol.q.r.fetch.host"},
+        {*VIEWED, "ol.q.r.lease", "ol.q.r.command", "ol.q.r.fetch.host"},
         {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
     ),
 }
@@ -264,7 +264,7 @@ def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_
         publisher.poll()
         bridge("r")
         with attach("view", "r"):
-            answer = asyncio.run(_asked(roles, "ol.v.r.want", encode_control("command", STOP)))
+            answer = asyncio.run(_asked(roles, "ol.v.r.lease", encode_control("command", STOP)))
             assert "by the subject of 'lease' of run 'r' is for something else" in answer
             answer = asyncio.run(_asked(roles, "ol.v.r.statistics", encode_control("statistics", {"run": "s"})))
             assert "is for something else" in answer

@@ -140,7 +140,7 @@ def test_options_reach_the_algorithm_by_either_name() -> None:
 
 
 def test_algorithms_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint("average", "offloop.algorithms.ema:EMA", "offloop.algorithms")])
+    points = EntryPoints([EntryPoint("average", "offloop.trainer.algorithms.ema:EMA", "offloop.algorithms")])
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     assert ALGORITHMS.find("average") is EMA
 
@@ -163,7 +163,7 @@ def test_without_torch_the_list_says_how_to_install_it() -> None:
         "import sys; sys.argv = ['trainer', '--list-algorithms']; from offloop.trainer.cli.main import main; main()"
     )
     assert done.stderr == "error: the trainer needs torch; install it with: pip install 'offloop[trainer]'\n"
-    done = without_torch("import offloop.algorithms; offloop.algorithms.EMA")
+    done = without_torch("import offloop.trainer.algorithms; offloop.trainer.algorithms.EMA")
     assert done.stderr.endswith("the trainer needs torch; install it with: pip install 'offloop[trainer]'\n")
 
 

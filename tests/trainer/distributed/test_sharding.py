@@ -264,6 +264,6 @@ def test_torch_s_policies_are_let_through() -> None:
 
 
 def test_a_trainer_without_sharding_does_not_load_what_it_takes() -> None:
-    program = "import sys, trainer; offloop.trainer.Trainer; print('torch.distributed.fsdp' in sys.modules)"
+    program = "import sys, offloop; offloop.Trainer; print('torch.distributed.fsdp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
