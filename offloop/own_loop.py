@@ -40,6 +40,10 @@ class SizedIterator(Iterator[_Batch]):
         self._items = items
         self._length = length
 
+    def __iter__(self) -> Iterator[_Batch]:
+        # A loop takes the items themselves: nothing of ours is called between two batches.
+        return self._items
+
     def __next__(self) -> _Batch:
         return next(self._items)
 
