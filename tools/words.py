@@ -43,7 +43,7 @@ CODE = {word: DOCUMENTS[word] for word in (r"bury|buries|burial", r"desk", r"hee
 
 PLAIN = (
     *("bus", "offloop", "trainer"),
-    *(f"consumers/{room}" for room in ("adapters", "api", "composer", "delivery", "runner", "testing")),
+    *(f"consumers/{room}" for room in ("api", "composer", "delivery", "runner", "testing")),
 )
 """The rooms that are free of all of them. Add a room when its last use is gone."""
 

@@ -1,25 +1,12 @@
 """Which callbacks and loggers there are."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from offloop.bus.plugins.registry import Registry, options_for
-from offloop.consumers.adapters.adapt import adapt_callback, adapt_logger, naming_package
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.composer.adapter import adapt
 from offloop.consumers.composer.names import stand_in
-
-
-def _adapt(found: object) -> type[Callback] | None:
-    return adapt(found) or adapt_callback(found)
-
-
-@contextmanager
-def _importing() -> Iterator[None]:
-    with stand_in(), naming_package():
-        yield
-
 
 CALLBACKS: Registry[Callback] = Registry(
     "callback",
@@ -48,8 +35,8 @@ CALLBACKS: Registry[Callback] = Registry(
         "top": "offloop.consumers.dashboard.terminal.top:Top",
         "trace": "offloop.consumers.callbacks.trace:Trace",
     },
-    adapt=_adapt,
-    importing=_importing,
+    adapt=adapt,
+    importing=stand_in,
 )
 """What ``--callbacks`` takes."""
 
@@ -68,8 +55,6 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "tensorboard": "offloop.consumers.loggers.tensorboard:TensorboardLogger",
         "wandb": "offloop.consumers.loggers.wandb:WandBLogger",
     },
-    adapt=adapt_logger,
-    importing=naming_package,
 )
 """What ``--log`` takes."""
 

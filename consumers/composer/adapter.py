@@ -10,21 +10,33 @@ Composer itself is not needed: where it cannot be imported, :func:`~offloop.cons
 for the few names that a callback's file imports from it, and only while that file is loaded and its callback made.
 """
 
+import functools
+import inspect
 import sys
 from typing import Any
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.adapters.adapter import Adapter, adapted_class
 from offloop.consumers.api.callback import Callback, MaybeAwaitable
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.composer.names import METHODS, ROOT, stand_in
 from offloop.consumers.composer.state import ComposerState, handling
 
 
-class AdaptedCallback(Adapter):
+class AdaptedCallback(Callback):
     """A callback of Composer as one of ours. Its ``fields``, ``every``, ``background`` and ``barrier_events`` count if
     it has them."""
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+        for name in ("fields", "every", "background", "barrier_events"):
+            if hasattr(callback, name):
+                setattr(self, name, getattr(callback, name))
+
+    @property
+    def shown_as(self) -> str:
+        """The name of the callback's own class."""
+        return type(self.callback).__name__
 
     def wanted_events(self) -> set[Event]:
         """The events whose methods it overrides, or all when it overrides ``run_event``."""
@@ -69,7 +81,23 @@ def adapt(found: object) -> type[Callback] | None:
     they have; ``None`` for anything else."""
     if not isinstance(found, type) or not all(callable(getattr(found, name, None)) for name in METHODS):
         return None
-    return adapted_class(found, AdaptedCallback, stand_in)
+    return _adapted_class(found)
+
+
+def _adapted_class(theirs: type[Any]) -> type[AdaptedCallback]:
+    """A subclass of :class:`AdaptedCallback` with the name, documentation and options of a class of theirs."""
+    signature = inspect.signature(theirs.__init__)
+    named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+
+    @functools.wraps(theirs.__init__)
+    def make(self: AdaptedCallback, *arguments: Any, **options: Any) -> None:
+        with stand_in():
+            made = theirs(*arguments, **options)
+        AdaptedCallback.__init__(self, made)
+
+    make.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    members = {"__init__": make, "__module__": theirs.__module__, "__doc__": inspect.getdoc(theirs)}
+    return type(theirs.__name__, (AdaptedCallback,), members)
 
 
 def _overrides(callback: Any, name: str) -> bool:

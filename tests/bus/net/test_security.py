@@ -649,7 +649,6 @@ EXCEPTIONS = {
     # It imports the classes that the command line names, before anything is received.
     "offloop.bus.plugins.registry": {"importlib", "importlib.util", "importlib.metadata"},
     # They look for the classes and modules that the user's command line or script names, before anything is received.
-    "offloop.consumers.adapters.lightning": {"importlib.import_module"},
     "offloop.consumers.composer.names": {"importlib", "importlib.abc", "importlib.machinery", "importlib.util"},
     # It asks for the versions of installed packages.
     "offloop.bus.publisher.connection": {"importlib.metadata"},

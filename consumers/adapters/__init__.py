@@ -1,4 +1,0 @@
-"""Runs callbacks and loggers that were written for other frameworks.
-
-May import: bus.protocol, api. Begin with ``adapter``.
-"""
