@@ -114,7 +114,7 @@ def dashboard(*options: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """``bus ui`` of that folder; gives the page's address."""
+    """``offloop ui`` of that folder; gives the page's address."""
     code = """
 from offloop.bus.terminal import run_command
 from offloop.consumers.dashboard.web.command import ui
@@ -188,7 +188,7 @@ def measure_history(report: Report, where: Path, quick: bool) -> None:
 
 
 def train(where: Path, batches: int, watched: bool) -> tuple[float, float]:
-    """Batches a second of the training, by the clock and by its thread's own time, by itself or with ``bus ui`` and
+    """Batches a second of the training, by the clock and by its thread's own time, by itself or with ``offloop ui`` and
     three browsers: one looks at the table of all runs, two at the page of this one."""
     from hot_loop import fit
     from jobs import JOBS, make_trainer
@@ -224,7 +224,7 @@ def measure_training(report: Report, where: Path, quick: bool) -> None:
     report.add("training, nobody watching", [speed for speed, _ in alone], "batches/s")
     for place, what in enumerate(("by the clock", "the training thread's own time")):
         speeds = ratios((one[place] for one in watched), (one[place] for one in alone))
-        report.add(f"with bus ui and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
+        report.add(f"with offloop ui and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
 
 
 PARTS = {"page": measure_page, "history": measure_history, "training": measure_training}

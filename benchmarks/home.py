@@ -1,6 +1,6 @@
-"""What the page of all runs (``bus ui``) takes with many runs: seconds to read them all once, seconds from the command
-and from a visit to the table, milliseconds from a key to the rows that are found or sorted, and what the command and
-the page hold in memory.
+"""The cost of the page of all runs (``offloop ui``): seconds to read many runs once, seconds from the command and
+from a visit to the table, milliseconds from a key to the rows that are found or sorted, and the memory of the command
+and the page.
 
 The runs are copies of some that were really recorded. The browser is a headless Chromium on the same machine."""
 

@@ -102,8 +102,8 @@ def print_what_next(run: str) -> None:
     print(
         f"\nEverything that happened is recorded in {info.recording}\n\n"
         "Try next:\n"
-        f"  {where}/bus dashboard {run}\n"
-        f"  {where}/bus info {run}\n"
+        f"  {where}/offloop dashboard {run}\n"
+        f"  {where}/offloop show {run}\n"
         f"  {where}/consumer --replay {info.path} --callbacks speed,lr\n"
         f"  {where}/consumer --replay {info.path} --callbacks lr --log jsonl\n"
         f"  {where}/consumer --list"

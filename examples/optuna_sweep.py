@@ -2,7 +2,7 @@
 
     pip install 'offloop[demo]' optuna
     python examples/optuna_sweep.py 12          # trials
-    bus runs --where "status == finished" --sort -MulticlassAccuracy --columns lr,MulticlassAccuracy
+    offloop runs --where "status == finished" --sort -MulticlassAccuracy --columns lr,MulticlassAccuracy
 
 Any program that publishes a run can stand in the place of `trainer digits`. `--wait-for` makes pruning exact: without
 it, and with other frameworks, a run that is pruned trains some batches more.

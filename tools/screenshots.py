@@ -107,7 +107,7 @@ def training(runs: Path) -> Iterator[None]:
 
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
-    """``bus ui`` at any free port; gives its address."""
+    """``offloop ui`` at any free port; gives its address."""
     code = """
 from offloop.bus.terminal import run_command
 from offloop.consumers.dashboard.web.command import ui

@@ -1,4 +1,4 @@
-"""What ``bus info`` knows of a run or a recording, as values and as lines for people."""
+"""What ``offloop show`` knows of a run or a recording, as values and as lines for people."""
 
 import os
 import time

@@ -49,7 +49,7 @@ def fetch_part(
         raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
     hosts = [str(one.get("host")) for one in list_remote_hosts(broker, run)]
     if host not in hosts:
-        known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'bus runs' with --stream lists runs"
+        known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'offloop runs' with --stream lists runs"
         raise ConfigurationError(f"run {run!r} at {broker} has no host {host!r}: {known}", value=host)
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
     part = {"run": run, "host": host, "start": start and str(start), "until": until and str(until)}

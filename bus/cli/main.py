@@ -136,8 +136,8 @@ def info(
 ) -> None:
     """Describe one RUN: a name, a run's folder, or a recording.
 
-    This is about how it was started, recorded and served; 'bus show' has its results. Of a live run it also says how
-    its broker, its trainer and its consumers are doing.
+    This is about how it was started, recorded and served; 'offloop show' has its results. Of a live run it also says
+    how its broker, its trainer and its consumers are doing.
     """
     from offloop.bus.cli.describe import (
         describe_recording,
@@ -168,7 +168,9 @@ def info(
 
 
 _reason_option = click.option(
-    "--reason", metavar="TEXT", help="Why, in a few words: the training's output, 'bus info' and dashboards show it."
+    "--reason",
+    metavar="TEXT",
+    help="Why, in a few words: the training's output, 'offloop show' and dashboards show it.",
 )
 
 _wait_option = click.option(

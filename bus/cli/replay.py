@@ -1,4 +1,4 @@
-"""The command ``bus replay``: a recording served as if it were live."""
+"""The command ``offloop replay``: a recording served as if it were live."""
 
 import contextlib
 import functools
@@ -119,7 +119,7 @@ def replay(
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
         bounds = ReplayChoice(rate, start, until, loop).bounds
-        say(f"run {served_name} is empty: no event is {bounds}; 'bus info' shows how long a run was", err=True)
+        say(f"run {served_name} is empty: no event is {bounds}; 'offloop show' shows how long a run was", err=True)
         return EXIT_TROUBLE
     return _report(served)
 

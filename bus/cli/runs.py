@@ -1,4 +1,4 @@
-"""The commands ``bus runs``, ``show`` and ``compare``: what came out of runs."""
+"""The commands ``offloop runs``, ``show`` and ``compare``: what came out of runs."""
 
 import json
 import math
@@ -240,7 +240,7 @@ def _reached(listed: dict[str, Any]) -> str:
 def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
 
-    A metric has a best value where its name, or the run, says which values are better. 'bus info' shows how the run
+    A metric has a best value where its name, or the run, says which values are better. 'offloop info' shows how the run
     was started, recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
     """
     from offloop.bus.index.index import read_entry
@@ -315,8 +315,8 @@ def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, 
     """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
 
     Of each metric that has a best value, * marks the best of the best. Of two runs, also the first event that differs,
-    among the first 20,000: 'bus diff' compares all of them. Hyperparameters such as 'command' and 'version/' are left
-    out without --all.
+    among the first 20,000: 'offloop diff' compares all of them. Hyperparameters such as 'command' and 'version/' are
+    left out without --all.
     """
     from offloop.bus.index.index import read_entry
     from offloop.bus.index.query import differences

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 _MOST_FETCHING = 10_000
 _NO_BRIDGE = (
-    "this run has no bridge that answers: see with 'bus runs' whether it is live, and start 'offloop server bridge' on "
-    "its host"
+    "this run has no bridge that answers: see with 'offloop runs' whether it is live, and start "
+    "'offloop server bridge' on its host"
 )
 _NO_BRIDGE_OF_HOST = (
     "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; "
-    "'offloop convert cut' on "
-    "that host gives the same"
+    "'offloop convert cut' on that host gives the same"
 )
 
 

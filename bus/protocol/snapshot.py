@@ -101,7 +101,7 @@ class Snapshot(msgspec.Struct, eq=False):
         The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording.
 
         ``reason`` says why, in a few words such as ``accuracy not better than 0.99 for 2 epochs``: the trainer's
-        output, ``bus info`` and dashboards show it. By default it names the callback."""
+        output, ``offloop show`` and dashboards show it. By default it names the callback."""
         self.send_command("stop", reason=reason)
 
     def send_command(self, name: str, *arguments: Any, reason: str | None = None) -> None:

@@ -91,7 +91,7 @@ class FileSource:
         try:
             self._descriptor = open_file(path, follow=True)
         except FileNotFoundError:
-            raise RecordingError(f"there is no recording {path}; 'bus runs' lists the runs", path=path) from None
+            raise RecordingError(f"there is no recording {path}; 'offloop runs' lists the runs", path=path) from None
         except NotAFileError:
             raise RecordingError(f"{path} is not a recording: it is not a file", path=path) from None
         except OSError as error:

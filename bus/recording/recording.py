@@ -196,7 +196,7 @@ def _find(path: Path, attempt: int | None) -> Path:
         return path
     if not (path / RUN_FILE).exists():
         raise RecordingError(
-            f"{path} is a directory without a {RUN_FILE}, so it is not a run; 'bus runs' lists the runs", path=path
+            f"{path} is a directory without a {RUN_FILE}, so it is not a run; 'offloop runs' lists the runs", path=path
         )
     run = read_run(path)
     for candidate in run.attempts:

@@ -187,4 +187,6 @@ def recording_began(recording: Recording) -> int:
     """
     for snapshot in recording.snapshots():
         return snapshot.time_ns
-    raise ConfigurationError(f"{recording.path} holds no event: there is no part of a run in it, as 'bus info' shows")
+    raise ConfigurationError(
+        f"{recording.path} holds no event: there is no part of a run in it, as 'offloop show' shows"
+    )

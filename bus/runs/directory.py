@@ -323,7 +323,7 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     known = [run.name for run in list_runs(root)]
     exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
     raise RunNotFoundError(
-        f"no run {str(name)!r} in {in_words(root)}: {exist}; 'bus runs' lists them, "
+        f"no run {str(name)!r} in {in_words(root)}: {exist}; 'offloop runs' lists them, "
         "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere",
         run=str(name),
     )
@@ -742,7 +742,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 class Origin(NamedTuple):
-    """The attempt that was recorded, and the recording, of a run that ``bus replay`` serves. It stands among what a
+    """The attempt that was recorded, and the recording, of a run that ``offloop replay`` serves. It stands among what a
     publisher says of itself, and so in the ``run.json`` of the served run."""
 
     run: str

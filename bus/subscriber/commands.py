@@ -42,7 +42,7 @@ def send_command(
     check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
-            f"run {run.name!r} is {run.status}, so it takes no commands: 'bus runs --live' lists those that do"
+            f"run {run.name!r} is {run.status}, so it takes no commands: 'offloop runs --live' lists those that do"
         )
     return send_command_through(
         run.control_endpoint,
@@ -152,7 +152,7 @@ class CommandExchange:
             if not content.get("ranks"):
                 raise BrokerError(
                     f"the broker of run {self._run!r} has no connection to its trainer at the moment: try again, or "
-                    "look with 'bus info' how the run is"
+                    "look with 'offloop show' how the run is"
                 )
             self._is_forwarded = True
             self.deadline = now + self._wait
@@ -165,7 +165,9 @@ class CommandExchange:
             BrokerError: the broker has not answered.
         """
         if not self._is_forwarded:
-            raise BrokerError(f"the broker at {self.address} does not answer: it may be busy or gone; 'bus runs' shows")
+            raise BrokerError(
+                f"the broker at {self.address} does not answer: it may be busy or gone; 'offloop runs' shows"
+            )
         return Outcome(self._command, None, None)
 
 

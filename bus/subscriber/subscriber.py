@@ -309,7 +309,7 @@ class Subscriber(RunStream):
         endpoints = self._source.endpoints
         if not self._takes_commands or endpoints is None:
             raise ConfigurationError(
-                f"run {self.run_name!r} takes no command: it is not live; 'bus runs' lists the runs"
+                f"run {self.run_name!r} takes no command: it is not live; 'offloop runs' lists the runs"
             )
         wait = self._timeouts.outcome if wait is None else wait
         security = self._security_for(endpoints)

@@ -51,8 +51,8 @@ class StallMonitor(Callback):
     stall ``stall/seconds``, how long it took, and ``stall/count``, how many there have been.
 
     While the training is paused by a command, nothing is expected either, and that time does not count. In a replay,
-    also in one that ``bus replay`` serves from this machine, it is only logged: a recording comes as slowly as it is
-    replayed, and does not hang.
+    also in one that ``offloop replay`` serves from this machine, it is only logged: a recording comes as slowly as it
+    is replayed, and does not hang.
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next. With
     ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more

@@ -117,7 +117,7 @@ def consume(
         streams.rewind()
     if is_empty and (start or until or loop) and not statistics.interrupted:
         say(
-            f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'bus info PATH' "
+            f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'offloop show PATH' "
             "tells how long the run was"
         )
         return max(code, EXIT_TROUBLE)
@@ -147,7 +147,7 @@ def _check_together(source: RunSelector, choice: ReplayChoice, name: str | None,
         )
     if choice.option and not source.is_file:
         raise click.UsageError(
-            f"{choice.option} is for a recording: name it with '--replay FILE'; 'bus replay FILE' replays it "
+            f"{choice.option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays it "
             "for other consumers"
         )
     if choice.loop and name is not None:

@@ -121,7 +121,7 @@ def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) 
         )
     if idle and idle == len(waiting):
         lines.append(
-            f"no callback of this consumer gets anything from run {run}: 'bus info {run}' lists what {source.name} "
+            f"no callback of this consumer gets anything from run {run}: 'offloop show {run}' lists what {source.name} "
             "never gives"
         )
     return lines

@@ -70,7 +70,7 @@ def attach(run: RunInfo | RemoteRunInfo, subscription: Subscription) -> Stream:
     subscriber: Subscriber | MergedSubscriber
     if isinstance(run, RemoteRunInfo):
         subscriber = _subscribe(run, subscription)
-        attempt, rest = run.attempt, f"'bus info {run.name} --broker {run.broker}' shows it"
+        attempt, rest = run.attempt, f"'offloop show {run.name} --broker {run.broker}' shows it"
     elif run.live or run.away:
         subscriber = Subscriber(str(run.path), **vars(subscription))
         attempt, rest = run.last.number, f"or finish the one before with '--replay {run.recording}'"

@@ -22,7 +22,7 @@ from offloop.bus.index.store import INDEX_FOLDER
 
 pytestmark = pytest.mark.timeout(180)
 
-BUS = str(Path(sys.executable).with_name("bus"))
+OFFLOOP = str(Path(sys.executable).with_name("offloop"))
 LOSS = "loss/train/total"
 NAMES = [f"run-{number}" for number in range(6)]
 WIDE = {"viewport": {"width": 1700, "height": 900}}
@@ -84,7 +84,7 @@ def test_runs_that_are_removed_leave_the_table_and_their_pages_stay_until_they_a
         for run in (0, 1):
             page.waits_for(lambda run=run: len(page.points(LOSS, run)) == 3, "both")
         there.page.get_by_label(f"Select {NAMES[0]}").check()
-        subprocess.run([BUS, "rm", "--yes", NAMES[0], "--runs-dir", str(runs)], check=True, capture_output=True)
+        subprocess.run([OFFLOOP, "rm", "--yes", NAMES[0], "--runs-dir", str(runs)], check=True, capture_output=True)
         shutil.rmtree(runs / NAMES[1])
         shows(there, *NAMES[2:])
         assert len(page.points(LOSS, 0)) == len(page.points(LOSS, 1)) == 3

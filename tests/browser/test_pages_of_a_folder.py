@@ -1,4 +1,4 @@
-"""The ways to the pages: a consumer with its dashboard, ``bus dashboard`` and ``bus ui`` lead to the same ones."""
+"""A consumer with its dashboard, ``offloop dashboard`` and ``offloop ui`` lead to the same pages."""
 
 import shutil
 import signal

@@ -90,7 +90,7 @@ def test_a_consumer_that_can_get_nothing_says_so(runs_dir: Path, capsys: pytest.
         "callback ImageVisualizer#2",
     ]
     replay(ImageVisualizer(), train("s"))
-    assert "no callback of this consumer gets anything from run s: 'bus info s' lists" in capsys.readouterr().err
+    assert "no callback of this consumer gets anything from run s: 'offloop show s' lists" in capsys.readouterr().err
     replay([ImageVisualizer(), LRMonitor()], train("t"))
     assert "no callback" not in capsys.readouterr().err
 

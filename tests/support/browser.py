@@ -143,12 +143,12 @@ def commanded(*command: str) -> Iterator[Dashboard]:
 
 
 def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
-    """``bus dashboard`` with these arguments, at any free port."""
+    """``offloop dashboard`` with these arguments, at any free port."""
     return _served("dashboard", *arguments)
 
 
 def home_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
-    """``bus ui`` with these arguments, at any free port."""
+    """``offloop ui`` with these arguments, at any free port."""
     return _served("ui", *arguments)
 
 

@@ -114,7 +114,7 @@ def records_of(path: Path) -> list[Recorded]:
 
 @contextlib.contextmanager
 def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    """The command ``bus replay``, once consumers can attach; ended at the end."""
+    """The command ``offloop replay``, once consumers can attach; ended at the end."""
     command = [sys.executable, "-m", "offloop.bus", "replay", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -225,7 +225,7 @@ def test_runs_that_are_not_there_and_brokers_that_are_not_are_named(
 ) -> None:
     with pytest.raises(RunNotFoundError, match=r"the broker at tcp://\S+ has no runs yet"):
         Subscriber(broker=elsewhere.address)
-    with pytest.raises(RunNotFoundError, match=rf"has no run 'x': 'bus runs --broker {elsewhere.address}' lists"):
+    with pytest.raises(RunNotFoundError, match=rf"has no run 'x': 'offloop runs --broker {elsewhere.address}' lists"):
         Subscriber("x", broker=elsewhere.address)
     elsewhere.end(signal.SIGTERM)
     with pytest.raises(BrokerError, match=f"no broker answers at {elsewhere.address}"):

@@ -57,7 +57,7 @@ def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
             assert path.stat().st_size == size > 100_000
         assert not path.exists()
         with (
-            pytest.raises(RunNotFoundError, match="has no run 'other': 'bus runs --stream nats://"),
+            pytest.raises(RunNotFoundError, match="has no run 'other': 'offloop runs --stream nats://"),
             downloaded(gateway.stands_for, "other"),
         ):
             pass
@@ -70,7 +70,7 @@ def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_p
     assert f"of run r at {server.address} to {there}" in said
     assert there.read_bytes() == here.read_bytes()
     assert "the same in 3000 events" in command("offloop.bus", "diff", "r", "r", "--stream", server.address)
-    assert "has no run 'x': 'bus runs --stream" in command(
+    assert "has no run 'x': 'offloop runs --stream" in command(
         "offloop.bus", "export", "x", "--stream", server.address, "--to", "csv", code=1
     )
 

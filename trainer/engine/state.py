@@ -234,7 +234,7 @@ class State:
     def stop_training(self, reason: str | None = None) -> None:
         """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
         on, when the training has come to its end. ``reason`` says why in a few words, such as ``loss above 100``: the
-        training's output, ``bus info`` and dashboards show it.
+        training's output, ``offloop show`` and dashboards show it.
 
         ``max_duration`` becomes the present training time, in its own unit, or in batches where it was in epochs.
 

@@ -81,7 +81,7 @@ class BrokerLibrary:
     def _refusal(self, run: str) -> ConfigurationError:
         return ConfigurationError(
             f"run {run!r} is {self._place}, which gives runs to read: tag, rename and delete it on that machine, with "
-            "'bus ui' there"
+            "'offloop ui' there"
         )
 
     def _follow(self) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``bus dashboard`` and ``bus ui``."""
+"""The commands ``offloop dashboard`` and ``offloop ui``."""
 
 import functools
 from collections.abc import Callable

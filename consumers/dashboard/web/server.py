@@ -83,7 +83,7 @@ class DashboardServer:
                 already.
         """
         if not self._running.acquire(blocking=False):
-            raise ConfigurationError("this process serves a dashboard already: watch several runs with 'bus dashboard'")
+            raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:
             listener = _listen(self._listening)
         except BaseException:

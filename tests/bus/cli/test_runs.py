@@ -1,4 +1,4 @@
-"""What came out of runs, and what is done to them: ``bus runs``, ``show``, ``compare``, ``tag``, ``rename``, ``rm``."""
+"""Results of runs, and changes to runs: ``offloop runs``, ``show``, ``compare``, ``edit`` and ``rm``."""
 
 import json
 import os
@@ -208,7 +208,7 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert ["optimizer/lr", "0.01"] in rows
     # No rate is better than another one.
     assert [row for row in rows if row and row[0] == "lr-SGD/group0"] == [["lr-SGD/group0", "0.5", "3"]]
-    # How it was started is what 'bus info' is for.
+    # How it was started is what 'offloop show' is for.
     assert not [row for row in rows if row and row[0].startswith("version")]
     assert described("show", three / "b") == next(run for run in described("runs") if run["run"] == "b")
 

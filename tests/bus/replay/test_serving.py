@@ -1,4 +1,4 @@
-"""``bus replay``: recordings served as if they were live, by real processes."""
+"""``offloop replay``: recordings served as if they were live, by real processes."""
 
 import json
 import os
@@ -249,7 +249,7 @@ def _broker_of(run: str) -> int:
         ),
         (["text.txt"], 1, "text.txt is not a recording: "),
         (["empty.mcap"], 1, "empty.mcap holds no event: "),
-        (["r.mcap", "--rate", "max", "--start", "9ep"], 1, "is empty: no event is from 9ep on; 'bus info' shows"),
+        (["r.mcap", "--rate", "max", "--start", "9ep"], 1, "is empty: no event is from 9ep on; 'offloop show' shows"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -262,7 +262,7 @@ def test_mistakes_are_told_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bus replay", *arguments])
+    monkeypatch.setattr(sys, "argv", ["offloop replay", *arguments])
     Publisher("trained").close()
     record(tmp_path / "r.mcap")
     record(tmp_path / "empty.mcap", without=range(100))

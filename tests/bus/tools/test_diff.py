@@ -1,4 +1,4 @@
-"""``bus diff``: where two runs begin to differ, and nothing where they do not."""
+"""``offloop compare --events``: where two runs begin to differ, and nothing where they do not."""
 
 import json
 import math

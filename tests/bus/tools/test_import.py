@@ -1,4 +1,4 @@
-"""``bus import``: logs that other tools wrote become runs as every other."""
+"""``offloop import``: logs that other tools wrote become runs as every other."""
 
 import csv
 import json

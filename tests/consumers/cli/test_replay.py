@@ -142,7 +142,7 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (
             ["--rate", "2"],
             2,
-            "--rate is for a recording: name it with '--replay FILE'; 'bus replay FILE' replays it for",
+            "--rate is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays it for",
         ),
         (["--run", "x", "--start", "1ep"], 2, "--start is for a recording: "),
         (["--until", "1ep"], 2, "--until is for a recording: "),
@@ -157,13 +157,13 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (
             ["--replay", "r.mcap", "--start", "9ep", "--until", "12ep"],
             1,
-            "nothing was replayed: no event that these callbacks want is from 9ep on and until 12ep; 'bus info PATH' "
-            "tells how long the run was",
+            "nothing was replayed: no event that these callbacks want is from 9ep on and until 12ep; "
+            "'offloop show PATH' tells how long the run was",
         ),
         (
             ["--replay", "r.mcap", "--loop", "-c", "mine.py:Evaluations"],
             1,
-            "nothing was replayed: no event that these callbacks want is in this recording; 'bus info PATH' tells",
+            "nothing was replayed: no event that these callbacks want is in this recording; 'offloop show PATH' tells",
         ),
     ],
 )

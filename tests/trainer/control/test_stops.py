@@ -119,11 +119,11 @@ def test_an_algorithm_says_why_it_stops(tmp_path: Path, capsys: pytest.CaptureFi
     assert recording.ending == Ending("stopped", reason="loss above 100")
     attempt = find_run("r", tmp_path).last
     assert (attempt.status, attempt.reason, attempt.error) == ("stopped", "loss above 100", None)
-    code, out, _ = command("bus", "info", "r", "--runs-dir", tmp_path)
+    code, out, _ = command("offloop", "info", "r", "--runs-dir", tmp_path)
     assert code == 0
     assert re.search(r"^reason +loss above 100$", out, re.MULTILINE)
     assert re.search(r"^reached +0ep 3ba 18sp of 9ep$", out, re.MULTILINE)
-    code, out, _ = command("bus", "runs", "--runs-dir", tmp_path)
+    code, out, _ = command("offloop", "runs", "--runs-dir", tmp_path)
     assert re.search(r"^r +stopped .* 0ep 3ba of 9ep  ", out, re.MULTILINE), out
     code, _, err = command("consumer", "--callbacks", "speed", "--replay", trainer.recording)
     assert re.search(r"^run r stopped \(loss above 100\): \d+ events handled$", err, re.MULTILINE), err
@@ -169,7 +169,7 @@ def test_a_signal_and_a_person_are_named(tmp_path: Path) -> None:
 
     with started("trainer", "digits", "--run-name", "b", *options) as process:
         wait_for_line(process, "epoch   0")
-        code, out, err = command("bus", "send", "b", "stop", "--reason", "enough seen", "--runs-dir", tmp_path)
+        code, out, err = command("offloop", "send", "b", "stop", "--reason", "enough seen", "--runs-dir", tmp_path)
         assert code == 0, err
         _, err = process.communicate(timeout=60)
     by = f"offloop send by {getpass.getuser()}@{socket.gethostname()}: enough seen"
