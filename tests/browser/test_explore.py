@@ -1,4 +1,4 @@
-"""Views of all runs in a real browser: hyperparameters against a metric, and what is saved by name."""
+"""Plots of all runs in a real browser: hyperparameters against a metric."""
 
 import shutil
 import tempfile
@@ -10,8 +10,6 @@ import pytest
 from browser import Dashboard, Visit, home_of, visit
 from playwright.sync_api import Browser
 from run_folders import write_run
-
-from offloop.bus.index.saved_views import VIEWS_FILE, read_views, save_view
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,66 +39,8 @@ def runs() -> Iterator[Path]:
 
 @pytest.fixture
 def served(runs: Path) -> Iterator[Dashboard]:
-    (runs / VIEWS_FILE).unlink(missing_ok=True)
     with home_of(str(runs)) as started:
         yield started
-
-
-def shown(there: Visit) -> list[str]:
-    names = "[...document.querySelectorAll('.table-box tbody .name a')].map((one) => one.innerText)"
-    return list(there.page.evaluate(names))
-
-
-def test_a_view_that_is_saved_is_there_in_another_browser_until_it_is_deleted(
-    runs: Path, served: Dashboard, browser: Browser
-) -> None:
-    with visit(browser, f"{served.url}#find=seed+%3E%3D+3&sort=run&run={BEST}&theme=dark", viewport=WIDE) as there:
-        there.waits_for(lambda: len(shown(there)) == 6, "six runs")
-        there.page.get_by_role("button", name="Views").click()
-        there.sees("No view is saved yet.")
-        there.page.get_by_label("Name of the new view").fill("good <seeds>")
-        there.page.keyboard.press("Enter")
-        there.page.get_by_role("button", name="good <seeds>", exact=True).wait_for()
-        assert read_views(runs) == {"good <seeds>": "find=seed+%3E%3D+3&sort=run"}
-        order = shown(there)
-    with visit(browser, f"{served.url}#theme=light", viewport=WIDE) as other:
-        other.waits_for(lambda: len(shown(other)) == 13, "all runs")
-        other.page.get_by_role("button", name="Views").click()
-        other.page.get_by_role("button", name="good <seeds>", exact=True).click()
-        other.waits_for(lambda: shown(other) == order, "the same runs in that order")
-        assert other.page.url.endswith("#find=seed+%3E%3D+3&sort=run&theme=light")
-        other.page.get_by_label("Search or filter runs").fill("seed == 1")
-        other.waits_for(lambda: len(shown(other)) == 4, "others")
-        other.page.get_by_role("button", name="Views").click()
-        other.page.get_by_role("button", name="Replace the view good <seeds>").click()
-        other.page.get_by_role("button", name="Replace", exact=True).click()
-        other.waits_for(lambda: "seed+%3D%3D+1" in read_views(runs)["good <seeds>"], "it replaced")
-        other.page.get_by_role("button", name="Delete the view good <seeds>").click()
-        other.page.get_by_role("button", name="Delete", exact=True).click()
-        other.sees("No view is saved yet.")
-        assert read_views(runs) == {}
-
-
-def test_viewers_open_views_and_change_none_and_a_damaged_file_is_said(
-    runs: Path, served: Dashboard, browser: Browser
-) -> None:
-    save_view(runs, "one run", f"find={BEST}")
-    with visit(browser, f"{served.url}view", viewport=WIDE) as viewer:
-        viewer.waits_for(lambda: len(shown(viewer)) == 13, "all runs")
-        viewer.page.get_by_role("button", name="Views").click()
-        menu = viewer.page.get_by_role("dialog", name="Saved views")
-        menu.get_by_role("button", name="one run").wait_for()
-        assert menu.get_by_role("button").count() == 1
-        home = "getElement(Number(document.querySelector('.home').id.slice(1)))"
-        viewer.page.evaluate(f"{home}.$emit('dropview', 'one run')")
-        viewer.page.evaluate(f"{home}.$emit('saveview', {{ name: 'mine', address: 'x' }})")
-        menu.get_by_role("button", name="one run").click()
-        viewer.waits_for(lambda: shown(viewer) == [BEST], "the one")
-        assert read_views(runs) == {"one run": f"find={BEST}"}
-        (runs / VIEWS_FILE).write_text('{"views": <b>"')
-        viewer.page.get_by_role("button", name="Views").click()
-        viewer.sees("is not a file of saved views")
-        assert viewer.page.locator(".views-list").count() == 0
 
 
 def explore(there: Visit, method: str, *arguments: object) -> object:
@@ -169,52 +109,47 @@ def test_the_keyboard_goes_from_point_to_point(served: Dashboard, browser: Brows
         there.page.wait_for_url(f"**/runs?run={name}*")
 
 
-def test_a_range_on_an_axis_selects_the_runs_in_it(served: Dashboard, browser: Browser) -> None:
+def test_ranges_on_axes_select_the_runs_in_all_of_them(served: Dashboard, browser: Browser) -> None:
     with visit(browser, served.url, viewport=WIDE) as there:
         there.page.get_by_role("button", name="Parallel").click()
         there.sees("12 runs; 1 more has no best Accuracy")
-        low, high = at(there, "placeOn", "config/lr", 0.0014), at(there, "placeOn", "config/lr", 0.2)
-        there.page.mouse.move(*low)
-        there.page.mouse.down()
-        there.page.mouse.move(high[0], (low[1] + high[1]) / 2, steps=4)
-        there.page.mouse.move(*high, steps=4)
-        there.page.mouse.up()
+
+        def draw(axis: str, start: float, end: float) -> None:
+            low, high = at(there, "placeOn", axis, start), at(there, "placeOn", axis, end)
+            there.page.mouse.move(*low)
+            there.page.mouse.down()
+            there.page.mouse.move(high[0], (low[1] + high[1]) / 2, steps=4)
+            there.page.mouse.move(*high, steps=4)
+            there.page.mouse.up()
+
+        draw("config/lr", 0.0014, 0.2)
         there.sees("8 within the ranges")
         expected = {name_of(rate, seed) for rate in (0.1, 0.01) for seed in (1, 2, 3, 4)}
         there.waits_for(lambda: selected(there) == expected, "these selected")
-        # The same with the keyboard, and with a text: both ranges count.
-        there.page.get_by_role("group", name="Axes").get_by_role("button", name="optimizer").press("Enter")
-        axis = there.page.get_by_role("dialog", name="Axis config/optimizer")
-        axis.get_by_label("from").select_option("sgd")
-        there.sees("4 within the ranges")
-        there.waits_for(lambda: selected(there) == {one for one in expected if one[-1] in "24"}, "these selected")
-        there.page.keyboard.press("Escape")
-        there.page.reload()
-        there.sees("4 within the ranges")
-        there.sees("4 selected")
+        draw("config/seed", 1.5, 2.5)
+        expected = {name_of(rate, 2) for rate in (0.1, 0.01)}
+        there.waits_for(lambda: selected(there) == expected, "those in both")
+        there.sees("2 within the ranges")
         there.page.get_by_role("button", name="Clear ranges").click()
         there.waits_for(lambda: not selected(there), "none selected")
+        assert there.page.get_by_text("within the ranges").count() == 0
 
 
-def test_axes_are_chosen_moved_and_removed_with_the_keyboard(served: Dashboard, browser: Browser) -> None:
+def test_axes_are_chosen_in_a_list(served: Dashboard, browser: Browser) -> None:
     with visit(browser, f"{served.url}#view=parallel&axis=lr&axis=seed", viewport=WIDE) as there:
 
-        def heads() -> list[str]:
-            return there.page.locator(".explore-head").all_inner_texts()
+        def axes() -> list[str]:
+            return str(there.page.locator(".explore-plot").get_attribute("aria-label")).partition(" of ")[2].split(", ")
 
-        there.waits_for(lambda: heads() == ["lr", "seed", "best Accuracy"], "two axes")
-        there.page.get_by_role("combobox", name="add an axis").press("Enter")
+        there.waits_for(lambda: axes() == ["lr", "seed", "best Accuracy"], "two axes")
+        there.page.get_by_role("combobox", name="axes").press("Enter")
         there.page.keyboard.type("optimizer")
-        there.page.get_by_role("option", name="config/optimizer").wait_for()
-        there.page.keyboard.press("ArrowDown")
-        there.page.keyboard.press("Enter")
-        there.waits_for(lambda: heads() == ["lr", "seed", "optimizer", "best Accuracy"], "three axes")
-        axes = there.page.get_by_role("group", name="Axes")
-        axes.get_by_role("button", name="optimizer").press("Shift+ArrowLeft")
-        there.waits_for(lambda: heads() == ["lr", "optimizer", "seed", "best Accuracy"], "it moved")
-        axes.get_by_role("button", name="lr").press("Delete")
-        there.waits_for(lambda: heads() == ["optimizer", "seed", "best Accuracy"], "it removed")
-        assert "axis=config/optimizer&axis=config/seed" in there.page.url
+        there.page.get_by_role("option", name="config/optimizer").click()
+        there.waits_for(lambda: axes() == ["lr", "seed", "optimizer", "best Accuracy"], "three axes")
+        there.page.get_by_role("combobox", name="axes").fill("config/lr")
+        there.page.get_by_role("option", name="config/lr").click()
+        there.waits_for(lambda: axes() == ["seed", "optimizer", "best Accuracy"], "it removed")
+        assert "axis=config/seed&axis=config/optimizer" in there.page.url
 
 
 def test_thousands_of_runs_are_drawn_as_one_and_each_is_named(runs: Path, browser: Browser) -> None:
@@ -239,7 +174,4 @@ def test_every_control_has_a_name(served: Dashboard, browser: Browser) -> None:
     for view in ("scatter", "parallel"):
         with visit(browser, f"{served.url}#view={view}", viewport=WIDE) as there:
             there.sees("best: ")
-            assert there.page.evaluate(nameless) == []
-            there.page.get_by_role("button", name="Views").click()
-            there.page.get_by_label("Name of the new view").wait_for()
             assert there.page.evaluate(nameless) == []

@@ -1,19 +1,17 @@
 """All runs of some folders and brokers, as one table, while somebody looks at it."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from offloop.bus.errors import RunNotFoundError
 from offloop.bus.index.entry import RunEntry
-from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_table import RunTable
 from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
 from offloop.consumers.dashboard.web.follow import KEEP_SECONDS
-from offloop.consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+from offloop.consumers.dashboard.web.places import Places, RunsElsewhere
 
 
 class AllRuns:
@@ -34,12 +32,6 @@ class AllRuns:
     def name(self) -> str:
         """The places, in words."""
         return ", ".join(place.in_words for _, place in self._places.items())
-
-    @property
-    def folder(self) -> Path | None:
-        """The first folder, where views of the table are saved; ``None`` where there are only brokers."""
-        folders = (place.directory for _, place in self._places.items() if isinstance(place, RunsHere))
-        return next(map(runs_dir, folders), None)
 
     @property
     def has_several(self) -> bool:

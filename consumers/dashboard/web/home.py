@@ -20,7 +20,6 @@ from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
 from offloop.consumers.dashboard.web.frames import Frames
 from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
-from offloop.consumers.dashboard.web.saved_views import SavedViews
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from offloop.consumers.dashboard.web.units import scale_of, value_text
@@ -44,7 +43,7 @@ _LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
 _PARTS = (
-    *("groups", "settings", "theme", "text", "scales", "saved_views"),
+    *("groups", "settings", "theme", "text", "scales"),
     *("explore", "explore_axes", "explore_options", "explore_settings"),
 )
 _KEYS = (
@@ -53,8 +52,7 @@ _KEYS = (
     ("?", "this list"),
     ("↑ / ↓ / Page Up / Page Down", "in the table: scroll"),
     ("Enter", "on a name: the page of that run; on a column's head: sort by it"),
-    ("← / →, Space, Enter", "on a plot: from run to run, select, open"),
-    ("Shift and ← / →, Delete", "on the name of an axis: move, remove"),
+    ("← / →, Space, Enter", "on a scatter plot: from run to run, select, open"),
     ("Escape", "leave a tag or a note as it was"),
     ("Tab", "next button, link or box"),
 )
@@ -192,9 +190,6 @@ class HomePage:
         self._table.on("annotate", self._on_annotate)
         self._table.on("remove", self._on_remove)
         self._table.on("rename", self._on_rename)
-        self._table.props["savesViews"] = self._runs.folder is not None
-        if self._runs.folder is not None:
-            SavedViews(self._runs.folder, self._table, opening.role is Role.COMMAND, self._do)
         self._box = ui.element("div")
         ui.timer(_FRAME_SECONDS, self.refresh)
 

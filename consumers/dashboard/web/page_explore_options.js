@@ -70,9 +70,10 @@ export function parallelOption({ columns, runs, selected, isLog, isDark, tooltip
   const common = { type: "parallel", emphasis: { disabled: true }, silent: runs.length > LARGE };
   const option = {
     ...baseOption(tooltip),
-    parallel: { left: SIDE_PIXELS, right: SIDE_PIXELS, top: 14, bottom: 22 },
+    parallel: { left: SIDE_PIXELS, right: SIDE_PIXELS, top: 40, bottom: 22 },
     parallelAxis: columns.map((column, place) => ({
-      ...axisOption(axes[place]), id: column.name, dim: place, name: "", realtime: false, z: 8,
+      ...axisOption(axes[place]), id: column.name, dim: place, realtime: false, z: 8,
+      name: column.title, nameTextStyle: { color: inkOf("--ink"), fontWeight: 600 }, nameTruncate: { maxWidth: AXIS_PIXELS - 6, ellipsis: "…" },
       axisLine: { lineStyle: { color: inkOf("--ink-soft") } }, splitLine: { show: false },
       axisLabel: {
         ...axisOption(axes[place]).axisLabel, textBorderColor: inkOf("--card"), textBorderWidth: 3,
@@ -88,7 +89,7 @@ export function parallelOption({ columns, runs, selected, isLog, isDark, tooltip
   return { option, legend };
 }
 
-// A range that was not drawn by hand has the colour that ECharts uses for all others.
+// ECharts draws ranges anew in a colour of its own that hides the labels below.
 export function paintRanges(chart) {
   for (const one of chart.getZr().storage.getDisplayList(true)) {
     if (one.type === "rect" && one.name === "main") one.setStyle({ fill: inkOf("--accent"), stroke: inkOf("--accent"), lineWidth: 1, opacity: 0.3 });

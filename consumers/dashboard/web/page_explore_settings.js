@@ -2,13 +2,8 @@
 
 export const VIEWS = ["table", "scatter", "parallel"];
 
-// A column without a name is the usual one. Ranges of parallel coordinates are a map of names to [from, to].
+// A column without a name is the usual one.
 export function exploreSettingsOf(given) {
-  const [from, to] = [given.getAll("from"), given.getAll("to")];
-  const brush = new Map();
-  given.getAll("brush").forEach((name, place) => {
-    if (from[place] !== undefined && to[place] !== undefined) brush.set(name, [from[place], to[place]]);
-  });
   return {
     view: VIEWS.includes(given.get("view")) ? given.get("view") : VIEWS[0],
     x: given.get("x") || "",
@@ -17,7 +12,6 @@ export function exploreSettingsOf(given) {
     axes: given.has("axis") ? [...new Set(given.getAll("axis"))] : null,
     log: [...new Set(given.getAll("log"))],
     linear: [...new Set(given.getAll("linear"))],
-    brush,
   };
 }
 
@@ -25,11 +19,6 @@ export function tellExploreSettings(told, settings) {
   if (settings.view !== VIEWS[0]) told.set("view", settings.view);
   for (const name of ["x", "y", "color"]) if (settings[name]) told.set(name, settings[name]);
   for (const name of ["axes", "log", "linear"]) settings[name]?.forEach((one) => told.append(name === "axes" ? "axis" : name, one));
-  for (const [name, [from, to]] of settings.brush) {
-    told.append("brush", name);
-    told.append("from", from);
-    told.append("to", to);
-  }
 }
 
 // What the server is told of them.

@@ -4,7 +4,6 @@ import { Explore, takeExplored } from "page_explore";
 import { exploreLookOf, VIEWS } from "page_explore_settings";
 import { GroupHead, GroupMenu, toggledOf } from "page_groups";
 import { homeHashOf, homeSettingsOf } from "page_settings";
-import { SavedViews } from "page_saved_views";
 import { THEME_BUTTON, themed } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
@@ -38,8 +37,6 @@ export default {
         <div class="spread"></div>
         <q-btn-toggle v-model="settings.view" :options="views" class="view-switch" dense no-caps unelevated toggle-color="primary" role="group" aria-label="View"></q-btn-toggle>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
-        <saved-views v-if="savesViews" :saved="saved" :address="address" :may-change="mayChange" :clean="clean" @ask="$emit('views')"
-                     @save="$emit('saveview', $event)" @drop="$emit('dropview', $event)" @open="openView($event)"></saved-views>
         <group-menu :group="settings.group" :names="names" :clean="clean" @choose="groupBy($event)" @fold="fold($event)"></group-menu>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
           <q-menu class="home-menu" role="dialog" aria-label="Columns" @show="$refs.findColumn?.focus()">
@@ -179,8 +176,8 @@ export default {
       </q-menu>
     </div>`,
   mixins: [themed],
-  components: { Explore, GroupHead, GroupMenu, SavedViews },
-  props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number, savesViews: Boolean },
+  components: { Explore, GroupHead, GroupMenu },
+  props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
     settings: homeSettingsOf(location.hash),
@@ -195,7 +192,6 @@ export default {
     waiting: null,
     error: null,
     problems: [],
-    saved: null,
     explored: {},
     views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
     names: { usual: [], every: [], hyperparameters: [], metrics: [], rated: [] },
@@ -210,9 +206,6 @@ export default {
     nameEnd: NAME_END,
   }),
   computed: {
-    address() {
-      return homeHashOf(this.settings).slice(1);
-    },
     selected() {
       return this.settings.runs;
     },
@@ -316,15 +309,6 @@ export default {
       for (const name of Object.keys(update)) this[name] = update[name];
       await this.$nextTick();
       return [number, (performance.now() - began) / 1000];
-    },
-    // What the server calls: the views that are saved, and why they cannot be read.
-    savedViews(saved) {
-      this.saved = saved;
-    },
-    openView(address) {
-      const told = new URLSearchParams(address);
-      if (this.settings.theme !== "auto") told.set("theme", this.settings.theme);
-      location.hash = told.toString();
     },
     // What the server calls: the names of all runs that are found.
     selectAll(runs) {
