@@ -394,7 +394,7 @@ def _message(seq: int, channel: int = 1) -> bytes:
 
 
 def _parts() -> list[bytes]:
-    metadata = {"run": "r", "attempt": "1", "protocol": "1"}
+    metadata = {"run": "r", "attempt": "1", "protocol_version": "1"}
     channel = records.encode(records.channel_record(1, "r/batch_end/0"))
     told = records.encode(mcap.records.Metadata(name="offloop", metadata=metadata))
     content = channel + _message(1) + _message(2)

@@ -169,7 +169,7 @@ class RecordingReader:
         self.finished = False
         """Whether the end of a closed recording has been read."""
         self.metadata: dict[str, str] = {}
-        """Of which ``run`` and ``attempt`` it is, in which ``protocol``; once the front has been read."""
+        """``run``, ``attempt``, ``protocol_version`` and ``id`` of the recording, once the front has been read."""
         self.positions: dict[int, Position] = {}
         """Of each rank, the position that the last check record says."""
         self._channels: dict[int, str] = {}

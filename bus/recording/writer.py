@@ -98,7 +98,7 @@ class RecordingWriter:
 
     def _prepare(self, path: Path, run: str, attempt: int, run_id: str | None) -> None:
         self.path = path
-        self._metadata = {"run": run, "attempt": str(attempt), "protocol": str(PROTOCOL_VERSION)}
+        self._metadata = {"run": run, "attempt": str(attempt), "protocol_version": str(PROTOCOL_VERSION)}
         if run_id is not None:
             self._metadata["id"] = run_id
         self._compress = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress

@@ -9,6 +9,7 @@ about the one on which it was made.
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -67,6 +68,20 @@ def failing() -> dict[str, Any]:
     return {**digits(), "algorithms": [Fails()]}
 
 
+def slow() -> dict[str, Any]:
+    """As ``digits``, slow enough for several chunks."""
+    from offloop.trainer import Algorithm, State
+
+    class Sleeps(Algorithm):
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.BATCH_END
+
+        def apply(self, event: Event, state: State, logger: Any) -> None:
+            time.sleep(0.05)
+
+    return {**digits(), "algorithms": [Sleeps()]}
+
+
 # -- callbacks that ask and command -----------------------------------------------------------------------------------
 
 
@@ -117,12 +132,14 @@ class Commands(Callback):
 def train(folder: Path, task: str = "digits", **options: Any) -> LiveRun:
     """Starts a training with few batches."""
     chosen = {"seed": 1, "device": "cpu", "train_batches": 12, "no_progress": True, **options}
-    return LiveRun(folder, f"{__file__}:{task}", **chosen)
+    # The name of the task is a hyperparameter: a path of this machine does not belong in a recording.
+    (folder / "tasks.py").write_text("from make_recordings import digits, failing, slow\n")
+    return LiveRun(folder, f"tasks.py:{task}", **chosen)
 
 
-def evaluated(folder: Path) -> Path:
+def evaluated(folder: Path, task: str = "digits") -> Path:
     """Two epochs, with an evaluation after each."""
-    with train(folder, max_duration="2ep", run_name="evaluated") as run:
+    with train(folder, task, max_duration="2ep", run_name="evaluated") as run:
         run.wait()
         return run.recording().path
 
@@ -179,7 +196,7 @@ def failed(folder: Path) -> Path:
 
 def cut(folder: Path) -> Path:
     """Cut off in the middle, as a machine that lost its power leaves it."""
-    whole = evaluated(folder)
+    whole = evaluated(folder, "slow")
     path = whole.with_name("cut.mcap")
     path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
     return path
@@ -215,6 +232,7 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Makes them all, and writes down what is in them."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     folder = RECORDINGS / version("offloop")
     if folder.exists():
         sys.exit(f"{folder} exists: the recordings of a version are made once, and never changed")

@@ -86,7 +86,8 @@ def test_its_index_is_complete(tmp_path):
         reader = mcap.reader.make_reader(file, validate_crcs=True)
         summary = reader.get_summary()
         assert reader.get_header().profile == "offloop"
-        assert [(entry.name, entry.metadata["run"]) for entry in reader.iter_metadata()] == [("offloop", "r")]
+        metadata = {"run": "r", "attempt": "1", "protocol_version": "1"}
+        assert [(entry.name, entry.metadata) for entry in reader.iter_metadata()] == [("offloop", metadata)]
         # By time, with the help of the indexes.
         found = list(reader.iter_messages(topics=["r/batch_end/0"], starting_at=3, ending_at=5))
         footer = file.seek(-28, os.SEEK_END)
@@ -185,6 +186,7 @@ def write_at_random(path: Path, count: int) -> None:
     """Writes with many flushes, and is now and then killed within one."""
     generator = random.Random(3)
     writer = RecordingWriter(path, "r", 1)
+    front = path.stat().st_size
     for seq in range(1, count + 1):
         writer.append(BATCH_END, seq, seq, seq, generator.randbytes(generator.randint(1, 3000)))
         if generator.random() < 0.1:
@@ -193,7 +195,7 @@ def write_at_random(path: Path, count: int) -> None:
             writer.flush()
             crash(writer)
             with open(path, "ab") as file:
-                file.write(path.read_bytes()[172 : 172 + generator.randint(1, 300)])
+                file.write(path.read_bytes()[front : front + generator.randint(1, 300)])
             writer = RecordingWriter.resume(path, "r", 1)
     writer.close()
 
@@ -349,7 +351,7 @@ def test_recordings_without_marks_are_read(tmp_path):
     with open(tmp_path / "a.mcap", "wb") as file:
         writer = mcap.writer.Writer(file, chunk_size=300)
         writer.start(profile="offloop")
-        writer.add_metadata("offloop", {"run": "r", "attempt": "1", "protocol": "1"})
+        writer.add_metadata("offloop", {"run": "r", "attempt": "1", "protocol_version": "1"})
         channel = writer.register_channel("r/batch_end/0", message_encoding="msgpack", schema_id=0)
         for seq in range(1, 31):
             writer.add_message(channel, seq, body(TOPICS[0], seq), seq, seq)

@@ -20,6 +20,8 @@ from offloop.consumers.api.logger import Row
 from offloop.consumers.testing import Logged, MemoryStream, replay
 
 EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
+TRAINERS_OWN = {"system", "seed", "train_samples", "evaluators", "eval_samples", "hyperparameters"}
+"""Fields that a training has and a made stream has not."""
 
 
 class Loss(Callback):
@@ -199,7 +201,7 @@ def test_it_is_a_training_as_a_real_one_is_recorded() -> None:
     for one, other in zip(base, recorded, strict=True):
         assert one.base_seq == other.base_seq
         assert one.timestamp.sample == other.timestamp.sample
-        assert set(one.fields) == set(other.fields) - {"system", "seed", "train_samples", "evaluators", "eval_samples"}
+        assert set(one.fields) == set(other.fields) - TRAINERS_OWN
     assert [one.seq for one in made] == list(range(1, len(made) + 1))
     times = [one.time_ns for one in made]
     assert times == sorted(times)
