@@ -328,7 +328,7 @@ BAD = [
     (("consumer", "--replay", "nope.mcap"), "no recording nope.mcap"),
     (("consumer", "--callbacks", "sped"), "sped.*speed"),
     (("consumer", "--callbacks", "speed", "-o", "speed.window=3"), "window.*window_size"),
-    (("offloop", "info", "nope"), "no run 'nope'.*done"),
+    (("offloop", "show", "nope"), "no run 'nope'.*done"),
     (("offloop", "server", "broker", "--listen", "tcp://0.0.0.0:5570"), "tcp://127.0.0.1"),
     (("trainer", "digts"), "digts.*digits"),
     (("trainer", "digits", "--max-duration", "5"), "'5'.*2ep"),
@@ -346,7 +346,7 @@ def test_mistakes_get_one_line_that_says_what_to_do(finished, run_here, command,
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [(("consumer", "--run", "nope"), 1), (("offloop", "info", "nope"), 1), (("trainer", "digts"), 2)],
+    [(("consumer", "--run", "nope"), 1), (("offloop", "show", "nope"), 1), (("trainer", "digts"), 2)],
 )
 def test_each_command_by_itself_ends_with_one_line_and_its_code(finished, command, code):
     result = run(*command)

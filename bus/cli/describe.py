@@ -1,4 +1,4 @@
-"""What ``offloop show`` knows of a run or a recording, as values and as lines for people."""
+"""The details of a run or a recording, which ``offloop show`` prints: as values and as lines for people."""
 
 import os
 import time

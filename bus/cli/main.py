@@ -16,7 +16,7 @@ from offloop.bus.cli.bridge import bridge
 from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
-from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.cli.options import broker_options, runs_dir_option
 from offloop.bus.cli.recordings import (
     convert_recordings,
     diff_recordings,
@@ -30,8 +30,7 @@ from offloop.bus.net.allow_list import ROLES, AllowList, allow, default_allow_li
 from offloop.bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.plugins.registry import list_entry_points
-from offloop.bus.printing import say, table
-from offloop.bus.strict_json import plain
+from offloop.bus.printing import say
 from offloop.bus.terminal import HELP, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
@@ -48,7 +47,7 @@ COMMANDS_GROUP = "offloop.commands"
 
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui", "dashboard"),
-    "Runs": ("runs", "show", "compare", "edit", "rm", "send", "info"),
+    "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
     "Recordings": ("replay", "export", "import", "convert", "diff"),
     "Services": ("server",),
 }
@@ -124,47 +123,6 @@ def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
 @click.version_option(package_name="offloop", prog_name="offloop")
 def bus() -> None:
     """Train models, and watch, compare and steer their runs."""
-
-
-@bus.command(short_help="Describe one run as it is recorded and served, or a recording.")
-@click.argument("run")
-@runs_dir_option
-@_broker_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def info(
-    run: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None, as_json: bool
-) -> None:
-    """Describe one RUN: a name, a run's folder, or a recording.
-
-    This is about how it was started, recorded and served; 'offloop show' has its results. Of a live run it also says
-    how its broker, its trainer and its consumers are doing.
-    """
-    from offloop.bus.cli.describe import (
-        describe_recording,
-        describe_remote_run,
-        describe_run,
-        hyperparameter_lines,
-        lines,
-    )
-    from offloop.bus.net.curve import client_security
-    from offloop.bus.runs.directory import find_run
-
-    check_broker(broker, key, broker_key, runs_dir)
-    if broker is not None:
-        described = describe_remote_run(broker, run, client_security(key, broker_key))
-    elif Path(run).is_file():
-        described = describe_recording(Path(run))
-    else:
-        described = describe_run(find_run(run, runs_dir))
-    if as_json:
-        click.echo(json.dumps(plain(described), indent=2))
-        return
-    shown = table(list(lines(described)))
-    if described.get("hyperparameters"):
-        shown.append("hyperparameters")
-        shown += table([(f"  {name}", text) for name, text in hyperparameter_lines(described)])
-    for line in shown:
-        say(line)
 
 
 _reason_option = click.option(

@@ -119,7 +119,10 @@ def replay(
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
         bounds = ReplayChoice(rate, start, until, loop).bounds
-        say(f"run {served_name} is empty: no event is {bounds}; 'offloop show' shows how long a run was", err=True)
+        say(
+            f"run {served_name} is empty: no event is {bounds}; 'offloop show {run}' shows how long the run was",
+            err=True,
+        )
         return EXIT_TROUBLE
     return _report(served)
 

@@ -27,6 +27,8 @@ _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
 _LONGEST = 60
 _LONGEST_NAME = 30
+_RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
+"""The details that are among the results too."""
 
 _Rows = list[tuple[str, ...]]
 
@@ -233,24 +235,58 @@ def _reached(listed: dict[str, Any]) -> str:
 # -- one run, and some beside each other ------------------------------------------------------------------------------
 
 
-@click.command(name="show", short_help="Show the results of one run.", context_settings=HELP)
+@click.command(name="show", short_help="Show one run or recording.", context_settings=HELP)
 @click.argument("run")
+@click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with the details, for programs.")
 @runs_dir_option
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
+@broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
+def show_run(
+    run: str,
+    details: bool,
+    as_json: bool,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> None:
     """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
 
-    A metric has a best value where its name, or the run, says which values are better. 'offloop info' shows how the run
-    was started, recorded and served, which is also what hyperparameters such as 'command' and 'version/' say.
+    RUN is a name, a run's folder or a recording. A metric has a best value where its name, or the run, says which
+    values are better.
+
+    The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
+    broker, trainer and consumers. Of a recording, and of a run of a broker elsewhere, they are shown alone.
     """
+    from offloop.bus.cli.describe import describe_recording, describe_remote_run, describe_run
     from offloop.bus.index.index import read_entry
+    from offloop.bus.net.curve import client_security
     from offloop.bus.runs.directory import find_run
 
+    check_broker(broker, key, broker_key, runs_dir)
+    if broker is not None or Path(run).is_file():
+        described = (
+            describe_recording(Path(run))
+            if broker is None
+            else describe_remote_run(broker, run, client_security(key, broker_key))
+        )
+        if as_json:
+            click.echo(json.dumps(plain({"run": described["run"], "details": described}), indent=2))
+        else:
+            _say_details(described)
+        return
     info = find_run(run, runs_dir)
     entry = read_entry(info)
     if as_json:
-        click.echo(json.dumps(plain(_summary(info.path, entry, is_whole=True)), indent=2))
+        shown = {**_summary(info.path, entry, is_whole=True), "details": describe_run(info)}
+        click.echo(json.dumps(plain(shown), indent=2))
         return
+    _say_results(info, entry)
+    if details:
+        _say_more_details(describe_run(info))
+
+
+def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
     _say_table([line for line in _lines(info, entry) if line[1]])
     if entry.metrics:
         say("metrics")
@@ -261,6 +297,28 @@ def show_run(run: str, runs_dir: str | None, as_json: bool) -> None:
     if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
         say("hyperparameters")
         _say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
+
+
+def _say_details(described: dict[str, Any]) -> None:
+    """Prints the details alone, of a run or recording without results."""
+    from offloop.bus.cli.describe import hyperparameter_lines, lines
+
+    shown = table(list(lines(described)))
+    if described.get("hyperparameters"):
+        shown.append("hyperparameters")
+        shown += table([(f"  {name}", text) for name, text in hyperparameter_lines(described)])
+    for line in shown:
+        say(line)
+
+
+def _say_more_details(described: dict[str, Any]) -> None:
+    """Prints the details below the results, without what these say."""
+    from offloop.bus.cli.describe import hyperparameter_lines, lines
+
+    more = [(label, text) for label, text in lines(described) if label not in _RESULTS]
+    more += [(name, text) for name, text in hyperparameter_lines(described) if not is_of_the_training(name)]
+    for line in ("details", *table([(f"  {label}", text) for label, text in more])):
+        say(line)
 
 
 def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:

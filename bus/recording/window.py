@@ -187,6 +187,5 @@ def recording_began(recording: Recording) -> int:
     """
     for snapshot in recording.snapshots():
         return snapshot.time_ns
-    raise ConfigurationError(
-        f"{recording.path} holds no event: there is no part of a run in it, as 'offloop show' shows"
-    )
+    path = recording.path
+    raise ConfigurationError(f"{path} holds no event: 'offloop show {path}' shows what it has")

@@ -152,7 +152,7 @@ class CommandExchange:
             if not content.get("ranks"):
                 raise BrokerError(
                     f"the broker of run {self._run!r} has no connection to its trainer at the moment: try again, or "
-                    "look with 'offloop show' how the run is"
+                    f"look at the run with 'offloop show {self._run} --details'"
                 )
             self._is_forwarded = True
             self.deadline = now + self._wait

@@ -44,5 +44,5 @@ def check_any(path: Path, events: int) -> None:
     """Raises :class:`offloop.bus.errors.ConfigurationError` when no event was found."""
     if not events:
         raise ConfigurationError(
-            f"nothing of {path} is chosen: 'offloop show' shows which events there are, and how far the training came"
+            f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
         )

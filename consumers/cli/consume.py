@@ -118,7 +118,7 @@ def consume(
     if is_empty and (start or until or loop) and not statistics.interrupted:
         say(
             f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'offloop show PATH' "
-            "tells how long the run was"
+            "shows how long the run was"
         )
         return max(code, EXIT_TROUBLE)
     if not statistics.interrupted:

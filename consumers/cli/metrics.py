@@ -91,7 +91,7 @@ def list_metrics(found: Found) -> list[str]:
     hint = "early-stop and threshold-stop take metrics/LABEL/NAME as dataloader_label=LABEL and monitor=NAME"
     later = [f"run {name} is live: what it logs later is not in this list"] if goes_on else []
     never = [event.value for event in Event if event in source.events] + list(source.fields)
-    without = [f"{source.name} never gives {', '.join(never)}; 'offloop show' says why"] if never else []
+    without = [f"{source.name} never gives {', '.join(never)}; 'offloop show --details' says why"] if never else []
     return [*later, *without, hint, *damage]
 
 

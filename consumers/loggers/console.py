@@ -29,7 +29,7 @@ _HIDDEN = (
     "throughput/device/*_per_sec",
     # There is one for each parameter or module.
     *("l2_norm/*/*", f"!{_GLOBAL_NORM}", "activations/*"),
-    # Hyperparameters that 'offloop show' shows.
+    # Hyperparameters that 'offloop show --details' shows.
     *("command", "git/*", "version/*", "machine/*"),
 )
 _AFTER_AN_EPOCH = (

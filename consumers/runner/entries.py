@@ -121,8 +121,8 @@ def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) 
         )
     if idle and idle == len(waiting):
         lines.append(
-            f"no callback of this consumer gets anything from run {run}: 'offloop show {run}' lists what {source.name} "
-            "never gives"
+            f"no callback of this consumer gets anything from run {run}: 'offloop show {run} --details' lists "
+            f"what {source.name} never gives"
         )
     return lines
 

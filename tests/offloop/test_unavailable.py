@@ -90,7 +90,10 @@ def test_a_consumer_that_can_get_nothing_says_so(runs_dir: Path, capsys: pytest.
         "callback ImageVisualizer#2",
     ]
     replay(ImageVisualizer(), train("s"))
-    assert "no callback of this consumer gets anything from run s: 'offloop show s' lists" in capsys.readouterr().err
+    assert (
+        "no callback of this consumer gets anything from run s: 'offloop show s --details' lists"
+        in capsys.readouterr().err
+    )
     replay([ImageVisualizer(), LRMonitor()], train("t"))
     assert "no callback" not in capsys.readouterr().err
 
@@ -135,17 +138,17 @@ def test_of_several_attempts_each_says_what_it_lacks(runs_dir: Path, capsys: pyt
     assert not lines_about(capsys.readouterr().err)
 
 
-def test_info_shows_the_framework_and_what_it_never_gives(runs_dir: Path) -> None:
+def test_show_has_the_framework_and_what_it_never_gives(runs_dir: Path) -> None:
     recording = train()
     for name in ("r", str(recording)):
-        shown = CliRunner().invoke(bus, ["info", name]).output
+        shown = CliRunner().invoke(bus, ["show", name, "--details"]).output
         assert "framework" in shown
         assert "Foo 1.2\n" in shown
         assert "after_train_batch, eval_before_forward, eval_end, gradient_norm (Foo frees the gradients)" in shown
-        described = json.loads(CliRunner().invoke(bus, ["info", "--json", name]).output)
+        described = json.loads(CliRunner().invoke(bus, ["show", "--json", name]).output)["details"]
         assert described["unavailable"]["fields"] == INFO["unavailable"]["fields"]
     train("s", {})
-    assert "framework" not in CliRunner().invoke(bus, ["info", "s"]).output
+    assert "framework" not in CliRunner().invoke(bus, ["show", "s", "--details"]).output
 
 
 def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_dir: Path) -> None:

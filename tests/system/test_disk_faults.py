@@ -190,7 +190,7 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
     steps = (
         f'mount -t tmpfs -o size=3m none "{runs_dir}"',
         f'"{sys.executable}" -c "$0" "$@"',
-        f'"{sys.executable}" -m offloop.bus info r --json',
+        f'"{sys.executable}" -m offloop.bus show r --json',
     )
     done = subprocess.run(
         [*MOUNT, "sh", "-c", " && ".join(steps), FILL, *ending],
@@ -203,8 +203,8 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
     said = json.loads(done.stdout)
     error = ending[1] if len(ending) > 1 else "the recording is incomplete: [Errno 28] No space left on device"
     assert (said["status"], said["error"]) == (ending[0], error)
-    assert said["events"] == {"batch_end": 100}
-    assert said["gaps"] == [{"rank": 0, "first": 101, "last": 1100}]
+    assert said["details"]["events"] == {"batch_end": 100}
+    assert said["details"]["gaps"] == [{"rank": 0, "first": 101, "last": 1100}]
     assert "cannot be written down" not in done.stderr
 
 

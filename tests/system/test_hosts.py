@@ -284,14 +284,14 @@ def test_ranks_of_several_hosts_are_one_stream(nats_server, hosts, tmp_path):
     assert seen(0) == seen(2) == []
 
 
-def test_bus_info_says_how_the_copies_of_all_hosts_are(nats_server, hosts):
+def test_show_says_how_the_copies_of_all_hosts_are(nats_server, hosts):
     train(hosts, 1, 2)
     for name in HOSTS:
         attach(nats_server, host=name).close()
 
     def info():
         return dict(
-            line.split(None, 1) for line in bus("info", "wide", "--stream", nats_server.address).stdout.splitlines()
+            line.split(None, 1) for line in bus("show", "wide", "--stream", nats_server.address).stdout.splitlines()
         )
 
     shown = info()

@@ -241,7 +241,10 @@ def test_with_the_variable_each_run_is_copied_without_further_ado(nats_server, r
     with attach(nats_server, "r") as subscriber:
         assert list(subscriber) == list(Recording(runs_dir / "r"))
     shown = subprocess.run(
-        [*PYTHON, "offloop.bus", "info", "r", "--runs-dir", str(runs_dir)], check=True, capture_output=True, text=True
+        [*PYTHON, "offloop.bus", "show", "r", "--details", "--runs-dir", str(runs_dir)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert f"done, to {nats_server.address}" in shown.stdout
 
@@ -250,7 +253,7 @@ def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_p
     away = NatsServer(tmp_path, start=False)
 
     def info():
-        shown = [*PYTHON, "offloop.bus", "info", "r", "--runs-dir", str(runs_dir)]
+        shown = [*PYTHON, "offloop.bus", "show", "r", "--details", "--runs-dir", str(runs_dir)]
         return subprocess.run(shown, check=True, capture_output=True, text=True).stdout
 
     with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:

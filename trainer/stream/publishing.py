@@ -308,8 +308,10 @@ class StatePublisher:
             self._said_over_budget = True
             _log.warning(
                 "run %s: consumers that may only view ask for more than %g %% of the training's time or %d KiB a "
-                "second: %s, and maybe other fields, are computed less often for them; 'offloop show' shows how often",
+                "second: %s, and maybe other fields, are computed less often for them; 'offloop show %s --details' "
+                "shows how often",
                 *(self._state.run_name, TIME_SHARE * 100, BYTES_PER_SECOND // 1024, ", ".join(names)),
+                self._state.run_name,
             )
 
     def _use_demand(self) -> None:

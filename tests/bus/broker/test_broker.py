@@ -789,7 +789,7 @@ def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
     attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
     assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
     stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
-    for command in (["info", "r"], ["runs"]):
+    for command in (["show", "r"], ["runs"]):
         done = subprocess.run(
             [sys.executable, "-m", "offloop.bus", *command, "--json"],
             capture_output=True,

@@ -70,26 +70,36 @@ def test_without_runs_it_says_how_to_make_one(runs_dir):
     assert invoke("runs") == f"no runs in {runs_dir}; 'trainer digits' makes one\n"
 
 
-def test_info_describes_a_run_by_name_by_folder_and_by_recording(two_runs):
-    by_name = invoke("info", "second")
-    assert by_name == invoke("info", two_runs / "second")
-    described = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in by_name.splitlines()}
-    assert described["status"] == "finished"
+def test_show_has_the_details_of_a_run_by_name_by_folder_and_by_recording(two_runs):
+    by_name = invoke("show", "second", "--details")
+    assert by_name == invoke("show", two_runs / "second", "--details")
+    results, _, details = by_name.partition("details\n")
+    assert results == invoke("show", "second")
+    assert re.search(r"^status +finished$", results, re.MULTILINE)
+    described = dict(line.split(maxsplit=1) for line in details.splitlines())
+    # What the results say is not said again.
+    assert not described.keys() & {"run", "status", "started", "lasted", "config"}
     assert described["events"] == "batch_end 5, fit_end 1"
-    assert described["config"] == "lr 0.1"
     assert "offloop" in described["versions"]
-    file = json.loads(invoke("info", "--json", two_runs / "second" / "recording-1.mcap"))
+    both = json.loads(invoke("show", "second", "--json"))
+    assert both["details"]["events"] == {"batch_end": 5, "fit_end": 1}
+    assert both["hyperparameters"] == {"config/lr": 0.1}
+    recording = two_runs / "second" / "recording-1.mcap"
+    assert re.search(r"^events +batch_end 5, fit_end 1$", invoke("show", recording), re.MULTILINE)
+    assert invoke("show", recording, "--details") == invoke("show", recording)
+    file = json.loads(invoke("show", recording, "--json"))["details"]
     assert file["run"] == "second"
     assert file["reached"] == {"epoch": 1, "batch": 5, "sample": 0, "planned": None}
     assert (file["gaps"], file["damage"]) == ([], [])
     assert file["events"] == {"batch_end": 5, "fit_end": 1}
 
 
-def test_info_shows_the_hyperparameters_of_a_training_in_a_section_of_their_own(runs_dir):
+def test_show_has_the_hyperparameters_of_a_training_in_a_section_of_their_own(runs_dir):
     with gold_trainer(publish=True, run_name="r", max_duration="1ba", config={"task": "gold"}) as trainer:
         trainer.fit()
-    section = invoke("info", "r").partition("\nhyperparameters\n")[2].splitlines()
-    assert section[0].split() == ["seed", "17"]
+    text, _, details = invoke("show", "r", "--details").partition("\ndetails\n")
+    section = text.partition("\nhyperparameters\n")[2].splitlines()
+    assert section[0].split() == ["config/task", "gold"]
     told = dict(line.split(maxsplit=1) for line in section)
     assert (told["optimizer/name"], told["optimizer/lr"], told["seed"], told["max_duration"]) == (
         "SGD",
@@ -97,11 +107,15 @@ def test_info_shows_the_hyperparameters_of_a_training_in_a_section_of_their_own(
         "17",
         "1ba",
     )
-    # What is said above is not said again.
-    assert not [name for name in told if name.startswith(("config/", "git/", "version/", "command"))]
-    described = json.loads(invoke("info", "r", "--json"))["hyperparameters"]
+    assert not [name for name in told if name.startswith(("git/", "version/", "machine/", "command"))]
+    more = dict(line.split(maxsplit=1) for line in details.splitlines())
+    assert more["machine/device"] == "cpu"
+    # The lines "command", "git commit" and "versions" have these.
+    assert not [name for name in more if name.startswith(("git/", "version/", "config/"))]
+    described = json.loads(invoke("show", "r", "--json"))["details"]["hyperparameters"]
     assert (described["optimizer/lr"], described["config/task"]) == (0.1, "gold")
-    assert "config/task" in invoke("info", trainer.recording)
+    of_recording = invoke("show", trainer.recording).partition("\nhyperparameters\n")[2]
+    assert of_recording.split()[:2] == ["config/task", "gold"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"name": "first", "attempts": [{"started": "x"}]}'])
@@ -115,24 +129,24 @@ def test_one_damaged_run_does_not_hide_the_others(two_runs, content):
         find_run("first")
 
 
-def test_info_names_damage(two_runs):
+def test_show_names_damage(two_runs):
     path = two_runs / "first" / "recording-1.mcap"
     path.write_bytes(path.read_bytes()[:300])
-    assert "ends within" in invoke("info", "first")
+    assert "ends within" in invoke("show", "first", "--details")
     path.write_bytes(b"")
     with pytest.raises(RecordingError, match="is empty: nothing was recorded in it"):
-        invoke("info", path)
+        invoke("show", path)
 
 
-def test_info_says_what_a_cut_has_left_out(tmp_path):
+def test_show_says_what_a_cut_has_left_out(tmp_path):
     write_recording(tmp_path / "a.mcap", [Entry(batch=batch) for batch in range(1, 10)])
     cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "3ba", "8ba")
     assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, which another recording holds\n" in invoke(
-        "info", tmp_path / "b.mcap"
+        "show", tmp_path / "b.mcap"
     )
-    told = json.loads(invoke("info", "--json", tmp_path / "b.mcap"))
+    told = json.loads(invoke("show", "--json", tmp_path / "b.mcap"))["details"]
     assert told["left_out"] == [{"rank": 0, "first": 1, "last": 2}, {"rank": 0, "first": 9, "last": 9}]
-    assert "left out" not in invoke("info", tmp_path / "a.mcap")
+    assert "left out" not in invoke("show", tmp_path / "a.mcap")
 
 
 @pytest.mark.parametrize(
@@ -146,36 +160,36 @@ def test_info_says_what_a_cut_has_left_out(tmp_path):
         (["checkpoint"], None),
     ],
 )
-def test_info_says_since_when_a_run_is_paused(tmp_path, commands, number):
+def test_show_says_since_when_a_run_is_paused(tmp_path, commands, number):
     path, over = tmp_path / "a.mcap", tmp_path / "b.mcap"
     entries = [Entry(batch=7), *(Entry("$command", 0, 7, {"command": name, "event": "batch_end"}) for name in commands)]
     times = {
         event.seq: event.time / 1e9 for _, body in write_recording(path, entries) for event in [decode_event(body)]
     }
-    paused = json.loads(invoke("info", "--json", path))["paused"]
+    paused = json.loads(invoke("show", "--json", path))["details"]["paused"]
     assert paused == (None if number is None else {"since": times[number], "batch": 7})
     line = "" if number is None else f"paused     since {when(times[number])}, after batch 7\n"
-    assert line in invoke("info", path)
+    assert line in invoke("show", path)
     write_recording(over, [*entries, Entry("$end", fields={"status": "finished"})])
-    assert "paused" not in invoke("info", over)
+    assert "paused" not in invoke("show", over)
 
 
 def test_a_pause_that_was_refused_is_none(tmp_path):
     write_recording(tmp_path / "a.mcap", [Entry("$command", 0, 7, {"command": "pause", "error": "not here"})])
-    assert "paused" not in invoke("info", tmp_path / "a.mcap")
+    assert "paused" not in invoke("show", tmp_path / "a.mcap")
 
 
-def test_info_of_a_run_whose_recording_cannot_be_read_says_what_else_is_known(two_runs):
+def test_details_of_a_run_whose_recording_cannot_be_read_have_what_else_is_known(two_runs):
     (two_runs / "first" / "recording-1.mcap").write_bytes(b"")
-    told = dict(line.split(maxsplit=1) for line in invoke("info", "first").splitlines())
+    told = dict(line.split(maxsplit=1) for line in invoke("show", "first", "--details").splitlines() if " " in line)
     assert told["status"] == "finished"
     assert told["trouble"].endswith("recording-1.mcap is empty: nothing was recorded in it")
 
 
-def test_info_of_the_recording_of_another_program_says_that_it_is_none(tmp_path):
+def test_show_of_the_recording_of_another_program_says_that_it_is_none(tmp_path):
     write_foreign(tmp_path / "a.mcap")
     with pytest.raises(RecordingError, match=r"a\.mcap is not a recording"):
-        invoke("info", tmp_path / "a.mcap")
+        invoke("show", tmp_path / "a.mcap")
 
 
 def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeypatch):
@@ -295,7 +309,7 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
     ]
 
 
-def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
+def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_dir):
     with Publisher("r") as publisher, Subscriber("r", name="watcher") as subscriber:
         following = iter(subscriber)
         for batch in range(1, 101):
@@ -304,7 +318,7 @@ def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
 
         def told():
             publisher.publish(Event.EPOCH_END)
-            statistics = json.loads(invoke("info", "--json", "r"))["statistics"]
+            statistics = json.loads(invoke("show", "--json", "r"))["details"]["statistics"]
             publishers, consumers = statistics["publishers"], statistics["consumers"]
             return publishers and consumers and publishers[0].get("published", 0) > 100 and statistics
 
@@ -313,12 +327,12 @@ def test_info_of_a_live_run_says_how_everybody_is_doing(runs_dir):
         assert statistics["publishers"][0]["nanoseconds_per_event"] > 0
         assert statistics["broker"]["collected"] > 100
         assert [consumer["name"] for consumer in statistics["consumers"]] == ["watcher"]
-        text = invoke("info", "r")
+        text = invoke("show", "r", "--details")
         assert "us each of the training thread's own time" in text
         assert "watcher" in text
 
 
-def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
+def test_runs_and_show_ask_a_broker_elsewhere(runs_dir):
     address = free_address()
     broker = start_broker(address)
     try:
@@ -327,10 +341,11 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
             (run,) = json.loads(invoke("runs", "--broker", address, "--json", "--live"))
             assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
             assert "live" in invoke("runs", "--broker", address)
-            assert json.loads(invoke("info", "r", "--broker", address, "--json"))["statistics"]["broker"]["runs"] == 1
+            shown = json.loads(invoke("show", "r", "--broker", address, "--json"))
+            assert (shown["run"], shown["details"]["statistics"]["broker"]["runs"]) == ("r", 1)
             told = invoke("send", "r", "stop", "--broker", address, "--wait", "0")
             assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
-        assert "finished" in invoke("info", "r", "--broker", address)
+        assert "finished" in invoke("show", "r", "--broker", address)
     finally:
         broker.terminate()
         broker.communicate(timeout=100)
@@ -346,7 +361,7 @@ def test_runs_and_info_ask_a_broker_elsewhere(runs_dir):
             "cannot listen at 'tcp://10.0.0.1:5570' without keys",
         ),
         (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
-        (["info", "r", "--key", "mine"], "name it with --broker"),
+        (["show", "r", "--key", "mine"], "name it with --broker"),
     ],
 )
 def test_a_wrong_option_is_named(runs_dir, arguments, message):
@@ -381,10 +396,10 @@ def test_a_run_that_stands_still_is_paused(runs_dir):
             (line,) = invoke("runs", "--live", *where).splitlines()[1:]
             assert line.split()[:2] == ["r", "paused"]
             (listed,) = json.loads(invoke("runs", "--json", *where))
-            told = json.loads(invoke("info", "r", "--json", *where))
+            told = json.loads(invoke("show", "r", "--json", *where))["details"]
             assert (listed["status"], told["status"]) == ("paused", "paused")
             assert listed["paused"] == told["paused"] == {"since": listed["paused"]["since"], "batch": 7}
-            text = invoke("info", "r", *where)
+            text = invoke("show", "r", "--details", *where)
             assert "paused" in text.splitlines()[1]
             assert ", after batch 7" in text
         # What was refused changes nothing.
@@ -394,4 +409,4 @@ def test_a_run_that_stands_still_is_paused(runs_dir):
         publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=8).values)
         publisher.close()
         assert find_run("r").status == "finished"
-        assert json.loads(invoke("info", "r", "--json"))["paused"] is None
+        assert json.loads(invoke("show", "r", "--json"))["details"]["paused"] is None

@@ -62,10 +62,10 @@ def failed_run(runs_dir: Path) -> Path:
 
 
 def test_what_a_peer_said_of_a_run_is_escaped(failed_run):
-    text = printed("bus", "info", "odd", code=0)
+    text = printed("bus", "show", "odd", "--details", code=0)
     shown = "\\x1b]0;owned\\x07\\x1b[2J\\x00\\x9b31m\\u202e\\u2066\\u200b\\u2028\\ufeff\\r\\nerror: forged\\x7f\\x08"
     assert text.count(shown) > 5
-    assert json.loads(printed("bus", "info", "odd", "--json"))["error"] == HOSTILE
+    assert json.loads(printed("bus", "show", "odd", "--json"))["error"] == HOSTILE
     printed("bus", "runs", code=0)
 
 
@@ -84,7 +84,12 @@ def test_a_file_that_was_tampered_with_is_escaped(failed_run):
     record["attempts"][0]["status"] = HOSTILE
     record["attempts"][0]["error"] = HOSTILE + "\udcff"
     path.write_text(json.dumps(record))
-    for command in (("info", failed_run), ("runs",), ("info", "missing"), ("export", failed_run, "--to", "jsonl")):
+    for command in (
+        ("show", failed_run, "--details"),
+        ("runs",),
+        ("show", "missing"),
+        ("export", failed_run, "--to", "jsonl"),
+    ):
         printed("bus", *command)
 
 
@@ -99,7 +104,7 @@ def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
     write_recording(a, [Entry(batch=1, fields=fields), command, Entry(HOSTILE.replace("\0", "")), ending])
     write_recording(b, [Entry(batch=1, fields={**fields, HOSTILE: "other", "train_metrics": {HOSTILE: 2.0}}), ending])
     for arguments in (
-        ("bus", "info", a),
+        ("bus", "show", a),
         ("bus", "diff", a, b),
         ("bus", "convert", "recover", a, "-o", tmp_path / "r.mcap"),
         ("bus", "convert", "cut", a, "-o", tmp_path / "c.mcap", "--until", "1ba"),
@@ -115,8 +120,8 @@ def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
 def test_names_of_files_are_escaped(tmp_path):
     path = tmp_path / f"a{HOSTILE[:8]}\n.mcap"
     write_recording(path, [Entry(batch=1)])
-    assert "\\x1b]0;owne\\n" in printed("bus", "info", path)
-    assert "\\x1b]0;owne" in printed("bus", "info", f"{path}.missing", code=1)
+    assert "\\x1b]0;owne\\n" in printed("bus", "show", path)
+    assert "\\x1b]0;owne" in printed("bus", "show", f"{path}.missing", code=1)
     assert "\\x1b]0;owne" in printed("bus", f"{path}.missing", code=2)
 
 
@@ -125,7 +130,7 @@ def test_names_and_reports_of_a_run_s_consumers_are_escaped(runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         with Subscriber("live", name=HOSTILE):
             wait_for(lambda: describe_run(find_run("live"))["statistics"]["consumers"], "the consumer's lease")
-            assert "\\x1b]0;owned" in printed("bus", "info", "live", code=0)
+            assert "\\x1b]0;owned" in printed("bus", "show", "live", "--details", code=0)
 
 
 def test_what_is_logged_is_escaped():

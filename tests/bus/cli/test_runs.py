@@ -208,9 +208,11 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert ["optimizer/lr", "0.01"] in rows
     # No rate is better than another one.
     assert [row for row in rows if row and row[0] == "lr-SGD/group0"] == [["lr-SGD/group0", "0.5", "3"]]
-    # How it was started is what 'offloop show' is for.
+    # How it was started is among the details.
     assert not [row for row in rows if row and row[0].startswith("version")]
-    assert described("show", three / "b") == next(run for run in described("runs") if run["run"] == "b")
+    found = described("show", three / "b")
+    assert found.pop("details")["events"] == {"fit_start": 1, "batch_end": 3, "eval_end": 1, "fit_end": 1}
+    assert found == next(run for run in described("runs") if run["run"] == "b")
 
 
 def test_compare_shows_what_was_different(three: Path) -> None:
@@ -283,10 +285,10 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
     assert invoke("edit", "a", "--rename", "best") == f"run a is now best, in {three.resolve() / 'best'}\n"
     assert names("--where", "tags == baseline") == ["best"]
     assert described("show", "best")["metrics"]["loss/train/total"]["min"] == 0.5
-    about = described("info", "best")
+    about = described("show", "best")["details"]
     assert (about["run"], about["recorded_as"], about["events"]["batch_end"]) == ("best", "a", 3)
-    assert re.search(r"^recorded as +a$", invoke("info", "best"), re.MULTILINE)
-    assert "recorded as" not in invoke("info", "b")
+    assert re.search(r"^  recorded as +a$", invoke("show", "best", "--details"), re.MULTILINE)
+    assert "recorded as" not in invoke("show", "b", "--details")
     with Subscriber("best") as subscriber:
         assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
     assert isinstance(refusal("show", "a"), RunNotFoundError)

@@ -135,7 +135,7 @@ def check(*arguments: object) -> list[str]:
 def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
-    check("bus", "info", path)
+    check("bus", "show", path)
     check("bus", "convert", "recover", path, "-o", tmp_path / "recovered.mcap")
 
 

@@ -249,7 +249,11 @@ def _broker_of(run: str) -> int:
         ),
         (["text.txt"], 1, "text.txt is not a recording: "),
         (["empty.mcap"], 1, "empty.mcap holds no event: "),
-        (["r.mcap", "--rate", "max", "--start", "9ep"], 1, "is empty: no event is from 9ep on; 'offloop show' shows"),
+        (
+            ["r.mcap", "--rate", "max", "--start", "9ep"],
+            1,
+            "is empty: no event is from 9ep on; 'offloop show r.mcap' shows",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(

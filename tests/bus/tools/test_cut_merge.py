@@ -382,7 +382,7 @@ def test_a_live_run_can_be_cut(runs_dir, tmp_path):
     ("options", "error", "message"),
     [
         ({"start": "3"}, InvalidTimeError, "invalid time '3': write a training time"),
-        ({"start": "90ba"}, ConfigurationError, "nothing of .* is chosen: 'offloop show' shows"),
+        ({"start": "90ba"}, ConfigurationError, "nothing of .* is chosen: 'offloop show .*mcap' shows"),
         ({"events": [Event.PREDICT_END]}, ConfigurationError, "nothing of .* is chosen"),
         ({"ranks": [7]}, ConfigurationError, "has no rank 7: choose of 0 with '--rank'"),
     ],

@@ -436,7 +436,7 @@ def test_events_and_ranks_are_chosen(tmp_path):
     [
         (["--events", "batch_edn"], "'batch_edn' is not an event: did you mean batch_end"),
         (["--events", ","], "--events takes names of events, such as batch_end,epoch_end"),
-        (["--events", "predict_end"], "is chosen: 'offloop show' shows which events there are"),
+        (["--events", "predict_end"], "mcap' shows its events"),
         (["--rank", "3"], "has no rank 3: choose of 0 with '--rank'"),
         (["-o", "."], "is a folder: name a file in it with '--output'"),
         (["-o", "nothing.mcap/x.csv"], "nothing.mcap is not a folder: choose another file with '--output'"),

@@ -163,7 +163,7 @@ def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path
     assert (run.last.reached.epoch, run.last.reached.batch) == (1, 19)
     path = lightning_logs["csv"] / "metrics.csv"
     assert run.last.info["imported_from"] == {"source": "csv", "path": str(path)}
-    described = run_bus("info", "one").output
+    described = run_bus("show", "one", "--details").output
     assert f"imported from  {path} (csv)" in described
     assert "finished" in described
     assert "one" in run_bus("runs").output
@@ -754,7 +754,7 @@ def test_nothing_is_left_where_the_run_cannot_be_written(runs_dir, tmp_path, mon
 
 def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
     path = write_csv(tmp_path / f"{HOSTILE}.csv", f"step,loss,{HOSTILE}", f"1,2,{HOSTILE}")
-    shown = run_bus("import", "--from", "csv", path, "--name", "x").output + run_bus("info", "x").output
+    shown = run_bus("import", "--from", "csv", path, "--name", "x").output + run_bus("show", "x", "--details").output
     shown += str(run_bus("import", "--from", "csv", path, "--name", "x", code=1).exception)
     assert "\x1b" not in shown
     assert "\u202e" not in shown

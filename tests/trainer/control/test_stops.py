@@ -119,10 +119,10 @@ def test_an_algorithm_says_why_it_stops(tmp_path: Path, capsys: pytest.CaptureFi
     assert recording.ending == Ending("stopped", reason="loss above 100")
     attempt = find_run("r", tmp_path).last
     assert (attempt.status, attempt.reason, attempt.error) == ("stopped", "loss above 100", None)
-    code, out, _ = command("offloop", "info", "r", "--runs-dir", tmp_path)
+    code, out, _ = command("offloop", "show", "r", "--details", "--runs-dir", tmp_path)
     assert code == 0
     assert re.search(r"^reason +loss above 100$", out, re.MULTILINE)
-    assert re.search(r"^reached +0ep 3ba 18sp of 9ep$", out, re.MULTILINE)
+    assert re.search(r"^  reached +0ep 3ba 18sp of 9ep$", out, re.MULTILINE)
     code, out, _ = command("offloop", "runs", "--runs-dir", tmp_path)
     assert re.search(r"^r +stopped .* 0ep 3ba of 9ep  ", out, re.MULTILINE), out
     code, _, err = command("consumer", "--callbacks", "speed", "--replay", trainer.recording)
