@@ -102,7 +102,7 @@ def print_what_next(run: str) -> None:
     print(
         f"\nEverything that happened is recorded in {info.recording}\n\n"
         "Try next:\n"
-        f"  {where}/offloop dashboard {run}\n"
+        f"  {where}/offloop ui {run}\n"
         f"  {where}/offloop show {run}\n"
         f"  {where}/consumer --replay {info.path} --callbacks speed,lr\n"
         f"  {where}/consumer --replay {info.path} --callbacks lr --log jsonl\n"

@@ -46,7 +46,7 @@ COMMANDS_GROUP = "offloop.commands"
 """The entry points that add commands: of packages that this one does not know."""
 
 _SECTIONS = {
-    "Train and watch": ("train", "consume", "run", "ui", "dashboard"),
+    "Train and watch": ("train", "consume", "run", "ui"),
     "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
     "Recordings": ("replay", "export", "import", "convert", "diff"),
     "Services": ("server",),

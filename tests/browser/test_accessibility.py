@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe import has_nothing_serious
-from browser import Dashboard, home_of, visit
+from browser import Dashboard, ui_of, visit
 
 from offloop.bus import Event, Publisher
 from offloop.bus.index.annotations import annotate
@@ -33,7 +33,7 @@ def served() -> Iterator[Dashboard]:
             publisher.close("failed" if name == NAMES[1] else "finished")
     annotate(where / NAMES[0], add=["baseline", "paper"], note="what we had before", pinned=True)
     annotate(where / NAMES[3], archived=True)
-    with home_of(str(where)) as started:
+    with ui_of(str(where)) as started:
         yield started
     shutil.rmtree(where)
 

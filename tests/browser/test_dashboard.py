@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, commanded, dashboard_of, running, visit
+from browser import Dashboard, Visit, commanded, running, ui_of, visit
 from helpers import wait_for
 from proxy import StandingBroker
 
@@ -43,7 +43,7 @@ def served() -> Iterator[Dashboard]:
     record(where, "again", [4.0, 3.0], "stopped")
     record(where, "again", [5.0, 4.0, 3.0, 2.0])
     recording = str(where / "short" / "recording-1.mcap")
-    with dashboard_of("long", recording, "again", "--runs-dir", str(where)) as started:
+    with ui_of("long", recording, "again", "--runs-dir", str(where)) as started:
         yield started
     shutil.rmtree(where)
 
@@ -220,7 +220,7 @@ def test_points_arrive_live_and_the_stop_button_stops_the_run(runs_dir, browser)
 
 
 def test_a_broker_that_dies_is_survived_and_a_trainer_that_dies_is_lost(runs_dir, browser):
-    with running("mortal") as run, dashboard_of("mortal", "--wait") as served, visit(browser, served.url) as there:
+    with running("mortal") as run, ui_of("mortal", "--wait") as served, visit(browser, served.url) as there:
         there.waits_for(lambda: len(there.points(LOSS)) > 10, "points")
         wait_for(lambda: find_run("mortal").live, "the broker")
         os.kill(json.loads((runs_dir / "mortal" / "broker.json").read_text())["pid"], signal.SIGKILL)
@@ -233,7 +233,7 @@ def test_a_broker_that_dies_is_survived_and_a_trainer_that_dies_is_lost(runs_dir
 
 
 def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(runs_dir, browser):
-    with dashboard_of("later", "--wait") as served, visit(browser, served.url) as stays:
+    with ui_of("later", "--wait") as served, visit(browser, served.url) as stays:
         stays.page.locator(".status-waiting").wait_for()
         served.has_said("waiting for later")
         with running("later") as run:
@@ -256,20 +256,10 @@ def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(ru
         assert len(served.said) == 2, served.said
 
 
-def test_without_a_name_runs_are_shown_as_they_become_live(runs_dir, browser):
-    with dashboard_of() as served, visit(browser, served.url) as there:
-        served.has_said(f"waiting for a run in {runs_dir}")
-        for name in ("first", "second"):
-            with running(name, batches=50):
-                there.page.get_by_role("article", name=f"Run {name}", exact=True).wait_for()
-            wait_for(lambda: not find_run(name).live, "its end")  # noqa: B023
-        there.page.get_by_role("article", name="Run first", exact=True).wait_for()
-
-
 def test_runs_at_a_broker_elsewhere_are_shown_and_commanded_through_it(runs_dir, tmp_path, monkeypatch, browser):
     with StandingBroker(runs_dir) as broker:
         monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "nothing-here"))
-        with dashboard_of("far", "--broker", broker.address, "--wait") as served, visit(browser, served.url) as there:
+        with ui_of("far", "--broker", broker.address, "--wait") as served, visit(browser, served.url) as there:
             served.has_said(f"waiting for far at {broker.address}")
             with Publisher("far", broker=broker.address) as first:
                 first.publish(Event.BATCH_END, batch=1, loss=2.0)

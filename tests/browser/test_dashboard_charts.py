@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Dashboard, Visit, dashboard_of, running, visit
+from browser import Dashboard, Visit, running, ui_of, visit
 
 from offloop.bus import Event, Publisher
 from offloop.consumers.dashboard.web.page import FRAME_SECONDS, rest_after
@@ -42,7 +42,7 @@ def served() -> Iterator[Dashboard]:
                 more["phases"] = {"began": time.time_ns(), "spans": spans, "device": False}
             publisher.publish(Event.BATCH_END, batch=batch + 1, sample=8 * batch + 8, loss=loss, batch_size=8, **more)
         publisher.close("finished")
-    with dashboard_of("long", "--runs-dir", str(where)) as started:
+    with ui_of("long", "--runs-dir", str(where)) as started:
         yield started
     shutil.rmtree(where)
 
@@ -143,14 +143,14 @@ def test_a_value_at_the_end_of_the_axis_is_not_beyond_it(runs_dir, browser):
             rate = 0.003 if batch < 45 else 0.0024
             publisher.publish(Event.BATCH_END, batch=batch + 1, loss=1.0, lr={"SGD": [rate]})
         publisher.close("finished")
-    with dashboard_of("rates", "--runs-dir", str(runs_dir)) as started, visit(browser, started.url) as there:
+    with ui_of("rates", "--runs-dir", str(runs_dir)) as started, visit(browser, started.url) as there:
         there.waits_for(lambda: len(there.points(RATE)) > 80, "the rates")
         assert there.board("shownScale", RATE)["min"] == 0.0024
         assert there.page.locator(f'[data-chart="{RATE}"] .cut').count() == 0
 
 
 def test_a_frame_sets_each_chart_once(runs_dir, browser):
-    with running("often") as run, dashboard_of("often", "--wait") as served:
+    with running("often") as run, ui_of("often", "--wait") as served:
         with visit(browser, served.url, viewport=LARGE) as there:
             there.waits_for(lambda: there.points(SPEED), "every chart")
             there.count_frames()
@@ -164,7 +164,7 @@ def test_a_frame_sets_each_chart_once(runs_dir, browser):
 def test_a_slow_browser_gets_fewer_frames_and_the_newest_points_and_holds_up_nobody(runs_dir, browser):
     with contextlib.ExitStack() as opened:
         opened.enter_context(running("seen"))
-        served = opened.enter_context(dashboard_of("seen", "--wait"))
+        served = opened.enter_context(ui_of("seen", "--wait"))
         fast, slow = (opened.enter_context(visit(browser, served.url, viewport=LARGE)) for _ in range(2))
         for there in (fast, slow):
             there.waits_for(lambda there=there: there.points(SPEED), "every chart")
@@ -183,7 +183,7 @@ def test_a_slow_browser_gets_fewer_frames_and_the_newest_points_and_holds_up_nob
 def test_a_browser_that_draws_slowly_rests_between_frames_but_its_texts_come_twice_a_second(runs_dir, browser):
     with contextlib.ExitStack() as opened:
         opened.enter_context(running("calm"))
-        served = opened.enter_context(dashboard_of("calm", "--wait"))
+        served = opened.enter_context(ui_of("calm", "--wait"))
         there = opened.enter_context(visit(browser, served.url, viewport=LARGE))
         there.waits_for(lambda: there.points(SPEED), "every chart")
         began = time.monotonic()
@@ -214,7 +214,7 @@ def odd_runs(runs_dir: Path) -> None:
 
 
 def test_a_metric_may_have_the_name_of_what_every_object_has(odd_runs, browser):
-    with dashboard_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
+    with ui_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
         for name in OF_EVERY_OBJECT:
             there.waits_for(lambda name=name: len(there.points(name, 1)) == 100, f"the points of {name}")
             chart = there.page.locator(f'[data-chart="{name}"]')
@@ -234,7 +234,7 @@ def test_a_metric_may_have_the_name_of_what_every_object_has(odd_runs, browser):
 
 
 def test_marks_of_what_is_not_finite_cover_no_line_and_a_run_is_listed_once(odd_runs, browser):
-    with dashboard_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
+    with ui_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
         there.waits_for(lambda: len(there.not_finite(LOSS)) == 21, "the marks")
         marks = there.drawn(LOSS, "1 not finite")
         assert len(marks) == 21

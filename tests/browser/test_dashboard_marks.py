@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, dashboard_of, visit
+from browser import Dashboard, Visit, ui_of, visit
 from PIL import Image
 
 from offloop.bus import Event, Publisher
@@ -60,7 +60,7 @@ def recording() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def served(recording: Path) -> Iterator[Dashboard]:
-    with dashboard_of(str(recording)) as started:
+    with ui_of(str(recording)) as started:
         yield started
 
 
@@ -142,7 +142,7 @@ def test_a_caption_has_the_best_value_and_many_runs_have_a_table_and_no_marks(re
     copies = [tmp_path / f"recording-{number}.mcap" for number in range(1, 6)]
     for copy in copies:
         shutil.copy(recording, copy)
-    with dashboard_of(*map(str, copies)) as five, visit(browser, five.url, viewport=LARGE) as there:
+    with ui_of(*map(str, copies)) as five, visit(browser, five.url, viewport=LARGE) as there:
         there.waits_for(lambda: len(there.points(LOSS, 4)) > 0, "the last run")
         there.page.get_by_role("button", name=f"Values of {LOSS}", exact=True).click()
         rows = there.page.get_by_role("region", name=f"Values of {LOSS}").get_by_role("row")
@@ -192,7 +192,7 @@ def test_a_viewer_saves_a_chart_as_a_picture_and_all_values_behind_tokens_and_tl
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
     subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
     guarded = ("--tokens", tokens, "--certificate", certificate, "--certificate-key", key)
-    with dashboard_of(str(recording), *guarded) as served:
+    with ui_of(str(recording), *guarded) as served:
         url = served.url
         view = next(line.split()[1] for line in Path(tokens).read_text().splitlines() if line.startswith("view"))
         dark = {"viewport": LARGE, "color_scheme": "dark", "ignore_https_errors": True}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, dashboard_of, running, visit
+from browser import Dashboard, Visit, running, ui_of, visit
 
 from offloop.bus import Event, Publisher
 
@@ -40,7 +40,7 @@ def served() -> Iterator[Dashboard]:
             at["max_duration"] = f"{BATCHES}ba"
             publisher.publish(Event.BATCH_END, **at, loss=loss, lr={"SGD": [0.1]}, logged=[[batch, logged]])
         publisher.close("finished")
-    with dashboard_of("spiky", "--runs-dir", str(where)) as started:
+    with ui_of("spiky", "--runs-dir", str(where)) as started:
         yield started
     shutil.rmtree(where)
 
@@ -114,7 +114,7 @@ def test_plus_makes_a_chart_as_wide_as_the_page(served, browser):
 
 
 def test_typed_text_stays_while_the_page_is_drawn_anew(runs_dir, browser):
-    with running("typed"), dashboard_of("typed", "--wait") as served, visit(browser, served.url) as there:
+    with running("typed"), ui_of("typed", "--wait") as served, visit(browser, served.url) as there:
         there.waits_for(lambda: len(there.points(LOSS)) > 5, "points")
         search = there.page.get_by_label("Find charts by name")
         search.focus()

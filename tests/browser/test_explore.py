@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Dashboard, Visit, home_of, visit
+from browser import Dashboard, Visit, ui_of, visit
 from playwright.sync_api import Browser
 from run_folders import write_run
 
@@ -39,7 +39,7 @@ def runs() -> Iterator[Path]:
 
 @pytest.fixture
 def served(runs: Path) -> Iterator[Dashboard]:
-    with home_of(str(runs)) as started:
+    with ui_of(str(runs)) as started:
         yield started
 
 
@@ -158,7 +158,7 @@ def test_thousands_of_runs_are_drawn_as_one_and_each_is_named(runs: Path, browse
             shutil.copytree(runs / name_of(0.01, 1 + number % 4), Path(folder, f"copy-{number:04}"))
         shutil.copytree(runs / BEST, Path(folder, BEST))
         with (
-            home_of(folder) as served,
+            ui_of(folder) as served,
             visit(browser, f"{served.url}#view=scatter&x=lr&color=seed", viewport=WIDE) as there,
         ):
             there.page.get_by_text("2,002 runs; best").wait_for(timeout=60_000)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, home_of, running, visit
+from browser import Dashboard, Visit, running, ui_of, visit
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher
@@ -53,7 +53,7 @@ def runs(template: Path) -> Iterator[Path]:
 @pytest.fixture
 def served(runs: Path) -> Iterator[Dashboard]:
     """The page of them."""
-    with home_of(str(runs)) as started:
+    with ui_of(str(runs)) as started:
         yield started
 
 
@@ -281,7 +281,7 @@ def test_others_are_compared_with_a_baseline_in_words(served, browser):
 
 
 def test_live_runs_move_and_others_appear(runs_dir, browser):
-    with home_of(str(runs_dir)) as served, visit(browser, served.url) as there:
+    with ui_of(str(runs_dir)) as served, visit(browser, served.url) as there:
         there.sees("They are shown here as they begin.")
         with running("moving") as run:
             shows(there, 1)
@@ -301,7 +301,7 @@ def test_live_runs_move_and_others_appear(runs_dir, browser):
 def test_how_far_a_long_run_is_and_how_long_it_will_be_fit_into_their_column(runs_dir, browser):
     with Publisher("long", runs_dir=runs_dir) as publisher:
         publisher.publish(Event.BATCH_END, batch=12_345, sample=12_345, max_duration="100000ba")
-    with home_of(str(runs_dir)) as served, visit(browser, served.url) as there:
+    with ui_of(str(runs_dir)) as served, visit(browser, served.url) as there:
         shows(there, 1)
         cell = row(there, "long").locator(".of-progress")
         assert words(cell) == "batch 12,345 of 100,000"
@@ -372,7 +372,7 @@ def test_what_comes_from_runs_is_text(runs, browser):
     about["attempts"][-1] |= {"status": "failed", "error": "<b onmouseover='window.attacked = 1'>error</b>"}
     (hostile / "run.json").write_text(json.dumps(about))
     with (
-        home_of(str(runs)) as served,
+        ui_of(str(runs)) as served,
         visit(browser, f"{served.url}#column=tags&column=note&column=error&column=config/text&sort=run") as there,
     ):
         shows(there, 13)
@@ -393,7 +393,7 @@ def test_of_many_runs_those_in_sight_are_on_the_page(runs, browser):
     for number in range(500):
         shutil.copytree(runs / BEST, runs / f"copy-{number:03}")
     with (
-        home_of(str(runs)) as served,
+        ui_of(str(runs)) as served,
         visit(browser, f"{served.url}#sort=run", viewport={"width": 390, "height": 844}) as there,
     ):
         there.sees("512 runs")

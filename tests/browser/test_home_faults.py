@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, home_of, visit
+from browser import Dashboard, Visit, ui_of, visit
 from helpers import wait_for
 from playwright.sync_api import Error
 
@@ -54,7 +54,7 @@ def runs(template: Path) -> Iterator[Path]:
 @pytest.fixture
 def served(runs: Path) -> Iterator[Dashboard]:
     """The page of them, of which nothing is a traceback in the terminal."""
-    with home_of(str(runs)) as started:
+    with ui_of(str(runs)) as started:
         yield started
     assert not [line for line in started.said if "Traceback" in line or "Error" in line], started.said
 
@@ -145,7 +145,7 @@ def test_whatever_becomes_of_the_index_the_table_is_right(runs, served, browser,
 
 def test_tags_that_two_browsers_and_two_servers_write_at_once_are_all_kept(runs, served, browser):
     with (
-        home_of(str(runs)) as second,
+        ui_of(str(runs)) as second,
         visit(browser, served.url, **WIDE) as one,
         visit(browser, served.url, **WIDE) as other,
         visit(browser, second.url, **WIDE) as elsewhere,
@@ -173,7 +173,7 @@ def test_a_server_that_is_killed_and_started_again_has_the_page_back(runs, serve
         served.process.send_signal(signal.SIGKILL)
         there.sees("Connection lost")
         shutil.copytree(runs / NAMES[5], runs / "meanwhile")
-        with home_of(str(runs), "--port", str(port)) as again:
+        with ui_of(str(runs), "--port", str(port)) as again:
             assert again.port == port
             shows(there, *NAMES[2:], "meanwhile")
             assert there.page.get_by_text("Connection lost").is_visible() is False

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from browser import Dashboard, Visit, home_of, visit
+from browser import Dashboard, Visit, ui_of, visit
 from run_folders import write_run
 
 pytestmark = pytest.mark.timeout(180)
@@ -29,7 +29,7 @@ def served() -> Iterator[Dashboard]:
         for seed in range(6):
             config = {"config": {"lr": rate, "seed": seed}}
             write_run(where, f"rate-{rate:g}-seed-{seed}", [rate + seed / 100] * BATCHES, **config)
-    with home_of(str(where)) as started:
+    with ui_of(str(where)) as started:
         yield started
     shutil.rmtree(where)
 

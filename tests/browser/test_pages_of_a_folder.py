@@ -1,5 +1,6 @@
-"""A consumer with its dashboard, ``offloop dashboard`` and ``offloop ui`` lead to the same pages."""
+"""A consumer with its dashboard, and ``offloop ui`` of runs and of folders, lead to the same pages."""
 
+import os
 import shutil
 import signal
 import sys
@@ -8,8 +9,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-from browser import Visit, commanded, dashboard_of, home_of, visit
+from browser import Visit, commanded, ui_of, visit
+from click.testing import CliRunner
 from helpers import wait_for
 from proxy import StandingBroker
 
@@ -17,6 +20,7 @@ from offloop.bus import Event, Publisher
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.store import INDEX_FOLDER
 from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.command import ui
 from offloop.consumers.dashboard.web.places import Places, RunsHere
 
 pytestmark = pytest.mark.timeout(180)
@@ -53,7 +57,7 @@ def consumer_of(runs: Path, name: str):
 
 
 def dashboard_at(runs: Path, name: str):
-    return dashboard_of(name, "--runs-dir", str(runs))
+    return ui_of(name, "--runs-dir", str(runs))
 
 
 @pytest.mark.parametrize("served_by", [consumer_of, dashboard_at])
@@ -100,7 +104,7 @@ def test_several_folders_and_a_broker_are_one_table(runs, tmp_path, browser):
             publisher.close("stopped")
         place = broker.address.removeprefix("tcp://")
         with (
-            home_of(str(runs), str(text), "--broker", broker.address) as served,
+            ui_of(str(runs), str(text), "--broker", broker.address) as served,
             visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there,
         ):
 
@@ -137,14 +141,65 @@ def test_several_folders_and_a_broker_are_one_table(runs, tmp_path, browser):
             there.waits_for(lambda: there.page.locator(".notice").count() == 0, "it again", timeout=60)
 
 
-def test_the_options_of_the_command_are_checked(runs):
-    for wrong, said in (
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
         (("--key", "x"), "name it with --broker"),
         (("--broker", "tcp://a:1", "--broker-key", "x", "--broker-key", "y"), "one for all or for each"),
-    ):
-        with home_of(*wrong) as refused:
-            assert refused.close() != 0
-        assert any(said in line for line in refused.said), refused.said
+        (("--wait",), "name them, as in 'offloop ui NAME --wait'"),
+        ((".", "one"), "'one' is a run and '.' a folder of runs"),
+        (("one", "--runs-dir", ".", "--broker", "tcp://a:1"), "give one of --runs-dir, --broker and --stream"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(wrong, said):
+    error = CliRunner().invoke(ui, wrong, standalone_mode=False).exception
+    assert isinstance(error, click.UsageError)
+    assert said in str(error)
+
+
+@pytest.fixture
+def shown_by(runs, tmp_path, monkeypatch):
+    """Gives the folders and the names of the runs that ``offloop ui`` with these arguments would serve."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(runs))
+    for name in ("one", "later"):
+        (tmp_path / name).mkdir()
+    shown = []
+
+    class Recorded:
+        def __init__(self, listening, places, runs, every):
+            folders = [place.directory and os.path.relpath(place.directory) for place in places]
+            shown.append((folders, None if runs is None else [run.view.run_name for run in runs]))
+
+        def start(self):
+            pass
+
+        def wait(self, seconds):
+            return False
+
+        stop = start
+
+    monkeypatch.setattr("offloop.consumers.dashboard.web.site.Site", Recorded)
+
+    def show(*arguments):
+        CliRunner().invoke(ui, arguments, standalone_mode=False, catch_exceptions=False)
+        return shown.pop()
+
+    return show
+
+
+def test_an_argument_is_a_run_or_a_folder_of_runs(runs, shown_by):
+    where = os.path.relpath(runs)
+    assert shown_by() == ([None], None)
+    assert shown_by("--runs-dir", str(runs)) == ([where], None)
+    assert shown_by(str(runs), "later") == ([where, "later"], None)
+    assert shown_by(str(runs), "--runs-dir", "later") == ([where, "later"], None)
+    assert shown_by("two", "three", "two") == ([None], ["two", "three"])
+    assert shown_by(str(runs / "two"), str(runs / "one" / "recording-1.mcap")) == ([None], ["two", "one"])
+    # Folders of the current directory that are named like a run, and like one that may come.
+    assert shown_by("one") == ([None], ["one"])
+    assert shown_by("./one") == (["one"], None)
+    assert shown_by("later", "--wait") == ([None], ["later"])
 
 
 def test_a_table_that_nobody_looks_at_any_more_is_left(runs, monkeypatch):

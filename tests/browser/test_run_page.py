@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from browser import Visit, commanded, home_of, visit
+from browser import Visit, commanded, ui_of, visit
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher
@@ -85,7 +85,7 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
     (run / "page.html").write_text("<script>window.hacked = 1</script>")
     (run / "metrics.csv").write_text("step,loss\n1,<b>0.5</b>\n")
     (run / "out.txt").symlink_to("/etc/passwd")
-    with home_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
         row = there.page.get_by_role("row").filter(has_text="ba4.safetensors")
         row.filter(has_text="latest").wait_for()
         row.get_by_role("button", name="Resume from ba4.safetensors").click()
@@ -121,7 +121,7 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
 
 def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Path, browser) -> None:
     tokens = tmp_path / "tokens"
-    with home_of(str(run.parent), "--tokens", str(tokens)) as served:
+    with ui_of(str(run.parent), "--tokens", str(tokens)) as served:
         served.has_said("dashboard")
         token = dict(line.split() for line in tokens.read_text().splitlines())["view"]
         with visit(browser, f"{served.url}runs?run=r&token={token}") as there:
@@ -136,7 +136,7 @@ def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Pat
 
 def test_tags_and_the_note_of_a_run_are_edited_in_place_and_viewers_only_read_them(run: Path, browser) -> None:
     annotate(run, add=["first"], note="before")
-    with home_of(str(run.parent)) as served:
+    with ui_of(str(run.parent)) as served:
         with visit(browser, f"{served.url}runs?run=r") as there:
             there.page.get_by_text("About the run").click()
             there.page.get_by_label("Add a tag").fill("good")
@@ -159,7 +159,7 @@ def test_tags_and_the_note_of_a_run_are_edited_in_place_and_viewers_only_read_th
 
 
 def test_hyperparameters_are_found_by_name_and_value(run: Path, browser) -> None:
-    with home_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
         there.page.get_by_text("Hyperparameters", exact=True).click()
         there.page.get_by_role("cell", name="config/width").wait_for()
         there.page.get_by_label("Find hyperparameters").fill("LR 0.5")

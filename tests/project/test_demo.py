@@ -29,7 +29,7 @@ def test_the_demo_shows_trainer_and_consumer_and_names_the_recording(runs_dir):
     (recording,) = runs_dir.glob("*/recording-1.mcap")
     assert f"recorded in {recording}\n" in result.stdout
     assert f"consumer --replay {recording.parent} " in result.stdout
-    assert f"offloop dashboard {recording.parent.name}\n" in result.stdout
+    assert f"offloop ui {recording.parent.name}\n" in result.stdout
     assert "\033" not in result.stdout
 
 

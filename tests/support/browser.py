@@ -142,20 +142,11 @@ def commanded(*command: str) -> Iterator[Dashboard]:
             raise
 
 
-def dashboard_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
-    """``offloop dashboard`` with these arguments, at any free port."""
-    return _served("dashboard", *arguments)
-
-
-def home_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
+def ui_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     """``offloop ui`` with these arguments, at any free port."""
-    return _served("ui", *arguments)
-
-
-def _served(command: str, *arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
     code = (
         "from offloop.bus.terminal import run_command;"
-        f" from offloop.consumers.dashboard.web.command import {command}; run_command({command})"
+        " from offloop.consumers.dashboard.web.command import ui; run_command(ui)"
     )
     return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
 

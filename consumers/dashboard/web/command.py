@@ -1,16 +1,20 @@
-"""The commands ``offloop dashboard`` and ``offloop ui``."""
+"""The command ``offloop ui``."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option, stream_options
+from offloop.bus.cli.options import runs_dir_option, stream_options
 from offloop.bus.printing import say
 from offloop.bus.terminal import HELP
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
+
+if TYPE_CHECKING:
+    from offloop.consumers.dashboard.web.places import RunsHere
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
@@ -47,58 +51,9 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(short_help="Show runs on a page in the browser.", context_settings=HELP)
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.command(short_help="Show all runs, or the named ones, in the browser.", context_settings=HELP)
+@click.argument("arguments", nargs=-1, metavar="[RUN | RUNS_DIR]...")
 @runs_dir_option
-@broker_options("Shows runs of the broker there, such as tcp://10.0.0.1:5570, through it alone.")
-@click.option("--wait", is_flag=True, help="Waits for runs that do not exist yet.")
-@_serving_options
-def dashboard(
-    runs: tuple[str, ...],
-    runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
-    wait: bool,
-    host: str,
-    port: int | None,
-    tokens: Path | None,
-    certificate: Path | None,
-    certificate_key: Path | None,
-    open_browser: bool,
-    every: int,
-) -> None:
-    """Show runs on a page in the browser, over one another, until Ctrl-C.
-
-    Each RUN is a name, a run's folder, or a recording; live ones are followed. Without any it is those that are live,
-    or else the newest one, and those that become live meanwhile. Every attempt of a run has lines of its own; at a
-    broker elsewhere, the newest one and those that begin later.
-    """
-    check_broker(broker, key, broker_key, runs_dir)
-    from offloop.bus.net.curve import client_security
-    from offloop.consumers.dashboard.web.follow import NamedRuns
-    from offloop.consumers.dashboard.web.places import RunsElsewhere, RunsHere
-    from offloop.consumers.dashboard.web.site import Site
-
-    where = RunsHere(runs_dir) if broker is None else RunsElsewhere(broker, client_security(key, broker_key))
-    listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    named = NamedRuns(runs, where, wait, every)
-    if named.waiting or not named.runs:
-        say(f"waiting for {', '.join(named.waiting) or 'a run'} {where} ... (Ctrl-C ends)", err=True)
-    site = Site(listening, [where], named.runs, every)
-    site.start()
-    named.start()
-    try:
-        while site.wait(_LOOK_SECONDS):
-            named.look()
-    finally:
-        named.leave()
-        site.stop()
-        named.stop()
-
-
-@click.command(short_help="Show a table of all runs in the browser.", context_settings=HELP)
-@click.argument("runs_dirs", nargs=-1, metavar="[RUNS_DIR]...")
 @click.option("--broker", "brokers", multiple=True, metavar="ADDRESS", help="Also the runs of the broker there.")
 @click.option("--key", metavar="FILE", help="Your secret key for brokers. Default: $OFFLOOP_KEY.")
 @click.option(
@@ -109,13 +64,16 @@ def dashboard(
     help="A broker's public key: one for all, or one for each in their order. Default: $OFFLOOP_BROKER_KEY.",
 )
 @functools.partial(stream_options, into="stream")
+@click.option("--wait", is_flag=True, help="Waits for each RUN that does not exist yet.")
 @_serving_options
 def ui(
-    runs_dirs: tuple[str, ...],
+    arguments: tuple[str, ...],
+    runs_dir: str | None,
     brokers: tuple[str, ...],
     key: str | None,
     broker_keys: tuple[str, ...],
     stream: str | None,
+    wait: bool,
     host: str,
     port: int | None,
     tokens: Path | None,
@@ -126,8 +84,12 @@ def ui(
 ) -> None:
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
-    RUNS_DIR is where runs live, and there may be several. Default, unless --broker or --stream is given:
-    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
+    With RUN, begin with a page of these runs, over one another. A RUN is a name, a run's folder, or a recording; live
+    ones are followed. Every attempt of a run has lines of its own; at a broker elsewhere, the newest one and those that
+    begin later.
+
+    RUNS_DIR is a folder in which runs live, and there may be several. Default, unless --runs-dir, --broker or --stream
+    is given: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
     """
     if (key or broker_keys) and not brokers:
         raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
@@ -135,17 +97,40 @@ def ui(
         raise click.UsageError(
             f"{len(broker_keys)} times --broker-key for {len(brokers)} times --broker: give one for all or for each"
         )
-    from offloop.consumers.dashboard.web.places import RunsElsewhere, places_of
+    if wait and not arguments:
+        raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
+    from offloop.consumers.dashboard.web.follow import FollowedRuns
+    from offloop.consumers.dashboard.web.places import RunsElsewhere, RunsHere, places_of
     from offloop.consumers.dashboard.web.site import Site
 
+    folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, RunsHere(runs_dir))]
+    runs = [one for one in dict.fromkeys(arguments) if one not in folders]
+    if runs and folders:
+        raise click.UsageError(f"{runs[0]!r} is a run and {folders[0]!r} a folder of runs: give runs or folders")
     elsewhere = [] if stream is None else [RunsElsewhere(stream)]
-    here = places_of(runs_dirs, brokers, key, broker_keys) if runs_dirs or brokers or not elsewhere else []
+    folders += [] if runs_dir is None else [runs_dir]
+    here = places_of(folders, brokers, key, broker_keys) if folders or brokers or not elsewhere else []
     places = [*here, *elsewhere]
+    if runs and len(places) > 1:
+        raise click.UsageError("runs are looked up in one place: give one of --runs-dir, --broker and --stream")
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
-    site = Site(listening, places, every=every)
+    followed = FollowedRuns(places[0], every)
+    if waiting := [run for run in runs if not followed.add(run, wait)]:
+        say(f"waiting for {', '.join(waiting)} {places[0]} ... (Ctrl-C ends)", err=True)
+    site = Site(listening, places, followed.runs if runs else None, every)
     site.start()
+    followed.start()
     try:
         while site.wait(_LOOK_SECONDS):
-            pass
+            followed.look()
     finally:
+        followed.leave()
         site.stop()
+        followed.stop()
+
+
+def _is_folder_of_runs(path: str, here: "RunsHere") -> bool:
+    """Whether an argument is a RUNS_DIR: a directory that is not a run, and not named like one of the runs ``here``."""
+    from offloop.bus.runs.directory import RUN_FILE
+
+    return os.path.isdir(path) and not os.path.isfile(os.path.join(path, RUN_FILE)) and not here.has(path)

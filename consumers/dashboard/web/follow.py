@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
 from offloop.consumers.dashboard.web.places import Place, Places, RunsHere
 from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.streams import RemoteRunInfo, Stream, attach, is_live
+from offloop.consumers.runner.streams import RemoteRunInfo, Stream, attach
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
@@ -25,63 +25,9 @@ KEEP_SECONDS = 30.0
 """So long after the last browser has left, what it was shown is followed: pages are loaded anew."""
 
 
-class NamedRuns:
-    """The runs that a command names, or without names those that are live, or else the newest one, and those that begin
-    meanwhile. Every attempt of a run is followed, and further ones as they begin.
-
-    Each name is a run's name, its directory, or a recording. With ``wait`` a run may begin later. ``every`` is after
-    how many batches phases are measured.
-
-    Raises:
-        RunNotFoundError: there is no such run, and ``wait`` is false.
-        RecordingError: a recording cannot be read.
-        BrokerError: no broker answers at that address.
-    """
-
-    def __init__(self, names: Sequence[str], where: Place, wait: bool = False, every: int = 10) -> None:
-        self._where = where
-        self._followed = FollowedRuns(where, every)
-        there = where.list()
-        self._before = None if names else _newest_attempts(there)
-        live = [run.name for run in there if is_live(run)]
-        chosen = list(dict.fromkeys(names)) or live or [run.name for run in there[:1]]
-        self.waiting = [name for name in chosen if not self._followed.add(name, wait)]
-        """Those that have not begun."""
-        self.runs = self._followed.runs
-
-    def start(self) -> None:
-        """Begins to read them."""
-        self._followed.start()
-
-    def look(self) -> None:
-        """Takes in what has begun since."""
-        if self._before is not None:
-            # A directory that cannot be read at this moment, or a broker that is away, is asked the next time.
-            with contextlib.suppress(OffloopError):
-                for name in _names_since(self._before, self._where.list()):
-                    self._followed.add(name, wait=True)
-        self._followed.look()
-
-    def leave(self) -> None:
-        """Has all of them end."""
-        self._followed.leave()
-
-    def stop(self) -> None:
-        """Has all of them end, and waits for it."""
-        self._followed.stop()
-
-
-def _newest_attempts(runs: Sequence[RunInfo | RemoteRunInfo]) -> dict[str, int]:
-    return {run.name: run.attempt if isinstance(run, RemoteRunInfo) else run.last.number for run in runs}
-
-
-def _names_since(before: Mapping[str, int], runs: Sequence[RunInfo | RemoteRunInfo]) -> list[str]:
-    """The runs that have begun an attempt since: a short one may be over by now."""
-    return [name for name, attempt in _newest_attempts(runs).items() if before.get(name) != attempt]
-
-
 class FollowedRuns:
-    """The runs that are followed, and the threads that do it."""
+    """Follows all attempts of some runs, and further ones as they begin, each in a thread of its own. Phases are
+    measured after ``every`` batches."""
 
     def __init__(self, where: Place | Places, every: int) -> None:
         self.runs: list[MonitoredRun] = []
@@ -97,7 +43,10 @@ class FollowedRuns:
         self._placeholders: dict[str, MonitoredRun] = {}
 
     def add(self, name: str, wait: bool) -> bool:
-        """Takes a run in; whether it is there.
+        """Adds a run by its name, its directory, or a recording. With ``wait`` it may begin later.
+
+        Returns:
+            Whether it has begun.
 
         Raises:
             RunNotFoundError: it is not, and ``wait`` is false.

@@ -270,9 +270,9 @@ def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_comma
     assert result.exit_code == 0
     line = "left out: all of damaged, whose entry_points.txt cannot be read; install it again, or remove it"
     assert result.stderr.splitlines() == [line]
-    assert "dashboard" in result.stdout
+    assert "\n  ui " in result.stdout
     assert invoke("runs").startswith("no runs in ")
-    assert "Usage: offloop dashboard" in invoke("dashboard", "--help")
+    assert "Usage: offloop ui" in invoke("ui", "--help")
     told = CliRunner().invoke(bus, ["nothing"], standalone_mode=False).exception
     assert isinstance(told, click.UsageError)
 

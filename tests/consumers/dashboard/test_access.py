@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from browser import chromium, dashboard_of, running, visit
+from browser import chromium, running, ui_of, visit
 from helpers import wait_for
 from playwright.sync_api import Browser
 
@@ -186,7 +186,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
     trusting.check_hostname = False
     with running("guarded") as run:
         wait_for(lambda: (runs_dir / "guarded" / "run.json").exists(), "the run")
-        with dashboard_of("guarded", "--host", "0.0.0.0", "--tokens", str(file), *tls) as served:
+        with ui_of("guarded", "--host", "0.0.0.0", "--tokens", str(file), *tls) as served:
             url = served.url.replace("localhost", "127.0.0.1")
             assert url.startswith("https://")
             assert str(file) in served.has_said("dashboard: ")
@@ -269,7 +269,7 @@ def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path
 @pytest.mark.slow
 @pytest.mark.needs("chromium")
 def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser):
-    with dashboard_of("none", "--wait") as served:
+    with ui_of("none", "--wait") as served:
         assert fetch(served.url)[0] == 200
         status, text = fetch(served.url, Host="rebound.example:80")
         assert (status, "use 127.0.0.1" in text) == (403, True)
@@ -288,12 +288,12 @@ def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir, browser
 
 
 def test_a_port_that_is_in_use_is_named_and_without_one_the_next_is_taken(runs_dir):
-    with dashboard_of("none", "--wait") as served:
+    with ui_of("none", "--wait") as served:
         served.has_said("dashboard: ")
         in_use = rf"port {served.port} of 127.0.0.1 is in use.* with port=\d+, or leave it out to"
         with pytest.raises(ConfigurationError, match=in_use):
             Dashboard(port=served.port).begin()
-        with dashboard_of("none", "--wait", "--port", str(served.port)) as refused:
+        with ui_of("none", "--wait", "--port", str(served.port)) as refused:
             assert refused.close() == 1
             assert refused.said[-1].startswith("error: port")
             assert "--port" in refused.said[-1]
@@ -301,7 +301,7 @@ def test_a_port_that_is_in_use_is_named_and_without_one_the_next_is_taken(runs_d
 
 
 def test_a_wrong_name_is_an_error_in_one_line(runs_dir):
-    with dashboard_of("nobody") as refused:
+    with ui_of("nobody") as refused:
         assert refused.close() == 1
     assert len(refused.said) == 1
     assert refused.said[0].startswith("error: no run 'nobody'")

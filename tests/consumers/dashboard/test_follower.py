@@ -13,7 +13,7 @@ from offloop.consumers.dashboard.view.follower import Turns
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 from offloop.consumers.dashboard.web.cards import facts
-from offloop.consumers.dashboard.web.follow import NamedRuns
+from offloop.consumers.dashboard.web.follow import FollowedRuns
 from offloop.consumers.dashboard.web.places import RunsHere
 
 
@@ -63,7 +63,8 @@ def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duratio
             publisher.publish(Event.BATCH_END, batch=batch, sample=batch, loss=1.0, max_duration=max_duration)
         publisher.close(ending, error="it broke" if ending == "failed" else None)
     wait_for(lambda: find_run("r").last.reached, "the end in run.json")
-    followed = NamedRuns(["r"], RunsHere(runs_dir))
+    followed = FollowedRuns(RunsHere(runs_dir), every=10)
+    assert followed.add("r", wait=False)
     (run,) = followed.runs
     progress = run.view.progress()
     assert (run.view.status, progress.batch, progress.max_duration) == (ending, 5, max_duration)
