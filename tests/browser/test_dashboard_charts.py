@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 LOSS, RATE, SPEED = "loss/train/total", "lr-SGD/group0", "throughput/samples_per_sec"
 BATCHES, NAN = 3_000, 2_000
 MILLISECOND = 1_000_000
-PHASES = "time/phase/0/0"
+PHASES = "phases/0"
 LARGE = {"width": 1280, "height": 2000}
 """All charts can be seen at once."""
 

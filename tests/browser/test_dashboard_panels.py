@@ -75,18 +75,17 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
         with visit(browser, served.url, viewport={"width": 1280, "height": 3000}) as there:
             page = there.page
             there.waits_for(lambda: len(there.points("loss/train/total")) == 30, "the losses")
-            for rank in (0, 1):
-                there.waits_for(lambda rank=rank: there.pixels(f"time/phase/0/{rank}") > 1000, f"phases of rank {rank}")
+            there.waits_for(lambda: there.pixels("phases/0") > 1000, "phases")
+            page.locator('[data-chart="phases/0"] select').select_option("1")
             assert there.points(MARKUP) == [(0, 0.25)]
             ranks = page.get_by_role("row").filter(has_text="%")
             assert ranks.count() == 2
             # All of them, but where the machine paused between the two events of a batch.
             assert re.search(r"\b(100|9\d)% of batches", ranks.nth(1).inner_text())
-            words = page.locator('[data-plot="time/phase/0/1"]').get_attribute("aria-label")
-            assert words is not None
-            assert words.startswith(
+            page.get_by_label(
                 "Where a step's time goes, run odd, rank 1. Latest: data 1 ms, forward 4 ms, backward 3 ms"
-            )
+            ).wait_for()
+            assert page.url.endswith("#rank=1")
             page.wait_for_function(
                 "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 9"
             )
@@ -104,7 +103,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             log = page.locator(".log").inner_text()
             assert f"{MARKUP}: {MARKUP}" in log
             assert "text: " not in log
-            for chart in (MARKUP, "time/phase/0/0"):
+            for chart in (MARKUP, "phases/0"):
                 box = page.locator("[data-plot]").filter(visible=True)
                 place = next(one for one in box.all() if one.get_attribute("data-plot") == chart).bounding_box()
                 assert place is not None

@@ -75,8 +75,7 @@ def test_thousands_of_ranks_are_a_map_in_which_a_click_and_a_key_open_one(
         page.mouse.click(*place)
         opened = page.get_by_role("region", name="rank 2000 on node250", exact=True)
         opened.wait_for()
-        assert "--ranks 2000" in opened.inner_text()
-        assert "--host node250" in opened.inner_text()
+        assert "step time" in opened.inner_text()
         # The same by keys: from the one that the others wait for to its neighbour.
         page.get_by_role("button", name="close").click()
         picture.focus()

@@ -59,6 +59,9 @@ class RankPhases:
         self._evaluation = 0.0
         self._last_batch: int | None = None
 
+    def __len__(self) -> int:
+        return len(self._table)
+
     def see(self, batch: int, ended_ns: int, phases: BatchPhases, trained_ns: int = 0) -> None:
         """Takes the phases of a batch; ``trained_ns`` is how far it took the training's own clock, which stands still
         in a pause, where that is told."""

@@ -92,7 +92,6 @@ class RankMap:
         batches: how many batches each cell has trained.
         last_shares: of a rank, see :attr:`RankView.last_share`; ``None`` where there is nothing to compare.
         late: the cells that had not ended a batch when the others had.
-        history: of a host's window, oldest first: the batch at its end, and of each quantity the values of its ranks.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class RankMap:
         late: Sequence[int] = (),
         first_nan: FirstNan | None = None,
         waiting: Waiting | None = None,
-        history: "Mapping[str, Sequence[tuple[int, Mapping[str, Sequence[float]]]]] | None" = None,
     ) -> None:
         self.hosts = tuple(hosts)
         self.world_size = world_size
@@ -116,7 +114,6 @@ class RankMap:
         self._quantities = quantities
         self._batches = batches
         self._last_shares = last_shares
-        self._history = history or {}
         self._host_of = [host for host in hosts for _ in host.ranks]
         self._furthest = max(batches, default=0)
         self._medians: dict[str, float] = {}
@@ -227,16 +224,6 @@ class RankMap:
             self._furthest - self._batches[cell],
             self._host_of[cell].name,
         )
-
-    def history(self, cell: int) -> list[tuple[int, dict[str, float]]]:
-        """The last windows of a rank, oldest first: the batch at its end, and the mean of each quantity. Arrival is as
-        hosts say it, in seconds before the end of a batch."""
-        host = self._host_of[cell]
-        place = host.ranks.index(self.ranks[cell])
-        return [
-            (batch, {name: of_ranks[place] for name, of_ranks in values.items() if place < len(of_ranks)})
-            for batch, values in self._history.get(host.name, ())
-        ]
 
     def _known(self, quantity: str, cell: int) -> float | None:
         values = self._quantities.get(quantity)

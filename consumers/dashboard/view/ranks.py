@@ -2,10 +2,8 @@
 
 import math
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from offloop.bus.protocol.host_windows import ARRIVAL, PHASE, STEP, HostWindow, Quantity
@@ -151,25 +149,11 @@ class _Host:
     def __init__(self, window: HostWindow) -> None:
         self.window = window
         self.heard = 0.0
-        # Of its last windows the values of all quantities one behind the other: narrow, because there may be thousands.
-        self.past: deque[tuple[int, tuple[str, ...], array[float]]] = deque(maxlen=_Hosts.PAST)
-
-    def history(self) -> list[tuple[int, dict[str, Sequence[float]]]]:
-        """Of its last windows the last batch, and each quantity's values."""
-        found: list[tuple[int, dict[str, Sequence[float]]]] = []
-        for batch, names, values in self.past:
-            count = len(values) // max(len(names), 1)
-            of_ranks: dict[str, Sequence[float]] = {
-                name: values[place * count : (place + 1) * count] for place, name in enumerate(names)
-            }
-            found.append((batch, of_ranks))
-        return found
 
 
 class _Hosts:
     """What all hosts have said of their ranks."""
 
-    PAST = 20
     COMPARED = 20
     LEAST_COMPARED = 5
     WAITED_SHARE = 0.05
@@ -197,20 +181,13 @@ class _Hosts:
                 continue
             if host is None:
                 host = self._hosts[window.host] = _Host(window)
-            elif window.last <= host.window.last:
-                if window.time_ns <= host.window.time_ns:
-                    continue
-                # Batches are counted from zero again.
-                host.past.clear()
+            elif window.last <= host.window.last and window.time_ns <= host.window.time_ns:
+                # Later ones count from zero again.
+                continue
             host.window, host.heard = window, now
             if window.ranks != before:
-                # Values are found by the places of their ranks.
-                host.past.clear()
                 self.count = count
                 self._ordered = sorted(self._hosts.values(), key=lambda one: (one.window.ranks, one.window.host))
-            quantities = window.quantities.values()
-            values = array("f", [*chain.from_iterable([one.ranks for one in quantities])])
-            host.past.append((window.last, tuple(window.quantities), values))
             for name, quantity in window.quantities.items():
                 if quantity.first_nan is not None:
                     self._note_nan(name, quantity, window.host)
@@ -238,7 +215,6 @@ class _Hosts:
         return RankMap(
             *(hosts, world_size, _Newest(windows), batches, shares if is_enough else None, late, self._first_nan),
             waiting=self._waiting(shares) if is_enough else None,
-            history=_History(self._hosts),
         )
 
     def _waiting(self, shares: dict[int, float]) -> Waiting | None:
@@ -291,19 +267,3 @@ class _Newest(Mapping[str, "Floats32"]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-class _History(Mapping[str, Sequence[tuple[int, Mapping[str, Sequence[float]]]]]):
-    """Of each host its history, taken apart when it is asked for."""
-
-    def __init__(self, hosts: Mapping[str, _Host]) -> None:
-        self._hosts = hosts
-
-    def __getitem__(self, name: str) -> list[tuple[int, dict[str, Sequence[float]]]]:
-        return self._hosts[name].history()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._hosts)
-
-    def __len__(self) -> int:
-        return len(self._hosts)

@@ -305,6 +305,12 @@ class RunView:
         with self._lock:
             return self._phases.get(rank, RankPhases()).view(width)
 
+    @property
+    def phase_ranks(self) -> list[int]:
+        """The ranks whose phases were measured."""
+        with self._lock:
+            return sorted(rank for rank, phases in self._phases.items() if len(phases))
+
     def publishing(self) -> PublishingView:
         """What publishing costs the training thread of the first rank."""
         with self._lock:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-PHASES_PREFIX = "time/phase"
+PHASES_PREFIX = "phases"
 """What the names of the charts begin with that show where a step's time goes."""
 
 _PHASES_GROUP = "step"
@@ -30,7 +30,6 @@ _MAX_WIDTH = 2048
 _TAIL_WIDTH = 64
 _MAX_GROWTH = 2
 _MAX_TAILS = 60
-_MAX_RANKS = 16
 _MOST_PARTS = 3_200
 """Of all lines of a chart together: what a browser without a GPU draws in time, sixty times a second."""
 # Beyond, a number does not survive as one of 32 bits.
@@ -41,12 +40,14 @@ class Chart(NamedTuple):
     """A chart of the page."""
 
     id: str
-    """The metric's name; for phases, their prefix, the run's number and the rank."""
+    """The metric's name; for phases, their prefix and the run's number."""
     kind: str
     """``metric`` or ``phases``."""
     title: str
     scale: Scale = ()
     """The units of its values; empty for plain numbers, and for phases."""
+    ranks: Sequence[int] = ()
+    """Of phases: the ranks to choose one from."""
 
 
 @dataclass
@@ -62,6 +63,8 @@ class Look:
     """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
     marks: bool = False
     """Whether it marks commands, checkpoints and the like in charts."""
+    rank: int = 0
+    """Whose phases it shows."""
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
@@ -74,7 +77,15 @@ class Look:
             for name, width in (visible.items() if isinstance(visible, dict) else ())
             if isinstance(width, int)
         }
-        return cls(told["x"], _range(told.get("range")), widths, told.get("hidden") is True, told.get("marks") is True)
+        rank = told.get("rank")
+        return cls(
+            told["x"],
+            _range(told.get("range")),
+            widths,
+            told.get("hidden") is True,
+            told.get("marks") is True,
+            rank if type(rank) is int else 0,
+        )
 
     def buckets(self, chart: str, lines: int = 1) -> int:
         """In how many parts the axis is divided for it, each with its least and greatest value; in fewer where there
@@ -95,12 +106,9 @@ def charts_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[tuple
                 group[name] = Chart(name, "metric", name, scale)
     phases = []
     for number, run in enumerate(runs):
-        ranks = [known.rank for known in run.view.ranks()[:_MAX_RANKS]]
-        for rank in ranks:
-            if len(run.view.phases(rank, 1).batches):
-                of_rank = f"rank {rank}" if len(ranks) > 1 else "where a step's time goes"
-                title = f"{labels[number]}: {of_rank}" if len(runs) > 1 else of_rank
-                phases.append(Chart(f"{PHASES_PREFIX}/{number}/{rank}", "phases", title))
+        if ranks := run.view.phase_ranks:
+            title = f"{labels[number]}: where a step's time goes" if len(runs) > 1 else "where a step's time goes"
+            phases.append(Chart(f"{PHASES_PREFIX}/{number}", "phases", title, ranks=ranks))
     ordered = [(title, sorted(group.values(), key=lambda chart: chart.id)) for title, group in groups.items()]
     ordered.sort(key=lambda group: (_GROUPS_FIRST.get(group[0].partition("/")[0], len(_GROUPS_FIRST)), group[0]))
     return [*ordered, *([(_PHASES_GROUP, phases)] if phases else [])]
@@ -269,19 +277,19 @@ class Lines:
         return Points(xs, ys, tail.complete)
 
     def _phases(self, chart: Chart, runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
-        _, run, rank = chart.id.removeprefix(PHASES_PREFIX).split("/")
-        view = runs[int(run)].view
+        run = int(chart.id.rpartition("/")[2])
+        rank = look.rank if look.rank in chart.ranks else chart.ranks[0]
         buckets = look.buckets(chart.id)
-        found = _phases_of(view, int(rank), look, buckets)
-        shown = (look.x == "batch" and look.range, buckets)
+        found = _phases_of(runs[run].view, rank, look, buckets)
+        shown = (look.x == "batch" and look.range, buckets, rank)
         count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
-        sent = self._sent.get((chart.id, int(run), "batch"))
+        sent = self._sent.get((chart.id, run, "batch"))
         if not count or (sent is not None and sent.shown == shown and sent.last_x == last):
             return []
-        self._sent[chart.id, int(run), "batch"] = _Sent(shown, 0, last, count)
+        self._sent[chart.id, run, "batch"] = _Sent(shown, 0, last, count)
         xs = _short_x(found.batches)
         seconds = {name: _short(values) for name, values in found.seconds.items()}
-        return [{"c": chart.id, "r": int(run), "o": "batch", "a": 0, "x": xs, "y": [], "p": seconds}]
+        return [{"c": chart.id, "r": run, "o": "batch", "a": 0, "x": xs, "y": [], "p": seconds}]
 
 
 def _range(told: Any) -> tuple[float, float] | None:

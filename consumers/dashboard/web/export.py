@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 PATH = "/export"
-"""Where files are fetched: with the key of a page behind it, and the chart's name as ``chart``."""
+"""Where files are fetched: with the key of a page behind it, and the chart's name as ``chart``, of phases with the rank
+behind it."""
 
 COLUMNS = ("run", "batch", "sample", "epoch", "time", "value")
 
@@ -91,9 +92,7 @@ class Exports:
 
 def has_chart(run: ChartedRun, chart: str) -> bool:
     """Whether a run has something in that chart."""
-    if chart.startswith(f"{PHASES_PREFIX}/"):
-        return chart.removeprefix(f"{PHASES_PREFIX}/").partition("/")[0] == str(run.number)
-    return chart in run.view.names()
+    return chart in run.view.names() or _phases_rank(run, chart) is not None
 
 
 def file_name(labels: Sequence[str], chart: str) -> str:
@@ -105,8 +104,8 @@ def file_name(labels: Sequence[str], chart: str) -> str:
 def csv_lines(runs: Sequence[ChartedRun], chart: str) -> Iterator[bytes]:
     """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
     phases in seconds with a column each."""
-    if chart.startswith(f"{PHASES_PREFIX}/"):
-        yield from _phase_lines(runs[0], chart)
+    if (rank := _phases_rank(runs[0], chart)) is not None:
+        yield from _phase_lines(runs[0], rank)
         return
     yield _lines([COLUMNS])
     for run in runs:
@@ -116,9 +115,14 @@ def csv_lines(runs: Sequence[ChartedRun], chart: str) -> Iterator[bytes]:
             yield _lines((label, *map(_number, row)) for row in rows.tolist())
 
 
-def _phase_lines(run: ChartedRun, chart: str) -> Iterator[bytes]:
-    rank = chart.rpartition("/")[2]
-    phases = run.view.phases(int(rank) if rank.isdecimal() else 0)
+def _phases_rank(run: ChartedRun, chart: str) -> int | None:
+    """Whose phases that chart has, if it is one of this run's phases."""
+    ranks = run.view.phase_ranks
+    return next((rank for rank in ranks if chart == f"{PHASES_PREFIX}/{run.number}/{rank}"), None)
+
+
+def _phase_lines(run: ChartedRun, rank: int) -> Iterator[bytes]:
+    phases = run.view.phases(rank)
     yield _lines([("run", "batch", *phases.seconds)])
     label, columns = one_line(run.label), [column.tolist() for column in phases.seconds.values()]
     batches = phases.batches.tolist()

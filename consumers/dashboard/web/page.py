@@ -151,8 +151,7 @@ class Page:
             rests,
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
-            *(self._look.x, self._look.range, tuple(self._look.visible.items()), self._panels.opened),
-            *(self._look.hidden, self._look.marks, self._cards.hidden_version, self._comparison),
+            *(self._look, self._panels.opened, self._cards.hidden_version, self._comparison),
         )
         if seen == self._seen:
             return

@@ -79,6 +79,10 @@ export default {
                   :data-chart="chart.id" v-on="dragOf(group, chart)">
             <figcaption :draggable="group.isPinned ? 'true' : null">
               <span class="title" :title="chart.id">{{ chart.title }}</span>
+              <label v-if="chart.ranks.length > 1" class="of-rank">rank
+                <select :value="rankOf(chart)" @change="settings.rank = Number($event.target.value)">
+                  <option v-for="rank in chart.ranks" :key="rank" :value="rank">{{ rank }}</option>
+                </select></label>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
               <button v-if="cut.get(chart.id) || all.get(chart.id)" type="button" class="cut" @click="showAll(chart.id)"
                       :title="all.get(chart.id) ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
@@ -155,6 +159,9 @@ export default {
       this.range = null;
       this.tell();
       this.redraw();
+    },
+    "settings.rank"() {
+      this.tell();
     },
     "settings.smoothing"() {
       this.redraw();
@@ -301,7 +308,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
@@ -313,6 +320,9 @@ export default {
     },
     zooms(plot) {
       return plot.kind !== "phases" || this.settings.x === "batch";
+    },
+    rankOf(chart) {
+      return chart.ranks.includes(this.settings.rank) ? this.settings.rank : chart.ranks[0];
     },
     isClosed(group) {
       return this.settings.closed.includes(group.title);
@@ -692,10 +702,10 @@ export default {
     },
     summary(chart) {
       if (chart.kind === "phases") {
-        const [run, rank] = chart.id.split("/").slice(-2).map(Number);
+        const run = Number(chart.id.split("/").at(-1));
         const label = this.runs.find((known) => known.id === run)?.label;
         const cut = this.cut.get(chart.id) ? ` ${this.cut.get(chart.id)}.` : "";
-        return `Where a step's time goes, run ${label}, rank ${rank}. Latest: ${this.spoken.get(chart.id) || "nothing yet"}.${cut}`;
+        return `Where a step's time goes, run ${label}, rank ${this.rankOf(chart)}. Latest: ${this.spoken.get(chart.id) || "nothing yet"}.${cut}`;
       }
       const values = this.latestOf(chart).map((one) => {
         const run = this.runs.find((known) => known.id === one.run);

@@ -25,8 +25,12 @@ export const exporting = {
       return [
         { label: "Save as PNG", begins: true, do: () => this.savePicture(chart, "png") },
         { label: "Save as SVG", do: () => this.savePicture(chart, "svg") },
-        { label: "Save all values as CSV", do: () => save(`${this.exports}?chart=${encodeURIComponent(chart.id)}`, "") },
+        { label: "Save all values as CSV", do: () => this.saveValues(chart) },
       ];
+    },
+    saveValues(chart) {
+      const name = chart.kind === "phases" ? `${chart.id}/${this.rankOf(chart)}` : chart.id;
+      save(`${this.exports}?chart=${encodeURIComponent(name)}`, "");
     },
     savePicture(chart, kind) {
       const { option, width, height, background } = this.pictureOf(chart);

@@ -59,15 +59,9 @@ export default {
         <header><h3>{{ detail.title }}</h3><span class="soft">{{ detail.facts }}</span>
           <button type="button" class="rank-link" @click="choose({cell: null})">close</button></header>
         <div class="ranks-scroll" tabindex="0" role="region" :aria-label="'Values of ' + detail.title"><table>
-          <thead><tr><th scope="col">quantity</th><th scope="col">this rank</th><th scope="col">median of all</th><th scope="col">apart</th>
-            <th scope="col" v-if="detail.batches.length > 1">last {{ detail.batches.length }} windows</th></tr></thead>
-          <tbody><tr v-for="one in detail.values" :key="one.name"><th scope="row">{{ one.name }}</th><td>{{ one.value }}</td><td>{{ one.median }}</td><td>{{ one.apart }}</td>
-            <td v-if="detail.batches.length > 1"><svg viewBox="0 0 120 22" preserveAspectRatio="none" aria-hidden="true"><polyline :points="lineOf(one.past)"></polyline></svg></td></tr></tbody>
+          <thead><tr><th scope="col">quantity</th><th scope="col">this rank</th><th scope="col">median of all</th><th scope="col">apart</th></tr></thead>
+          <tbody><tr v-for="one in detail.values" :key="one.name"><th scope="row">{{ one.name }}</th><td>{{ one.value }}</td><td>{{ one.median }}</td><td>{{ one.apart }}</td></tr></tbody>
         </table></div>
-        <div v-for="[what, command] in detail.commands" :key="what" class="rank-command">
-          <span class="soft">{{ what }}</span><code>{{ command }}</code>
-          <button type="button" class="rank-link" :aria-label="'Copy: ' + what" @click="copy(command)">{{ copied === command ? "copied" : "copy" }}</button>
-        </div>
       </section>
       <div v-if="rows.length" class="ranks-scroll" tabindex="0" role="region" aria-label="Table of ranks">
         <h3 v-if="title">{{ title }}</h3>
@@ -87,7 +81,7 @@ export default {
     runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null, detail: null,
     columns: [], rows: [], title: "",
     asked: { run: 0, quantity: keptOf("ranks")[0] || USUAL, cell: null },
-    tip: null, spoken: "", copied: "",
+    tip: null, spoken: "",
   }),
   computed: {
     cellChosen() {
@@ -424,20 +418,6 @@ export default {
       if (next >= 0 && next < count) return this.starts[host] + next;
       const top = place % across;
       return into(host + down, down > 0 ? top : Math.floor((count - 1) / across) * across + top);
-    },
-    lineOf(values) {
-      const known = values.filter((value) => value !== null);
-      const [low, high] = [Math.min(...known), Math.max(...known)];
-      const span = high - low;
-      return values
-        .map((value, place) => [(120 * place) / Math.max(values.length - 1, 1), value])
-        .filter(([, value]) => value !== null)
-        .map(([x, value]) => `${x.toFixed(1)},${(span > 0 ? 20 - (18 * (value - low)) / span : 11).toFixed(1)}`)
-        .join(" ");
-    },
-    async copy(command) {
-      await navigator.clipboard?.writeText(command);
-      this.copied = command;
     },
     // What a test or a reader of the page can ask.
     told() {

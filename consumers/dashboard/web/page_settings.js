@@ -21,6 +21,7 @@ export function settingsOf(hash) {
     pinned: [...new Set(given.getAll("pin"))],
     tables: [...new Set(given.getAll("values"))],
     marks: { 0: false, 1: true }[given.get("marks")] ?? null,
+    rank: Number(given.get("rank")) || 0,
     theme: one("theme", THEMES),
   };
 }
@@ -36,6 +37,7 @@ export function hashOf(settings) {
   settings.pinned.forEach((id) => told.append("pin", id));
   settings.tables.forEach((id) => told.append("values", id));
   if (settings.marks !== null) told.set("marks", settings.marks ? "1" : "0");
+  if (settings.rank) told.set("rank", settings.rank);
   if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
   return asHash(told);

@@ -3,7 +3,6 @@
 import base64
 import functools
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ _SECONDS_BETWEEN = 1.0
 _MOST_ROWS = 20
 _STEPS = 65534
 """Into so many parts the values of a map are divided; one more stands for no value."""
-_BATCHES_FETCHED = 10
 _DIGITS = 4
 
 
@@ -139,7 +137,7 @@ def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: Ranks
         "waiting": None if ranks.waiting is None else ranks.waiting.cell,
         "facts": [list(fact) for fact in ranks.facts()],
         "map": _map(ranks, quantity) if ranks.has_hosts or len(ranks) > FEW_RANKS else None,
-        "detail": _detail(ranks, look.cell, view.run_name),
+        "detail": _detail(ranks, look.cell),
         **rows,
     }
 
@@ -226,12 +224,11 @@ def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
     return {"columns": [label for _, label in columns], "rows": rows, "title": by}
 
 
-def _detail(ranks: RankMap, cell: int | None, run_name: str) -> dict[str, Any] | None:
-    """What is known of a rank: its values beside those of all, over the last windows, and what shows more."""
+def _detail(ranks: RankMap, cell: int | None) -> dict[str, Any] | None:
+    """The newest values of a rank beside the medians of all."""
     if cell is None or cell >= len(ranks):
         return None
     view = ranks.row(cell)
-    history = ranks.history(cell)
     values = []
     for name in ranks.quantities:
         value, median = float(ranks.values(name)[cell]), ranks.median(name)
@@ -243,33 +240,14 @@ def _detail(ranks: RankMap, cell: int | None, run_name: str) -> dict[str, Any] |
                 "median": _text(median, scale) or "-",
                 # Of arrivals the zero is the first rank of all: a share of it says nothing.
                 "apart": _apart(value, median, scale, with_share=name != ARRIVAL),
-                "past": [_finite(of_window.get(name)) for _, of_window in history],
             }
         )
     return {
         "cell": cell,
         "title": ranks.name(cell),
         "facts": f"batch {view.batch:,}" + (f", {view.behind:,} behind" if view.behind else ""),
-        "batches": [batch for batch, _ in history],
         "values": values,
-        "commands": _commands(run_name, view.host, view.rank, view.batch) if view.host else [],
     }
-
-
-def _commands(run: str, host: str, rank: int, batch: int) -> list[list[str]]:
-    where = '--stream "$OFFLOOP_STREAM"'
-    first = max(batch - _BATCHES_FETCHED, 0)
-    return [
-        [
-            "its events as they come",
-            f"consumer {where} --run {shlex.quote(run)} --ranks {rank} --callbacks speed,phases",
-        ],
-        [
-            "its host's last batches",
-            f"offloop server fetch {shlex.quote(run)} {where} --host {shlex.quote(host)} "
-            f"--from {first}ba --to {batch}ba",
-        ],
-    ]
 
 
 def _apart(value: float, median: float, scale: Scale, with_share: bool) -> str:
@@ -292,7 +270,3 @@ def _scale(quantity: str) -> Scale:
 def _text(value: float, scale: Scale) -> str:
     """In as many digits as people compare."""
     return "" if math.isnan(value) else value_text(value, scale, _DIGITS)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -17,6 +17,7 @@ from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingVi
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.cards import facts
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines, has_chart
 from offloop.consumers.dashboard.web.page import rest_after
 from offloop.consumers.dashboard.web.units import scale_of, value_text
 from offloop.consumers.testing import MemoryStream
@@ -172,6 +173,27 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
         "forward": 0.02,
         "other": 0.02,
     }
+
+
+def test_of_each_run_the_phases_of_one_chosen_rank_are_sent():
+    view = RunView("run")
+    for rank in (0, 3):
+        spans = [["forward", 0, (1 + rank) * 10_000_000]]
+        field = {"began": 1_000_000_000, "spans": spans, "device": False}
+        at = {"timestamp": Timestamp(batch=1), "time_ns": 1_050_000_000, "rank": rank}
+        view.see(Snapshot.build(Event.BATCH_END, **at, phases=field))
+    runs = [MonitoredRun(view)]
+    (chart,) = [one for _, members in charts_of(runs, labels_of(runs)) for one in members]
+    assert (chart.id, chart.ranks) == ("phases/0", [0, 3])
+    lines = Lines(LineCache())
+    for rank, seconds in ((3, 0.04), (7, 0.01), (0, None)):
+        look = Look("batch", None, {chart.id: 300}, rank=rank)
+        news = lines.news({chart.id: chart}, runs, look)
+        assert [float(line["p"]["forward"][0]) for line in news] == pytest.approx([seconds] if seconds else [])
+    charted = ChartedRun(0, "run", view)
+    text = b"".join(csv_lines([charted], "phases/0/3")).decode()
+    assert "0.04" in text
+    assert not any(has_chart(charted, name) for name in ("phases/0/1", "phases/1/0", "phases/0"))
 
 
 def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():

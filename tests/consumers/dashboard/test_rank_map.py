@@ -82,7 +82,6 @@ def test_hosts_whose_batches_are_counted_from_zero_again_are_heard_and_compared(
     shown = ranks.map(is_live=True, now=51.0)
     assert shown.silent == []
     assert shown.row(0).batch == 80
-    assert [batch for batch, _ in shown.history(0)] == [4 * window for window in range(1, 21)]
     assert shown.waiting is not None
     assert shown.waiting.cell == 77
 
@@ -115,13 +114,7 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
         assert one.map().median(LOSS) == one.map().median(LOSS) or not np.isfinite(one.map().values(LOSS)).any()
 
 
-def test_a_rank_is_remembered_over_the_last_windows() -> None:
-    history = ranks_of(30).map().history(77)
-    assert [batch for batch, _ in history] == [4 * window for window in range(11, 31)]
-    assert history[-1][1][MEMORY] == (60 << 30) + (5 << 28)
-
-
-def test_a_rank_that_begins_later_takes_its_place_with_a_history_of_its_own() -> None:
+def test_a_rank_that_begins_later_takes_its_place() -> None:
     def of(host: str, ranks: tuple[int, ...], last: int) -> HostWindow:
         losses = {LOSS: summarize(LOSS, ranks, [[100.0 + rank] for rank in ranks])}
         return HostWindow(host, 1, ranks, 6, last - 1, last, last, 1.0, (last,) * len(ranks), quantities=losses)
@@ -132,8 +125,7 @@ def test_a_rank_that_begins_later_takes_its_place_with_a_history_of_its_own() ->
     shown = ranks.map()
     assert [host.name for host in shown.hosts] == ["b", "a"]
     assert ranks.count == len(shown) == 6
-    for cell, rank in enumerate(shown.ranks):
-        assert {values[LOSS] for _, values in shown.history(cell)} == {100.0 + rank}
+    assert list(shown.values(LOSS)) == [100.0 + rank for rank in shown.ranks]
 
 
 def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
@@ -154,7 +146,7 @@ def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
     assert "hosts" not in news
     assert len(json.dumps(later["map"])) < 512 * 2 * 4 / 3 + 500
     assert later["detail"]["title"] == "rank 139 on node017"
-    assert "--ranks 139" in later["detail"]["commands"][0][1]
+    assert later["detail"]["values"][0].keys() == {"name", "value", "median", "apart"}
 
 
 @pytest.mark.parametrize("told", [None, 5, {}, {"cell": "x", "run": -1, "quantity": 3}, {"cell": True, "seen": 1}])
