@@ -105,7 +105,7 @@ export default {
             <div class="plot-box">
             <div class="plot" role="img" tabindex="0" :aria-label="summary(chart)" :data-plot="chart.id"
                  aria-keyshortcuts="+ - ArrowLeft ArrowRight 0" @keydown="onKey($event)" v-plot="chart"></div>
-            <div class="marks" role="group" :aria-label="'Marks in ' + chart.title" @keydown="onMarkKey($event)"></div>
+            <div class="marks" role="group" :aria-label="'Marks in ' + chart.title"></div>
             </div>
             ${EXTREMES_TABLE}
           </figure>

@@ -14,7 +14,6 @@ const PIXEL_RATIO = 2;
 const LABEL_ROOM = 60;
 const MOST_NAMED = 24;
 const UNLABELLED = ["evaluation"]; // there are many, and all alike
-const NOT_IN_XML = /[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g;
 const LONGEST_NAME = 100;
 const REVOKE_MS = 60000;
 
@@ -23,8 +22,7 @@ export const exporting = {
   methods: {
     exportItems(chart) {
       return [
-        { label: "Save as PNG", begins: true, do: () => this.savePicture(chart, "png") },
-        { label: "Save as SVG", do: () => this.savePicture(chart, "svg") },
+        { label: "Save as PNG", begins: true, do: () => this.savePicture(chart) },
         { label: "Save all values as CSV", do: () => this.saveValues(chart) },
       ];
     },
@@ -32,22 +30,13 @@ export const exporting = {
       const name = chart.kind === "phases" ? `${chart.id}/${this.rankOf(chart)}` : chart.id;
       save(`${this.exports}?chart=${encodeURIComponent(name)}`, "");
     },
-    savePicture(chart, kind) {
+    savePicture(chart) {
       const { option, width, height, background } = this.pictureOf(chart);
-      const name = `${this.fileName(chart)}.${kind}`;
-      if (kind === "svg") {
-        const drawn = echarts.init(null, null, { renderer: "svg", ssr: true, width, height });
-        drawn.setOption({ ...option, backgroundColor: background });
-        const text = drawn.renderToSVGString().replace(NOT_IN_XML, "");
-        drawn.dispose();
-        saveBlob(new Blob([text], { type: "image/svg+xml" }), name);
-        return;
-      }
       const drawn = echarts.init(document.createElement("div"), null, { renderer: "canvas", width, height });
       drawn.setOption(option);
       const canvas = drawn.getRenderedCanvas({ pixelRatio: PIXEL_RATIO, backgroundColor: background });
       canvas.toBlob((blob) => {
-        saveBlob(blob, name);
+        saveBlob(blob, `${this.fileName(chart)}.png`);
         drawn.dispose();
       });
     },
@@ -58,8 +47,7 @@ export const exporting = {
       const style = getComputedStyle(document.body);
       const [ink, soft, background] = ["--ink", "--ink-soft", "--card"].map((name) => style.getPropertyValue(name).trim());
       const [width, plotHeight] = [plot.element.clientWidth + 2 * EDGE, plot.element.clientHeight];
-      // Within an attribute of XML.
-      const fontFamily = style.fontFamily.replaceAll('"', "'");
+      const { fontFamily } = style;
       const isPhases = plot.kind === "phases";
       const lines = isPhases ? [] : this.shownLines(chart.id).filter(({ run }) => !run.faint);
       const named = lines.slice(0, MOST_NAMED).map(({ run, color }) => [run.label, color]);
@@ -78,7 +66,7 @@ export const exporting = {
       const axisName = { nameLocation: "middle", nameGap: 26, nameTextStyle: { color: soft, fontSize: 11 } };
       const option = {
         ...shown, grid, legend, animation: false, textStyle: { fontFamily },
-        title: { text: chart.title, left: EDGE, top: 8, textStyle: { color: ink, fontSize: 14, fontWeight: 600, fontFamily } },
+        title: { text: chart.ranks.length > 1 ? `${chart.title}, rank ${this.rankOf(chart)}` : chart.title, left: EDGE, top: 8, textStyle: { color: ink, fontSize: 14, fontWeight: 600, fontFamily } },
         xAxis: { ...shown.xAxis, min: zoom.startValue, max: zoom.endValue, name: isPhases ? "batch" : this.settings.x, ...axisName },
         // The legend goes by lines, which many runs are not drawn as.
         series: [...shown.series, ...named.map(([name, color]) => ({ type: "line", name, color, data: [] })), this.markSeries(plot, soft)],

@@ -1,5 +1,5 @@
 // Marks in the charts of metrics: commands, checkpoints, evaluations, and where an attempt begins. They lie above a chart
-// and not in it, so that a pointer and the keyboard reach each. A component that mixes this in has settings, runs, hidden,
+// and not in it, so that a pointer reaches each. A component that mixes this in has settings, runs, hidden,
 // plots and visible.
 import { swatchOf } from "page_colors";
 import { clockText, grouped } from "page_text";
@@ -108,56 +108,42 @@ export const marked = {
         line.className = marks.every(({ mark }) => FAINT.includes(mark[KIND])) ? "mark-line faint" : "mark-line";
         line.style.cssText = `left: ${pixel}px; --run: ${this.markColor(marks)}`;
       }
-      const known = new Map([...box.querySelectorAll("button")].map((button) => [button.dataset.key, button]));
+      const known = new Map([...box.querySelectorAll(".chart-mark")].map((symbol) => [symbol.dataset.key, symbol]));
       const groups = together(found);
       groups.forEach((group, place) => {
         const [{ run, mark, pixel }] = group;
         const key = `${run.id}/${mark[KIND]}/${mark[BATCH]}/${mark[TIME]}`;
-        const button = known.get(key) || this.markButton(key);
+        const symbol = known.get(key) || this.markSymbol(key);
         known.delete(key);
         const said = `${group.length}/${group.at(-1).mark[TIME]}/${this.markColor(group)}`;
-        if (button.dataset.said !== said) {
-          button.dataset.said = said;
-          button.innerHTML = `<svg viewBox="0 0 10 10" aria-hidden="true"><path d="${SYMBOLS[mark[KIND]] || SYMBOLS.command}"></path></svg>`;
-          button.style.setProperty("--run", this.markColor(group));
-          button.ariaLabel = this.rowsOf(group).map((row) => `${row.run}${row.text}, ${row.when}`).join("; ");
+        if (symbol.dataset.said !== said) {
+          symbol.dataset.said = said;
+          symbol.innerHTML = `<svg viewBox="0 0 10 10" aria-hidden="true"><path d="${SYMBOLS[mark[KIND]] || SYMBOLS.command}"></path></svg>`;
+          symbol.style.setProperty("--run", this.markColor(group));
+          symbol.ariaLabel = this.rowsOf(group).map((row) => `${row.run}${row.text}, ${row.when}`).join("; ");
         }
-        button.marked = group;
-        button.style.left = `${pixel.toFixed(1)}px`;
-        if (box.children[place] !== button && document.activeElement !== button) box.insertBefore(button, box.children[place] || null);
+        symbol.marked = group;
+        symbol.style.left = `${pixel.toFixed(1)}px`;
+        if (box.children[place] !== symbol) box.insertBefore(symbol, box.children[place] || null);
       });
-      known.forEach((button) => {
-        if (button === this.tipOf) this.hideTip();
-        button.remove();
+      known.forEach((symbol) => {
+        if (symbol === this.tipOf) this.hideTip();
+        symbol.remove();
       });
-      const buttons = [...box.querySelectorAll("button")];
-      const first = buttons.find((button) => button === document.activeElement) || buttons[0];
-      buttons.forEach((button) => (button.tabIndex = button === first ? 0 : -1));
     },
     // What is of several runs has no run's colour.
     markColor(marks) {
       const [{ run }] = marks;
       return marks.every((one) => one.run === run) ? swatchOf(run) : "var(--ink-soft)";
     },
-    markButton(key) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.className = "chart-mark";
-      button.dataset.key = key;
-      for (const name of ["pointerenter", "focus", "click"]) button.addEventListener(name, () => this.showTip(button));
-      for (const name of ["pointerleave", "blur"]) button.addEventListener(name, () => this.hideTip());
-      return button;
-    },
-    onMarkKey(event) {
-      const buttons = [...event.currentTarget.querySelectorAll("button")];
-      const place = buttons.indexOf(document.activeElement);
-      if (event.key === "Escape") this.hideTip();
-      const next = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: buttons.length - 1 }[event.key];
-      if (next === undefined) return;
-      event.preventDefault();
-      event.stopPropagation();
-      buttons[next]?.focus();
-      buttons.forEach((button) => (button.tabIndex = button === document.activeElement ? 0 : -1));
+    markSymbol(key) {
+      const symbol = document.createElement("span");
+      symbol.role = "img";
+      symbol.className = "chart-mark";
+      symbol.dataset.key = key;
+      for (const name of ["pointerenter", "click"]) symbol.addEventListener(name, () => this.showTip(symbol));
+      symbol.addEventListener("pointerleave", () => this.hideTip());
+      return symbol;
     },
     rowsOf(group) {
       return group.slice(0, MOST_ROWS).map(({ run, mark }) => ({
@@ -173,12 +159,12 @@ export const marked = {
       const own = axis === "batch" ? "" : ` · ${axis} ${grouped(Number(mark[COLUMNS[axis]].toPrecision(6)))}`;
       return `batch ${grouped(mark[BATCH])}${own}`;
     },
-    showTip(button) {
-      const rect = button.getBoundingClientRect();
+    showTip(symbol) {
+      const rect = symbol.getBoundingClientRect();
       const left = Math.max(Math.min(rect.left - 8, window.innerWidth - TIP_WIDTH - 12), 8);
-      this.tipOf = button;
+      this.tipOf = symbol;
       this.markTip = {
-        rows: this.rowsOf(button.marked), more: Math.max(button.marked.length - MOST_ROWS, 0), left, top: rect.bottom + 6,
+        rows: this.rowsOf(symbol.marked), more: Math.max(symbol.marked.length - MOST_ROWS, 0), left, top: rect.bottom + 6,
       };
     },
     hideTip() {
