@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from offloop.bus.cli.bridge import bridge
+from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.cli.options import broker_options, runs_dir_option
-from offloop.bus.cli.recordings import (
-    convert_recordings,
-    diff_recordings,
-    export_recording,
-    import_log,
-)
+from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.replay import replay
-from offloop.bus.cli.runs import compare_runs, list_runs, show_run
+from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
 from offloop.bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
@@ -48,7 +44,7 @@ COMMANDS_GROUP = "offloop.commands"
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),
     "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
-    "Recordings": ("replay", "export", "import", "convert", "diff"),
+    "Recordings": ("replay", "export", "import", "convert"),
     "Services": ("server",),
 }
 """The commands under each heading of the help."""
@@ -325,7 +321,6 @@ def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | Non
 for _command in (
     compare_runs,
     convert_recordings,
-    diff_recordings,
     edit_runs,
     export_recording,
     import_log,

@@ -1,39 +1,28 @@
-"""The commands ``offloop export``, ``import``, ``diff`` and ``convert``: what can be done with recordings."""
+"""The commands ``offloop export``, ``import`` and ``convert``: what can be done with recordings."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from offloop.bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
-from offloop.bus.errors import ConfigurationError, OffloopError
-from offloop.bus.printing import say, shorten, table
-from offloop.bus.strict_json import plain
-from offloop.bus.terminal import HELP, describe_os_error
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say, shorten
+from offloop.bus.terminal import HELP
 from offloop.bus.tools.logs import SOURCES
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
-    from offloop.bus.tools.diff import (
-        Diff,
-        EventDifference,
-        FieldDifference,
-        HyperparameterDifference,
-        MetricDifference,
-    )
     from offloop.bus.tools.written import Written
 
 
-EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 EXIT_LOST = 3
 
 _LISTED = 20
-_LONGEST = 60
 
 _Command = Callable[..., Any]
 
@@ -95,7 +84,7 @@ def export_recording(
     from offloop.bus.tools.export import export, exported_path
 
     check_broker(broker, key, broker_key, runs_dir)
-    path, place = _recording_of(file, runs_dir, broker, key, broker_key)
+    path, place = recording_of(file, runs_dir, broker, key, broker_key)
     usual = exported_path(path, to)
     target = Path(output) if output else usual if broker is None else Path(usual.name)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
@@ -230,130 +219,7 @@ def recover_recording(run: str, output: str | None, runs_dir: str | None) -> Non
     say("nothing of the recording was lost")
 
 
-@click.command(name="diff", short_help="Say where two recorded runs differ.", context_settings=HELP)
-@click.argument("a")
-@click.argument("b")
-@click.option(
-    "--tolerance",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Numbers are the same up to this distance, or this share of the larger one.",
-)
-@click.option("--times", is_flag=True, help="Compare also when things happened and how long they took.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-@runs_dir_option
-@broker_options("Compare runs of the broker there, such as tcp://10.0.0.1:5570.")
-def diff_recordings(
-    a: str,
-    b: str,
-    tolerance: float,
-    times: bool,
-    as_json: bool,
-    runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
-) -> int:
-    """Say at which event two recorded runs begin to differ, and which metrics do.
-
-    A and B are recordings, or names or folders of runs; with --stream or --broker names of runs there. What is
-    different in any two runs is not compared: names, machines and, unless asked for, times. Hyperparameters are
-    compared by name; what two runs were started with, such as the command, the git commit and the versions of
-    packages, is listed and makes no difference.
-
-    Exit code: 0 when they are the same, 1 when they differ, 2 when they cannot be compared.
-    """
-    from offloop.bus.tools.diff import diff
-
-    check_broker(broker, key, broker_key, runs_dir)
-    try:
-        (first, _), (second, _) = (_recording_of(name, runs_dir, broker, key, broker_key) for name in (a, b))
-        found = diff(first, second, tolerance=tolerance, times=times)
-    except OffloopError as error:
-        raise _Undecided(str(error)) from None
-    except OSError as error:
-        raise _Undecided(describe_os_error(error)) from None
-    if as_json:
-        click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
-    else:
-        for line in _diff_lines(found):
-            say(line)
-    if found.same and found.incomplete:
-        return EXIT_TROUBLE
-    return EXIT_SAME if found.same else EXIT_DIFFERENT
-
-
-class _Undecided(click.ClickException):
-    """Whether two recordings differ cannot be decided."""
-
-    exit_code = EXIT_TROUBLE
-
-
 # -- what is said -----------------------------------------------------------------------------------------------------
-
-
-def _diff_lines(found: "Diff") -> Iterator[str]:
-    yield f"A  {found.a}"
-    yield f"B  {found.b}"
-    if found.first is not None:
-        yield from first_lines(found.first)
-        alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
-        yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
-    if found.differing_marks:
-        yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
-    if found.metrics:
-        yield from _metric_lines(found.metrics)
-    if found.hyperparameters:
-        yield from _hyperparameter_lines(found.hyperparameters)
-    yield from shorten(found.incomplete, "places like these")
-    yield from shorten(found.notes, "ranges of events")
-    if found.same:
-        yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
-
-
-def first_lines(first: "EventDifference") -> Iterator[str]:
-    """The first difference, in lines for people."""
-    where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
-    if first.a is None or first.b is None:
-        only, number = ("A", first.a) if first.b is None else ("B", first.b)
-        yield f"first difference: {where} is in {only} alone (event {number})"
-        return
-    yield f"first difference: {where} (event {first.a} in A, {first.b} in B)"
-    yield from map(_field_line, first.fields[:_LISTED])
-    if len(first.fields) > _LISTED:
-        yield f"  and {len(first.fields) - _LISTED} more fields"
-
-
-def _hyperparameter_lines(differing: "Iterable[HyperparameterDifference]") -> Iterator[str]:
-    for kind, differences in (
-        ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
-        ("different in how they were started", [one for one in differing if not one.of_the_training]),
-    ):
-        if differences:
-            yield f"{kind}:"
-            yield from map(_field_line, differences)
-
-
-def _field_line(one: "FieldDifference") -> str:
-    a, b = ("not there" if one.only == other else _short(value) for value, other in ((one.a, "B"), (one.b, "A")))
-    return f"  {one.name}: {a} in A, {b} in B"
-
-
-def _metric_lines(metrics: "Iterable[MetricDifference]") -> list[str]:
-    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
-    for one in metrics:
-        absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
-        relative = f"{one.largest_relative:.3g} at {one.largest_relative_batch}ba"
-        rows.append((one.name, f"{one.batch}ba", str(one.events), absolute, relative, _short(one.a), _short(one.b)))
-    return table(rows)
-
-
-def _short(value: Any) -> str:
-    value = plain(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _say_findings(done: "Written") -> None:
@@ -383,7 +249,7 @@ def _recording(name: str, runs_dir: str | None) -> Path:
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
 
 
-def _recording_of(
+def recording_of(
     name: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None
 ) -> tuple[Path, str]:
     """The recording that is meant, which for a broker is a temporary file until the command ends, and what people call

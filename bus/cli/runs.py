@@ -1,9 +1,7 @@
-"""The commands ``offloop runs``, ``show`` and ``compare``: what came out of runs."""
+"""The commands ``offloop runs`` and ``show``: what came out of runs."""
 
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +10,9 @@ import click
 import msgspec
 
 from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
-from offloop.bus.errors import OffloopError, RunDirectoryError
-from offloop.bus.printing import cut_in_the_middle, one_line, say, table
+from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, short_text
+from offloop.bus.errors import RunDirectoryError
+from offloop.bus.printing import one_line, say, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import HELP
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
@@ -21,16 +20,11 @@ from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import MetricValues, RunEntry
     from offloop.bus.runs.directory import RunInfo
-    from offloop.bus.tools.diff import EventDifference
 
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
-_LONGEST = 60
-_LONGEST_NAME = 30
 _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 """The details that are among the results too."""
-
-_Rows = list[tuple[str, ...]]
 
 
 @click.command(name="runs", short_help="List the runs.", context_settings=HELP)
@@ -90,7 +84,7 @@ def list_runs(
         shown = sorted(shown, key=lambda entry: not entry.pinned)
     shown = [entry for entry in shown if entry.is_going_on or not live]
     if shown and columns is not None and not as_json:
-        _say_table(_column_rows(shown, columns, entries))
+        say_table(_column_rows(shown, columns, entries))
         return
     from offloop.bus.runs.directory import runs_dir as chosen
 
@@ -140,25 +134,25 @@ def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live:
         return
     is_tagged = any(run.get("tags") for run in listed)
     is_local = "recording" in listed[0]
-    rows: _Rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "TAGS", "RECORDING" if is_local else "")]
+    rows: Rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "TAGS", "RECORDING" if is_local else "")]
     for run in listed:
         took = lasted(run["started"], run["ended"], live=_is_going_on(run))
         # Of a run that cannot be read, why stands where its recording would.
         tags, recording = ", ".join(run.get("tags", ())), run.get("recording") or run.get("problem") or ""
         # One run must not make the table too wide for the others.
-        reached, tags = _short(_reached(run)), _short(tags)
+        reached, tags = short_text(_reached(run)), short_text(tags)
         rows.append((run["run"], run["status"], when(run["started"]), took, reached, tags, recording))
-    _say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
+    say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
 
 
-def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[RunEntry]") -> _Rows:
+def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[RunEntry]") -> Rows:
     from offloop.bus.index.query import OF_RUN, Columns
 
     columns = Columns(entries)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = [(name, *columns.find(name)) for name in ("run", *wanted)]
     header = tuple(name.upper() if whole in OF_RUN else name for name, whole, _ in found)
-    return [header, *(tuple(_cell(whole, value_of(entry)) for _, whole, value_of in found) for entry in shown)]
+    return [header, *(tuple(cell_text(whole, value_of(entry)) for _, whole, value_of in found) for entry in shown)]
 
 
 def _summary(path: Path, entry: "RunEntry", is_whole: bool) -> dict[str, Any]:
@@ -232,7 +226,7 @@ def _reached(listed: dict[str, Any]) -> str:
     return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
 
 
-# -- one run, and some beside each other ------------------------------------------------------------------------------
+# -- one run -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(name="show", short_help="Show one run or recording.", context_settings=HELP)
@@ -287,16 +281,16 @@ def show_run(
 
 
 def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
-    _say_table([line for line in _lines(info, entry) if line[1]])
+    say_table([line for line in _lines(info, entry) if line[1]])
     if entry.metrics:
         say("metrics")
-        _say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP"), *_metric_rows(entry)])
+        say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP"), *_metric_rows(entry)])
     if entry.checkpoints:
         say("checkpoints")
-        _say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
+        say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
     if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
         say("hyperparameters")
-        _say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
+        say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
 
 
 def _say_details(described: dict[str, Any]) -> None:
@@ -348,7 +342,7 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
         metric, value = compared_by(one)
         marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
         size = size_text(one.size) if one.exists else "deleted"
-        number = "" if value is None else _number(value)
+        number = "" if value is None else number_text(value)
         batch = "" if one.batch is None else str(one.batch)
         yield (f"  {one.path}", batch, size, metric or "", number, ", ".join(marks))
 
@@ -359,158 +353,9 @@ def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
     goals = goals_in([entry.hyperparameters])
     for name, values in entry.metrics.items():
         mode = direction_of(name, goals)
-        is_known = values.low_step >= 0 and mode is not None
-        best = (mode, _number(values.best(mode)), str(values.best_step(mode))) if is_known and mode else ("", "", "")
-        yield (f"  {one_line(name)}", _number(values.last), str(values.last_step), *best)
-
-
-@click.command(name="compare", short_help="Compare the results of runs.", context_settings=HELP)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--all", "everything", is_flag=True, help="Also what says by what and where they were started.")
-@runs_dir_option
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def compare_runs(runs: tuple[str, ...], everything: bool, runs_dir: str | None, as_json: bool) -> None:
-    """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
-
-    Of each metric that has a best value, * marks the best of the best. Of two runs, also the first event that differs,
-    among the first 20,000: 'offloop diff' compares all of them. Hyperparameters such as 'command' and 'version/' are
-    left out without --all.
-    """
-    from offloop.bus.index.index import read_entry
-    from offloop.bus.index.query import differences
-    from offloop.bus.runs.directory import find_run
-
-    if len(runs) < 2:
-        raise click.UsageError("name two or more runs")
-    infos = [find_run(run, runs_dir) for run in runs]
-    entries = [read_entry(info) for info in infos]
-    names = [info.name for info in infos]
-    differing = [one for one in differences(entries) if everything or is_of_the_training(one.name)]
-    first, compared, trouble = _first_difference(infos) if len(infos) == 2 else (None, 0, None)
-    if as_json:
-        described: dict[str, Any] = {
-            "runs": names,
-            "hyperparameters": {one.name: one.values for one in differing},
-            "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
-        }
-        if len(infos) == 2:
-            found = None if first is None else asdict(first)
-            described |= {"first_difference": found, "events_compared": compared, "trouble": trouble}
-        click.echo(json.dumps(plain(described), indent=2))
-        return
-    rows: _Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
-    rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
-    for one in differing:
-        cells = ("" if value is None else _short(value_text(value)) for value in one.values)
-        rows.append((f"  {one_line(one.name)}", "", *cells))
-    metrics = _metric_names(entries)
-    rows += [("metrics", "", *("" for _ in names))] if metrics else []
-    for name in metrics:
-        rows += _compared_rows(name, _compared(entries, name))
-    _say_table(rows)
-    if len(infos) == 2:
-        for line in _first_difference_lines(names, first, compared, trouble):
-            say(line)
-
-
-def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
-    return list(dict.fromkeys(name for entry in entries for name in entry.metrics))
-
-
-def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
-    """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from offloop.bus.types.metrics import direction_of, goals_in
-
-    mode = direction_of(name, goals_in(entry.hyperparameters for entry in entries))
-    of_runs = [entry.metrics.get(name) for entry in entries]
-    rated = [None if mode is None or values is None or values.low_step < 0 else values for values in of_runs]
-    best = [None if values is None or mode is None else values.best(mode) for values in rated]
-    return {
-        "mode": mode,
-        "last": [None if values is None else values.last for values in of_runs],
-        "last_step": [None if values is None else values.last_step for values in of_runs],
-        "best": best,
-        "best_step": [None if values is None or mode is None else values.best_step(mode) for values in rated],
-        "is_best": _is_best(best, min if mode == "min" else max),
-    }
-
-
-def _is_best(values: Sequence[float | None], better: Callable[[list[float]], float]) -> list[bool]:
-    """Which values are the best: none where all are the same, or there is one alone."""
-    known = [value for value in values if value is not None]
-    if len(set(known)) < 2:
-        return [False for _ in values]
-    best = better(known)
-    return [value == best for value in values]
-
-
-def _compared_rows(name: str, compared: dict[str, Any]) -> _Rows:
-    last = ("" if value is None else _number(value) for value in compared["last"])
-    if compared["mode"] is None:
-        return [(f"  {one_line(name)}", "last", *last)]
-    best = (
-        "" if value is None else f"{_number(value)} at {step}{' *' * is_best}"
-        for value, step, is_best in zip(compared["best"], compared["best_step"], compared["is_best"], strict=True)
-    )
-    return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
-
-
-def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | None, int, str | None]":
-    """The first event that differs, how many were compared, and why none could be."""
-    from offloop.bus.tools.diff import first_difference
-
-    try:
-        return *first_difference(infos[0].recording, infos[1].recording), None
-    except OffloopError as error:
-        return None, 0, str(error)
-
-
-def _first_difference_lines(
-    names: Sequence[str], first: "EventDifference | None", compared: int, trouble: str | None
-) -> Iterator[str]:
-    from offloop.bus.cli.recordings import first_lines
-
-    if trouble is not None:
-        yield f"their events cannot be compared: {trouble}"
-    elif first is not None:
-        lines = first_lines(first)
-        yield f"{next(lines)}; A is {names[0]}, B is {names[1]}"
-        yield from lines
-    else:
-        yield f"no difference in {compared:,} events"
-
-
-# -- cells ------------------------------------------------------------------------------------------------------------
-
-
-def _say_table(rows: _Rows) -> None:
-    for line in table([tuple(map(one_line, row)) for row in rows]):
-        say(line)
-
-
-def _cell(column: str, value: Any) -> str:
-    """A value as it stands in the column of a table."""
-    from offloop.bus.cli.describe import duration, size_text, when
-
-    if value is None:
-        return ""
-    if column in ("started", "ended"):
-        return when(value)
-    if column in ("duration", "size"):
-        return duration(value) if column == "duration" else size_text(value)
-    if isinstance(value, bool) and column in ("pinned", "archived"):
-        return "yes" if value else ""
-    if isinstance(value, tuple):
-        return _short(", ".join(map(str, value)))
-    if isinstance(value, float):
-        return _number(value)
-    return _short(value_text(value))
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else str(value)
-
-
-def _short(text: str, longest: int = _LONGEST) -> str:
-    text = one_line(text)
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+        best = (
+            (mode, number_text(values.best(mode)), str(values.best_step(mode)))
+            if values.low_step >= 0 and mode is not None
+            else ("", "", "")
+        )
+        yield (f"  {one_line(name)}", number_text(values.last), str(values.last_step), *best)

@@ -69,7 +69,9 @@ def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_p
     said = command("offloop.bus", "export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
     assert f"of run r at {server.address} to {there}" in said
     assert there.read_bytes() == here.read_bytes()
-    assert "the same in 3000 events" in command("offloop.bus", "diff", "r", "r", "--stream", server.address)
+    assert "the same in 3000 events" in command(
+        "offloop.bus", "compare", "r", "r", "--events", "--stream", server.address
+    )
     assert "has no run 'x': 'offloop runs --stream" in command(
         "offloop.bus", "export", "x", "--stream", server.address, "--to", "csv", code=1
     )
@@ -83,7 +85,7 @@ def test_a_replay_is_served_to_consumers(server, run, tmp_path):
     )
     assert f"replaying {server.address} (run r, attempt 1) as run again" in said
     assert "run again finished: 3000 events served" in said
-    assert "the same in 3000 events" in command("offloop.bus", "diff", run, runs_dir / "again")
+    assert "the same in 3000 events" in command("offloop.bus", "compare", run, runs_dir / "again", "--events")
 
 
 def test_the_table_of_all_runs_has_those_of_the_stream(server, run):

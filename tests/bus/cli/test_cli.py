@@ -362,6 +362,10 @@ def test_runs_and_show_ask_a_broker_elsewhere(runs_dir):
         ),
         (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
         (["show", "r", "--key", "mine"], "name it with --broker"),
+        (["compare", "a", "b", "--tolerance", "0.1"], "--tolerance needs --events"),
+        (["compare", "a", "b", "--times"], "--times needs --events"),
+        (["compare", "a", "b", "--stream", "nats://127.0.0.1:1"], "--stream needs --events"),
+        (["compare", "a", "b", "--broker-key", "mine"], "--broker-key needs --events"),
     ],
 )
 def test_a_wrong_option_is_named(runs_dir, arguments, message):

@@ -105,7 +105,7 @@ def test_texts_of_recordings_are_escaped_by_every_command(runs_dir, tmp_path):
     write_recording(b, [Entry(batch=1, fields={**fields, HOSTILE: "other", "train_metrics": {HOSTILE: 2.0}}), ending])
     for arguments in (
         ("bus", "show", a),
-        ("bus", "diff", a, b),
+        ("bus", "compare", a, b, "--events"),
         ("bus", "convert", "recover", a, "-o", tmp_path / "r.mcap"),
         ("bus", "convert", "cut", a, "-o", tmp_path / "c.mcap", "--until", "1ba"),
         ("bus", "convert", "merge", a, a, "-o", tmp_path / "m.mcap"),

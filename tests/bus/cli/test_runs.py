@@ -237,6 +237,16 @@ def test_compare_shows_what_was_different(three: Path) -> None:
     assert (found["first_difference"]["batch"], found["events_compared"]) == (2, 3)
 
 
+def test_compare_takes_recordings_for_their_events_alone(three: Path) -> None:
+    recording = three / "a" / "recording-1.mcap"
+    assert "add --events to compare its events" in run_command("compare", recording, "b").output
+    result = run_command("compare", recording, "b", "--events")
+    assert "first difference: batch_end at 0ep 2ba of rank 0" in result.output
+    assert run_command("compare", "a", "b", "--events").output == result.output
+    assert "version/torch" not in result.output
+    assert "version/torch: of a in A, of b in B" in run_command("compare", "a", "b", "--events", "--all").output
+
+
 def test_compare_finds_no_difference_between_a_run_and_its_copy(three: Path) -> None:
     shutil.copytree(three / "a", three / "copy")
     told = invoke("compare", "a", "copy")

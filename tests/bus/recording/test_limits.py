@@ -145,7 +145,7 @@ def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     check("bus", "export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")
-    check("bus", "diff", path, path)
+    check("bus", "compare", path, path, "--events")
     check("bus", "convert", "merge", path, path, "-o", tmp_path / "merged.mcap")
     check("bus", "convert", "cut", path, "-o", tmp_path / "cut.mcap")
     check("bus", "replay", path, "--rate", "max", "--runs-dir", tmp_path / "runs")

@@ -16,7 +16,7 @@ from recording_files import spoil
 from training import gold_evaluators, gold_trainer
 
 from offloop.bus import ConfigurationError, RecordingError
-from offloop.bus.cli.recordings import diff_recordings
+from offloop.bus.cli.compare import compare_runs
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.cut import cut
 from offloop.bus.tools.diff import Diff, diff, first_difference
@@ -28,7 +28,9 @@ INNER = ("before_forward", "after_loss")
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(diff_recordings, [str(argument) for argument in arguments], standalone_mode=False)
+    return CliRunner().invoke(
+        compare_runs, ["--events", *(str(argument) for argument in arguments)], standalone_mode=False
+    )
 
 
 def compare(folder: Path, a: list[Entry], b: list[Entry], options: dict[str, Any] | None = None, **more: Any) -> Diff:
@@ -339,14 +341,16 @@ def test_the_command_names_hyperparameters_that_differ(tmp_path):
     )
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
     assert result.return_value == 1
+    differing = ["hyperparameters that differ:", "  optimizer/lr: 0.1 in A, 0.2 in B"]
+    assert result.output.splitlines()[2:] == differing
+    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--all")
     assert result.output.splitlines()[2:] == [
-        "hyperparameters that differ:",
-        "  optimizer/lr: 0.1 in A, 0.2 in B",
+        *differing,
         "different in how they were started:",
         "  machine/host: x in A, y\\n in B",
     ]
     told = json.loads(run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json").output)
-    assert (told["same"], told["hyperparameters"][0]["name"]) == (False, "optimizer/lr")
+    assert (told["same"], [one["name"] for one in told["hyperparameters"]]) == (False, ["optimizer/lr"])
 
 
 def test_the_command_shows_what_one_alone_has(tmp_path):
@@ -371,7 +375,7 @@ def test_json_holds_everything_that_was_found(tmp_path):
 def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path):
     whole = losses(*map(float, range(20)))
     compare(tmp_path, whole, whole)
-    spoil(tmp_path / "a.mcap", 700)
+    spoil(tmp_path / "a.mcap", 750)
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
     assert result.return_value == 2
     assert "is damaged at offset" in result.output
@@ -389,19 +393,20 @@ def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path
         (["a.mcap", "a.mcap", "--tolerance", "-1"], "the tolerance is a number of 0 or more, not -1"),
         (["a.mcap", "a.mcap", "--tolerance", "nan"], "the tolerance is a number of 0 or more, not nan"),
         (["a.mcap", "b.mcap"], "have no event in common, so there is nothing to compare"),
-        (["a.mcap"], "Missing argument 'B'"),
+        (["a.mcap"], "name two or more runs"),
+        (["a.mcap", "a.mcap", "a.mcap"], "--events compares two runs, not 3: name two"),
     ],
 )
 def test_trouble_is_neither_the_same_nor_different(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["diff", *arguments])
+    monkeypatch.setattr(sys, "argv", ["compare", "--events", *arguments])
     write_recording(tmp_path / "a.mcap", [Entry()])
     write_recording(tmp_path / "b.mcap", [Entry(rank=1)])
     (tmp_path / "text").write_text("text")
     (tmp_path / "empty").touch()
     write_foreign(tmp_path / "foreign")
     with pytest.raises(SystemExit) as left:
-        run_command(diff_recordings)
+        run_command(compare_runs)
     assert left.value.code == 2
     error = capsys.readouterr().err
     assert message in error

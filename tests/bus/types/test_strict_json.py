@@ -40,5 +40,5 @@ def test_what_is_not_finite_is_a_text_in_all_json_of_a_run(runs_dir: Path, tmp_p
     rows = [strict_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(row.get("metrics/train/a") == "-Infinity" for row in rows)
     assert strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]["info"]["config"] == {"lr": "NaN"}
-    for arguments in (["runs"], ["show", "r"], ["diff", "r", "r"]):
+    for arguments in (["runs"], ["show", "r"], ["compare", "r", "r"], ["compare", "r", "r", "--events"]):
         strict_json(CliRunner().invoke(bus, [*arguments, "--json"]).stdout)

@@ -1,0 +1,306 @@
+"""The command ``offloop compare``: the results of runs side by side, or the events of two."""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
+from offloop.bus.errors import OffloopError
+from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
+from offloop.bus.strict_json import plain
+from offloop.bus.terminal import HELP, describe_os_error
+from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+
+if TYPE_CHECKING:
+    from offloop.bus.index.entry import RunEntry
+    from offloop.bus.runs.directory import RunInfo
+    from offloop.bus.tools.diff import (
+        Diff,
+        EventDifference,
+        FieldDifference,
+        HyperparameterDifference,
+        MetricDifference,
+    )
+
+
+EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
+
+_LISTED = 20
+_LONGEST = 60
+_LONGEST_NAME = 30
+_EVENTS_ONLY = ("tolerance", "times", "stream", "nkey", "ca", "broker", "key", "broker_key")
+"""The options that need ``--events``."""
+
+
+class _Undecided(click.ClickException):
+    """The events cannot be compared."""
+
+    exit_code = EXIT_TROUBLE
+
+
+def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses options that need ``--events``, before ``--stream`` connects."""
+
+    @functools.wraps(command)
+    def checked(*, events: bool, **options: Any) -> Any:
+        given = next((name for name in _EVENTS_ONLY if options[name]), None)
+        if given and not events:
+            raise click.UsageError(
+                f"--{given.replace('_', '-')} needs --events: add it to compare the events of two runs"
+            )
+        return command(events=events, **options)
+
+    return checked
+
+
+@click.command(name="compare", short_help="Compare the results or events of runs.", context_settings=HELP)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--events", is_flag=True, help="Compare every event of two runs.")
+@click.option("--all", "everything", is_flag=True, help="Also what says by what and where they were started.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option(
+    "--tolerance",
+    type=float,
+    metavar="NUMBER",
+    help="With --events: numbers are the same up to this distance, or this share of the larger one. Default: 0.",
+)
+@click.option("--times", is_flag=True, help="With --events: also when things happened and how long they took.")
+@runs_dir_option
+@_check_events
+@broker_options("With --events: runs of the broker there, such as tcp://10.0.0.1:5570.")
+def compare_runs(
+    runs: tuple[str, ...],
+    events: bool,
+    everything: bool,
+    as_json: bool,
+    tolerance: float | None,
+    times: bool,
+    runs_dir: str | None,
+    broker: str | None,
+    key: str | None,
+    broker_key: str | None,
+) -> int:
+    """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
+
+    Of each metric that has a best value, * marks the best of the best. Of two runs, also the first event that differs,
+    among the first 20,000. Hyperparameters such as 'command' and 'version/' are left out without --all.
+
+    With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
+    number that does. Names, machines and, without --times, times are ignored. Exit code then: 0 when they are the same,
+    1 when they differ, 2 when they cannot be compared.
+    """
+    if len(runs) < 2:
+        raise click.UsageError("name two or more runs")
+    if not events:
+        _compare_results(runs, runs_dir, everything=everything, as_json=as_json)
+        return EXIT_SAME
+    if len(runs) > 2:
+        raise click.UsageError(f"--events compares two runs, not {len(runs)}: name two")
+    check_broker(broker, key, broker_key, runs_dir)
+    found = _compare_events(runs, (runs_dir, broker, key, broker_key), tolerance or 0.0, times)
+    if not everything:
+        training = tuple(one for one in found.hyperparameters if one.of_the_training)
+        found = replace(found, hyperparameters=training)
+    if as_json:
+        click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
+    else:
+        for line in _diff_lines(found):
+            say(line)
+    if found.same and found.incomplete:
+        return EXIT_TROUBLE
+    return EXIT_SAME if found.same else EXIT_DIFFERENT
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
+    from offloop.bus.index.index import read_entry
+    from offloop.bus.index.query import differences
+    from offloop.bus.runs.directory import find_run
+
+    if file := next((run for run in runs if Path(run).is_file()), None):
+        raise click.UsageError(f"{file} is a recording, which has no results: add --events to compare its events")
+    infos = [find_run(run, runs_dir) for run in runs]
+    entries = [read_entry(info) for info in infos]
+    names = [info.name for info in infos]
+    differing = [one for one in differences(entries) if everything or is_of_the_training(one.name)]
+    first, compared, trouble = _first_difference(infos) if len(infos) == 2 else (None, 0, None)
+    if as_json:
+        described: dict[str, Any] = {
+            "runs": names,
+            "hyperparameters": {one.name: one.values for one in differing},
+            "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
+        }
+        if len(infos) == 2:
+            found = None if first is None else asdict(first)
+            described |= {"first_difference": found, "events_compared": compared, "trouble": trouble}
+        click.echo(json.dumps(plain(described), indent=2))
+        return
+    rows: Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
+    rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
+    for one in differing:
+        cells = ("" if value is None else short_text(value_text(value)) for value in one.values)
+        rows.append((f"  {one_line(one.name)}", "", *cells))
+    metrics = _metric_names(entries)
+    rows += [("metrics", "", *("" for _ in names))] if metrics else []
+    for name in metrics:
+        rows += _compared_rows(name, _compared(entries, name))
+    say_table(rows)
+    if len(infos) == 2:
+        for line in _first_difference_lines(names, first, compared, trouble):
+            say(line)
+
+
+def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
+    return list(dict.fromkeys(name for entry in entries for name in entry.metrics))
+
+
+def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
+    """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
+    from offloop.bus.types.metrics import direction_of, goals_in
+
+    mode = direction_of(name, goals_in(entry.hyperparameters for entry in entries))
+    of_runs = [entry.metrics.get(name) for entry in entries]
+    rated = [None if mode is None or values is None or values.low_step < 0 else values for values in of_runs]
+    best = [None if values is None or mode is None else values.best(mode) for values in rated]
+    return {
+        "mode": mode,
+        "last": [None if values is None else values.last for values in of_runs],
+        "last_step": [None if values is None else values.last_step for values in of_runs],
+        "best": best,
+        "best_step": [None if values is None or mode is None else values.best_step(mode) for values in rated],
+        "is_best": _is_best(best, min if mode == "min" else max),
+    }
+
+
+def _is_best(values: Sequence[float | None], better: Callable[[list[float]], float]) -> list[bool]:
+    """Which values are the best: none where all are the same, or there is one alone."""
+    known = [value for value in values if value is not None]
+    if len(set(known)) < 2:
+        return [False for _ in values]
+    best = better(known)
+    return [value == best for value in values]
+
+
+def _compared_rows(name: str, compared: dict[str, Any]) -> Rows:
+    last = ("" if value is None else number_text(value) for value in compared["last"])
+    if compared["mode"] is None:
+        return [(f"  {one_line(name)}", "last", *last)]
+    best = (
+        "" if value is None else f"{number_text(value)} at {step}{' *' * is_best}"
+        for value, step, is_best in zip(compared["best"], compared["best_step"], compared["is_best"], strict=True)
+    )
+    return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
+
+
+def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | None, int, str | None]":
+    """The first event that differs, how many were compared, and why none could be."""
+    from offloop.bus.tools.diff import first_difference
+
+    try:
+        return *first_difference(infos[0].recording, infos[1].recording), None
+    except OffloopError as error:
+        return None, 0, str(error)
+
+
+def _first_difference_lines(
+    names: Sequence[str], first: "EventDifference | None", compared: int, trouble: str | None
+) -> Iterator[str]:
+    if trouble is not None:
+        yield f"their events cannot be compared: {trouble}"
+    elif first is not None:
+        lines = first_lines(first)
+        yield f"{next(lines)}; A is {names[0]}, B is {names[1]}"
+        yield from lines
+    else:
+        yield f"no difference in {compared:,} events"
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def _compare_events(
+    runs: Sequence[str],
+    where: tuple[str | None, str | None, str | None, str | None],
+    tolerance: float,
+    times: bool,
+) -> "Diff":
+    from offloop.bus.cli.recordings import recording_of
+    from offloop.bus.tools.diff import diff
+
+    try:
+        (first, _), (second, _) = (recording_of(run, *where) for run in runs)
+        return diff(first, second, tolerance=tolerance, times=times)
+    except OffloopError as error:
+        raise _Undecided(str(error)) from None
+    except OSError as error:
+        raise _Undecided(describe_os_error(error)) from None
+
+
+def _diff_lines(found: "Diff") -> Iterator[str]:
+    yield f"A  {found.a}"
+    yield f"B  {found.b}"
+    if found.first is not None:
+        yield from first_lines(found.first)
+        alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
+        yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
+    if found.differing_marks:
+        yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
+    if found.metrics:
+        yield from _metric_lines(found.metrics)
+    if found.hyperparameters:
+        yield from _hyperparameter_lines(found.hyperparameters)
+    yield from shorten(found.incomplete, "places like these")
+    yield from shorten(found.notes, "ranges of events")
+    if found.same:
+        yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
+
+
+def first_lines(first: "EventDifference") -> Iterator[str]:
+    """The first difference, in lines for people."""
+    where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
+    if first.a is None or first.b is None:
+        only, number = ("A", first.a) if first.b is None else ("B", first.b)
+        yield f"first difference: {where} is in {only} alone (event {number})"
+        return
+    yield f"first difference: {where} (event {first.a} in A, {first.b} in B)"
+    yield from map(_field_line, first.fields[:_LISTED])
+    if len(first.fields) > _LISTED:
+        yield f"  and {len(first.fields) - _LISTED} more fields"
+
+
+def _hyperparameter_lines(differing: "Iterable[HyperparameterDifference]") -> Iterator[str]:
+    for kind, differences in (
+        ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
+        ("different in how they were started", [one for one in differing if not one.of_the_training]),
+    ):
+        if differences:
+            yield f"{kind}:"
+            yield from map(_field_line, differences)
+
+
+def _field_line(one: "FieldDifference") -> str:
+    a, b = ("not there" if one.only == other else _text(value) for value, other in ((one.a, "B"), (one.b, "A")))
+    return f"  {one.name}: {a} in A, {b} in B"
+
+
+def _metric_lines(metrics: "Iterable[MetricDifference]") -> list[str]:
+    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
+    for one in metrics:
+        absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
+        relative = f"{one.largest_relative:.3g} at {one.largest_relative_batch}ba"
+        rows.append((one.name, f"{one.batch}ba", str(one.events), absolute, relative, _text(one.a), _text(one.b)))
+    return table(rows)
+
+
+def _text(value: Any) -> str:
+    # Not as one line: two texts may differ in their line breaks alone.
+    text = value_text(plain(value))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
