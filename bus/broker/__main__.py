@@ -1,13 +1,10 @@
-"""The broker that a publisher starts for itself: ``python -m offloop.bus.broker new|begin|resume RUNS_DIR RUN_NAME``,
-or ``take-over`` with the same and a third argument. ``begin`` may have one, too: the identity of a run that is new
-there.
+"""The broker that a publisher starts for itself: ``python -m offloop.bus.broker new|begin|resume RUNS_DIR RUN_NAME``.
 
 It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
-run has ended. ``begin`` takes the run of that name, ``new`` another one, with a number behind its name if that is
-taken; its third argument, if it has one, is the launch whose run it is again. With ``resume`` it takes up the newest
-attempt, whose broker has died. With ``take-over`` it takes up an attempt of a broker that stood alone: its argument is
-a list in JSON, see :class:`offloop.bus.runs.takeover.Predecessor`. It has no terminal: what it has to say later goes
-into ``broker.log`` in the run's directory."""
+run has ended. ``begin`` takes the run of that name; a third argument is the identity of a run that is new there.
+``new`` takes another run, with a number behind its name if that is taken; a third argument is the launch whose run it
+is again. ``resume`` takes up the newest attempt, whose broker has died. It has no terminal: what it has to say later
+goes into ``broker.log`` in the run's directory."""
 
 import contextlib
 import json
@@ -24,8 +21,6 @@ from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.files import open_file
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
 from offloop.bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
-from offloop.bus.runs.takeover import Predecessor, take_over
-from offloop.bus.types.timeouts import Timeouts
 
 
 def main() -> None:
@@ -38,14 +33,7 @@ def main() -> None:
     try:
         if resumes and not (root / name / RUN_FILE).exists():
             raise BrokerError(f"the directory of run {name!r} in {root} is gone")
-        if what == "take-over":
-            found = take_over(root, name, Predecessor(*json.loads(sys.argv[4])), Timeouts.default)
-            taken = {"path": str(found.path), "in_place": found.in_place}
-            if found.directory is None:
-                _say({"ready": found.control, "joined": True, **taken})
-                return
-            directory, resumes = found.directory, found.in_place
-        elif what == "new":
+        if what == "new":
             directory = RunDirectory.take_free(root, name, *sys.argv[4:5])
             taken = {"run": directory.name}
         else:

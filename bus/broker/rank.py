@@ -56,7 +56,7 @@ class LiveRank:
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
     may_cut: bool = False
-    """Whether it may send ``$cut``: it sends a recording again, or continues what another broker has recorded."""
+    """Whether it may send ``$cut``: it sends a recording again."""
     died: float | None = None
     """When its process was found dead."""
     report: Mapping[str, Any] = field(default_factory=dict)

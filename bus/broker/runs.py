@@ -17,7 +17,7 @@ from offloop.bus import processes
 from offloop.bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import MAX_RESUME, BrokerRun, Counts
+from offloop.bus.broker.run import BrokerRun, Counts
 from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from offloop.bus.protocol.frames import MAX_FRAME, check_run_name
 from offloop.bus.recording.recording import Recording
@@ -77,8 +77,6 @@ class _Publisher(NamedTuple):
     is_replay: bool
     held: Demand | None
     """The demand that it continues with."""
-    recorded: int | None
-    """The number of the last event that another broker has recorded, which this one does not need."""
     flight: dict[str, Any] | None = None
     """Where its flight recorder is."""
 
@@ -206,14 +204,14 @@ class LiveRuns:
         if local_world_size > world_size:
             raise ConfigurationError(f"local_world_size is {local_world_size}: it is at most world_size, {world_size}")
         publisher_id, attempt = text(hello, "publisher_id"), integer_or_none(hello, "attempt", 1)
+        agreed = integer_or_none(hello, "new_attempt", 1)
         pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
         host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
         info = container(hello, "info", dict)
         container(hello, "events", list)
-        recorded = integer_or_none(hello, "recorded", 0, MAX_RESUME)
         held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
         flight = container(hello, "flight", dict) or None
-        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, recorded, flight)
+        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, flight)
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
         json.dumps(info, default=str)
         if boolean(hello, "new"):
@@ -228,14 +226,14 @@ class LiveRuns:
         if announced is not None and attempt is not None and attempt < announced.attempt:
             raise BrokerError(_overtaken(attempt, name, announced.attempt))
         run = self._live.get(name)
-        if run is None and attempt is not None and self._has_begun(name, attempt, recorded):
+        if run is None and attempt is not None and self._has_begun(name, attempt):
             run = self._resume(name, attempt, number, publisher_id)
         elif run is None and self._directory is not None:
-            run = self._begin(name, world_size, info, pid, attempt, local_world_size=local_world_size)
+            run = self._begin(name, world_size, info, pid, agreed, local_world_size=local_world_size)
         elif run is None:
-            new = AnnouncedRun(name, attempt or 0, Path(), world_size, local_world_size, info, peer)
+            new = AnnouncedRun(name, attempt or agreed or 0, Path(), world_size, local_world_size, info, peer)
             return self._announce(new, publisher)
-        return self._admit(run, publisher, attempt)
+        return self._admit(run, publisher, attempt or agreed)
 
     def _name_new(self, name: str, number: int, launch: str | None) -> str:
         """The name of a run that begins with this rank, and is to be called ``name``; the first rank chooses it."""
@@ -268,9 +266,7 @@ class LiveRuns:
     def _admit(self, run: BrokerRun, publisher: _Publisher, attempt: int | None) -> tuple[BrokerRun, LiveRank]:
         rank = _rank_of(run, publisher.rank, publisher.publisher_id, attempt)
         self.forget_connection(rank)
-        rank.identity, rank.may_cut = publisher.identity, publisher.is_replay or publisher.recorded is not None
-        if publisher.recorded is not None and not rank.seq:
-            rank.seq = rank.recorded = rank.acknowledged = publisher.recorded
+        rank.identity, rank.may_cut = publisher.identity, publisher.is_replay
         self._publishers[publisher.identity] = run, rank
         pid, started, host = publisher.pid, publisher.started, publisher.host
         if publisher.held is not None:
@@ -372,11 +368,10 @@ class LiveRuns:
         for publisher in run.publishers.values():
             del self._announcers[publisher.identity]
 
-    def _has_begun(self, name: str, attempt: int, recorded: int | None) -> bool:
-        """Whether there is anything of an attempt, or of one after it; in a directory that was given there is, unless
-        its front was ``recorded`` by another broker."""
+    def _has_begun(self, name: str, attempt: int) -> bool:
+        """Whether there is anything of an attempt, or of one after it; in a directory that was given there is."""
         if self._directory is not None:
-            return recorded is None or self._directory.has_attempt(attempt)
+            return True
         path = self._root / check_run_name(name)
         return (path / RUN_FILE).exists() and any(one.number >= attempt for one in read_run(path).attempts)
 

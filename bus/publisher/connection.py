@@ -2,35 +2,31 @@
 
 import contextlib
 import os
-import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import zmq
 
 from offloop.bus import processes
-from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError
+from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
 from offloop.bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
 from offloop.bus.net.nats_addresses import find_servers
 from offloop.bus.net.sockets import notice_silence
 from offloop.bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
-from offloop.bus.publisher.launch import BrokerProcess, Taken, error_by_name
+from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import (
     SOCKET_FILES,
     absolute_runs_dir,
     host_name,
-    new_run_id,
     new_run_name,
     socket_address,
 )
-from offloop.bus.runs.takeover import Predecessor
 from offloop.bus.types.event import Event
 from offloop.bus.types.source import check_unavailable
 from offloop.bus.types.timeouts import Timeouts
@@ -38,7 +34,6 @@ from offloop.bus.types.timeouts import Timeouts
 SEND_QUEUE = 1000
 Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 """What a publisher says of its run, or a function of the run's name that returns it."""
-_IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 
 _GIT_SECONDS = 2.0
 _MAX_INFO = MAX_HELLO - (1 << 16)
@@ -65,7 +60,6 @@ class BrokerConnection:
         """What is written down about the run."""
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
-        self._successor: BrokerProcess | None = None
         self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -78,7 +72,7 @@ class BrokerConnection:
                 self.run_name, self.info = name, describe(name)
                 self._hello |= {"run": name, "info": self.info}
                 self.welcome = self._greet()
-            self._hello.pop("recorded", None)
+            self._hello.pop("new_attempt", None)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -123,57 +117,17 @@ class BrokerConnection:
             f"or name none to have one started{_keys_hint(self._security, self.address)}"
         )
 
-    def renew(self, demand: Any = None, recorded: int | None = None) -> None:
-        """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported, and the
-        number of the last event that other brokers have ``recorded``. The ``welcome`` comes by :meth:`receive`.
+    def renew(self, demand: Any = None) -> None:
+        """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported. The
+        ``welcome`` comes by :meth:`receive`.
 
         Raises:
             OSError, zmq.ZMQError: the system has no room for a connection; the last one is still there."""
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
-        if recorded is not None:
-            again["recorded"] = recorded
         before, self.socket = self.socket, self._connect()
         # What waits in it is for a broker that has forgotten us.
         before.close(linger=0)
         self.send(encode_control("hello", again), zmq.NOBLOCK)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the broker is a shared one, for any number of runs."""
-        return self.process is None and self._successor is None and self.address.startswith("tcp://")
-
-    def take_over(self, root: Path, *, in_place: bool) -> None:
-        """Starts a broker of our own, which takes the attempt up in the place of one that stood alone; in ``root`` if
-        the run's directory is not here, or ``in_place`` is false. It is not waited for: see :meth:`taken`.
-
-        Raises:
-            OSError: no process can be started.
-        """
-        welcome = self.welcome
-        identity = welcome.get("id")
-        if not (isinstance(identity, str) and _IDENTITY.fullmatch(identity)):
-            identity = new_run_id()
-        before = Predecessor(welcome["path"] if in_place else "", welcome["attempt"], identity)
-        self._successor = BrokerProcess(root, self.run_name, self._timeouts, before)
-
-    def taken(self) -> Taken | None:
-        """Where the attempt is recorded by a broker of our own, once that is known; what is published goes there after
-        :meth:`renew`. ``None`` while it is not known, and when no such broker was started.
-
-        Raises:
-            OffloopError: it could not be taken up; the broker stays the one before.
-        """
-        if self._successor is None:
-            return None
-        try:
-            taken = self._successor.taken()
-        except OffloopError:
-            self._successor = None
-            raise
-        if taken is not None:
-            self.process, self._successor = self._successor, None
-            self.address, self._security = taken.control, None
-        return taken
 
     def send(self, message: bytes, flags: int) -> None:
         """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
@@ -194,8 +148,6 @@ class BrokerConnection:
         """Closes the connection, and ``waits`` a moment for a broker of ours to finish the recording."""
         _open_connections.discard(self)
         self._context.destroy(linger=0)
-        if self._successor is not None:
-            self._successor.kill()
         if self.process is not None:
             self.process.leave(self._timeouts.broker_exit if waits else 0.0)
 
@@ -284,7 +236,7 @@ def connect(
     if local_world_size is not None:
         hello["local_world_size"] = local_world_size
     if attempt is not None:
-        hello |= {"attempt": attempt, "recorded": 0}  # for a broker of one run that has nothing of this attempt
+        hello["new_attempt"] = attempt
     if broker is not None:
         return BrokerConnection(broker, hello, describe, timeouts, security=security or client_security_for(broker))
     if rank > 0 and local_world_size is None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from offloop.bus import errors, processes
 from offloop.bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
@@ -16,7 +16,6 @@ from offloop.bus.net.nats_addresses import STREAM_VARIABLE
 from offloop.bus.processes import python_path
 from offloop.bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
 from offloop.bus.runs.directory import read_run
-from offloop.bus.runs.takeover import Predecessor
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
@@ -25,23 +24,11 @@ TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that is still held."""
 
 
-class Taken(NamedTuple):
-    """Where an attempt is recorded whose broker is gone."""
-
-    control: str
-    """Address of its new broker."""
-    path: Path
-    """The run's directory."""
-    in_place: bool
-    """Whether it continues the same recording; otherwise in one more."""
-
-
 class BrokerProcess:
     """The process that serves one run. It is started again when it dies, and then resumes the attempt where its
     recording ends.
 
-    With ``before`` it takes up an attempt whose broker stood alone and is gone: that one is not waited for, see
-    :meth:`taken`. With ``is_new`` it takes the first of the names that a new run may get, see
+    With ``is_new`` it takes the first of the names that a new run may get, see
     :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are
     those of NATS to which it is copied, by default those that the environment names.
 
@@ -54,7 +41,6 @@ class BrokerProcess:
         root: Path,
         name: str,
         timeouts: Timeouts,
-        before: Predecessor | None = None,
         run_id: str | None = None,
         servers: str | None = None,
         *,
@@ -65,11 +51,7 @@ class BrokerProcess:
         """The name of the run that it serves."""
         self._environment = {} if servers is None else {STREAM_VARIABLE: servers}
         self._timeouts = timeouts
-        self.is_another_ranks = False
-        """Whether the broker of another rank serves the run, and this process has ended in peace."""
-        if before is not None:
-            what, *more = "take-over", json.dumps(before)
-        elif is_new:
+        if is_new:
             what, *more = "new", *filter(None, [processes.restarted_launch()])
         else:
             what, *more = "begin", *filter(None, [run_id])
@@ -77,8 +59,7 @@ class BrokerProcess:
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0
-        if before is None:
-            self.name = self._first_answer().get("run", name)
+        self.name = self._first_answer().get("run", name)
 
     def _first_answer(self) -> dict[str, Any]:
         try:
@@ -90,21 +71,6 @@ class BrokerProcess:
             self._process.wait()
             raise error_by_name(answer["error"], answer["message"], self.name)
         return answer
-
-    def taken(self) -> Taken | None:
-        """Where the attempt is recorded from now on; ``None`` while that is not known yet. Does not wait.
-
-        Raises:
-            OffloopError: the attempt could not be taken up.
-        """
-        out = self._process.stdout
-        if out is None or not _is_readable(out, 0.0):
-            return None
-        answer = self._first_answer()
-        path = Path(answer["path"])
-        self._root = path.parent
-        self.is_another_ranks = "joined" in answer
-        return Taken(answer["ready"], path, answer["in_place"])
 
     def _spawn(self, what: str, *more: str) -> "subprocess.Popen[bytes]":
         # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the recording.

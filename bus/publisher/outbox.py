@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import zmq
 
-from offloop.bus.protocol.frames import MAX_FRAME, check_size, decode_frame_batch, encode_control, encode_frame_batch
+from offloop.bus.protocol.frames import MAX_FRAME, check_size, encode_control, encode_frame_batch
 
 BATCH_FRAMES = 256
 BATCH_BYTES = 64 * 1024
@@ -64,11 +64,6 @@ class Outbox:
         """How many frames wait to be sent."""
         # A copy, because another thread may send meanwhile.
         return len(self._frames) + sum(batch.last - batch.first + 1 for batch in tuple(self._unsent))
-
-    @property
-    def is_half_full(self) -> bool:
-        """Whether what is kept takes more than half of what it may."""
-        return self.size > self._limit // 2
 
     @property
     def first(self) -> int:
@@ -185,23 +180,6 @@ class Outbox:
         """Sends all kept frames again, after a message with the number of the oldest."""
         unsent, sent = deque([*self._sent, *self._unsent]), deque[_Batch]()
         self._unsent, self._sent, self._announce = unsent, sent, True
-
-    @property
-    def oldest(self) -> bytes | None:
-        """The oldest frame that is kept."""
-        for batches in (self._sent, self._unsent):
-            if batches:
-                message, first, last, _ = batches[0]
-                frame: bytes = message if first == last else decode_frame_batch(message[1:])[0]
-                return frame
-        return self._frames[0] if self._frames else None
-
-    def put_in_front(self, frame: bytes) -> None:
-        """Puts a frame before the oldest one that is kept, with the number before it, and sends all again."""
-        number = self.first - 1
-        self.retransmit()
-        self._unsent.appendleft(_Batch(frame, number, number, len(frame)))
-        self.size += len(frame)
 
     def clear(self) -> None:
         """Forgets everything."""

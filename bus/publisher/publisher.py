@@ -40,7 +40,6 @@ from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values,
 from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
 from offloop.bus.publisher.session import BrokerSession
 from offloop.bus.redaction import redact
-from offloop.bus.runs.directory import absolute_runs_dir
 from offloop.bus.types.commands import Command
 from offloop.bus.types.consumers import ConsumerProgress
 from offloop.bus.types.deferred import Deferred
@@ -242,7 +241,7 @@ class Publisher:
             )
             for event in Event
         }
-        self._session = BrokerSession(connection, backlog_bytes, absolute_runs_dir(runs_dir), timeouts)
+        self._session = BrokerSession(connection, backlog_bytes, timeouts)
         self._state = self._session.state
         self._outbox = self._state.outbox
         self._put = self._outbox.put
@@ -627,8 +626,7 @@ class Publisher:
 
     @property
     def run_dir(self) -> Path:
-        """The run's directory, as the broker sees it; another one once a broker of our own has taken the place of one
-        elsewhere."""
+        """The run's directory, as the broker sees it."""
         return self._state.run_dir
 
     @property

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -12,7 +11,7 @@ from offloop.bus.errors import OffloopError
 from offloop.bus.protocol.frames import Control, encode_control
 from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.outbox import Outbox
-from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
+from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
@@ -23,32 +22,26 @@ class BrokerSession:
     """A publisher's session with its broker over ``connection``; never waits but in :meth:`wait` and :meth:`flush`.
     What it has come to is in :attr:`state`.
 
-    At most ``limit`` bytes of events are kept. A broker of our own that takes over serves the run in its directory if
-    that is on this machine, else in ``runs_dir``."""
+    At most ``limit`` bytes of events are kept."""
 
-    def __init__(self, connection: BrokerConnection, limit: int, runs_dir: Path, timeouts: Timeouts) -> None:
-        standing = connection.address if connection.is_shared else None
+    def __init__(self, connection: BrokerConnection, limit: int, timeouts: Timeouts) -> None:
         outbox = Outbox(connection.send, limit)
-        self.state = SessionState(connection.run_name, connection.welcome, outbox, standing, timeouts, time.monotonic())
+        self.state = SessionState(connection.run_name, connection.welcome, outbox, timeouts, time.monotonic())
         self._connection = connection
         self._is_silent = False
-        self._runs_dir = runs_dir
         self._timeouts = timeouts
 
     def receive(self) -> Control | None:
         """The next message that is for the publisher: its commands, what consumers want, and how far they are."""
         state = self.state
-        while state.listens and (message := self._connection.receive()) is not None:
+        while not state.lost and (message := self._connection.receive()) is not None:
             self._do(state.receive(message, time.monotonic()))
-            if message.kind in _FOR_THE_PUBLISHER and state.listens:
+            if message.kind in _FOR_THE_PUBLISHER and not state.lost:
                 return message
         return None
 
     def tick(self) -> None:
-        """Looks after a broker that is silent, dead or about to take over."""
-        if self.state.taking_over:
-            self._await_successor()
-            return
+        """Looks after a broker that is silent or dead."""
         self._restart_broker()
         self._do(self.state.tick(time.monotonic()))
 
@@ -57,26 +50,21 @@ class BrokerSession:
             try:
                 match action:
                     case Hello():
-                        self._connection.renew(action.demand, action.recorded)
-                    case TakeOver():
-                        self._connection.take_over(self._runs_dir, in_place=action.in_place)
+                        self._connection.renew(action.demand)
                     case Say():
                         self.say(action.kind, action.content)
             except (OffloopError, zmq.ZMQError, OSError) as error:
-                if isinstance(action, TakeOver):
-                    self._do(self.state.take_over_failed(error, time.monotonic()))
-                else:
-                    self.state.broker_failed(error)
+                self.state.broker_failed(error)
 
     def _restart_broker(self) -> None:
         """Starts our own broker again if it has died."""
         process = self._connection.process
-        if process is None or process.is_another_ranks or self.state.lost:
+        if process is None or self.state.lost:
             return
         how = process.ended()
         if how is None:
             return
-        self._do(self.state.broker_died(process.refusal()))
+        self.state.broker_died(process.refusal())
         try:
             is_restarted = not self.state.lost and process.restart()
         except OSError as error:
@@ -84,15 +72,6 @@ class BrokerSession:
         else:
             if is_restarted:
                 self._do(self.state.broker_restarted(how, time.monotonic()))
-
-    def _await_successor(self) -> None:
-        try:
-            taken = self._connection.taken()
-        except OffloopError as error:
-            self._do(self.state.take_over_failed(error, time.monotonic()))
-            return
-        if taken is not None:
-            self._do(self.state.taken_over(taken, time.monotonic()))
 
     def report(self, statistics: dict[str, Any]) -> None:
         """Reports to the broker how the publisher is doing."""
@@ -110,37 +89,25 @@ class BrokerSession:
 
     def flush(self, last: int) -> None:
         """Waits until the broker has everything up to ``last``, the end of the stream, on disk, for as long as it makes
-        progress. When it makes none, a broker of our own takes its place; what neither has recorded is reported."""
+        progress. What it has not recorded then is reported."""
         state = self.state
         state.end(last)
-        if self._is_recorded(last):
-            return
-        if actions := state.take_over("does not answer"):
-            self._do(actions)
-            if state.taking_over and self._is_recorded(last):
-                return
-        self._is_silent = not state.is_final
-        if self._is_silent:
-            _log.warning(
-                "the broker of run %s does not answer: events %d to %d may not be recorded",
-                *(self._connection.run_name, state.acknowledged + 1, last),
-            )
-
-    def _is_recorded(self, last: int) -> bool:
-        """Whether everything up to that event is on disk, after waiting for it as long as there is progress."""
-        state, before, deadline = self.state, None, 0.0
+        before, deadline = None, 0.0
         while state.acknowledged < last and not state.is_final:
-            if before != (before := (state.acknowledged, state.taking_over)):
-                patience = self._timeouts.broker_start if state.taking_over else self._timeouts.flush
-                deadline = time.monotonic() + patience
+            if before != (before := state.acknowledged):
+                deadline = time.monotonic() + self._timeouts.flush
             elif time.monotonic() > deadline:
-                return False
+                self._is_silent = True
+                _log.warning(
+                    "the broker of run %s does not answer: events %d to %d may not be recorded",
+                    *(self._connection.run_name, state.acknowledged + 1, last),
+                )
+                return
             state.outbox.send()
             self.wait()
             while self.receive() is not None:
                 pass  # commands and demand have no effect any more
             self.tick()
-        return state.acknowledged >= last
 
     def close(self) -> None:
         """Ends the connection; a broker that did not answer in time is not waited for again."""

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.frames import CUT, Control, decode_event, event_encoder, pack_map, split_frame
-from offloop.bus.publisher.launch import TEMPORARY, Taken, error_by_name
+from offloop.bus.protocol.frames import Control
+from offloop.bus.publisher.launch import TEMPORARY, error_by_name
 from offloop.bus.publisher.outbox import Outbox
-from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
@@ -19,15 +18,6 @@ class Hello(NamedTuple):
 
     demand: Any
     """What the last broker reported, in the form of the wire."""
-    recorded: int | None
-    """The last event that other brokers have recorded; ``None`` when the broker is to have all."""
-
-
-class TakeOver(NamedTuple):
-    """Start a broker of our own in the place of a standing one."""
-
-    in_place: bool
-    """Whether it may continue the recording of that one."""
 
 
 class Say(NamedTuple):
@@ -37,23 +27,20 @@ class Say(NamedTuple):
     content: dict[str, Any]
 
 
-Action: TypeAlias = Hello | TakeOver | Say
+Action: TypeAlias = Hello | Say
 
 
 class SessionState:
     """One rank's session with its broker, through the broker's death and return. Each method takes what has happened
     and returns what is to be done about it; ``now`` is the time in seconds on a steady clock.
 
-    Events wait in ``outbox`` until they are acknowledged. While no broker serves the run, the outbox is paused.
-    ``standing`` is the address of a broker that serves any number of runs. When it has not come back by the time that
-    the outbox is half full, or at the end, a broker of our own takes over."""
+    Events wait in ``outbox`` until they are acknowledged. While no broker serves the run, the outbox is paused."""
 
     def __init__(
         self,
         run_name: str,
         welcome: dict[str, Any],
         outbox: Outbox,
-        standing: str | None,
         timeouts: Timeouts,
         now: float,
     ) -> None:
@@ -66,14 +53,9 @@ class SessionState:
         """How often the broker was lost and a new one had to be found or started."""
         self.lost = False
         """Whether no broker will take the run any more."""
-        self.taking_over = False
-        """Whether a broker of our own is starting in the place of a standing one."""
         self._run_name = run_name
         self._timeouts = timeouts
-        self._standing = standing
-        self._is_standing = standing is not None
         self._demand: Any = None
-        self._recorded: int | None = None
         self._heard = now
         self._probed = self._greeted = 0.0
         self._is_silence_reported = False
@@ -82,15 +64,7 @@ class SessionState:
         """The last event that was reported as lost."""
         self._end: int | None = None
         self._ended = False
-        self._cannot_take_over = False
-        self._first_part: tuple[int, Path] | None = None
-        """The last event that a standing broker has recorded, and its recording, when the rest is in another one."""
         self._note_welcome(welcome)
-
-    @property
-    def listens(self) -> bool:
-        """Whether messages of the broker still count: after a take-over begins, they are about its recording alone."""
-        return not (self.lost or self.taking_over)
 
     @property
     def is_final(self) -> bool:
@@ -116,7 +90,7 @@ class SessionState:
         elif kind == "welcome":
             return self._resume(content)
         elif kind == "refused":
-            return self._take_refusal(error_by_name(str(content.get("error")), str(content.get("reason"))))
+            self._take_refusal(error_by_name(str(content.get("error")), str(content.get("reason"))))
         elif kind == "trouble":
             self.write_error = str(content.get("reason"))
             _log.warning(
@@ -132,12 +106,12 @@ class SessionState:
 
     def _resume(self, welcome: dict[str, Any]) -> list[Action]:
         if self._was_ended_by_broker(welcome):
-            why = "took this trainer for lost while it could not be reached, and ended the recording"
-            return self._give_up(why, is_closed=True)
+            self._give_up("took this trainer for lost, and ended the recording")
+            return []
         self._note_acknowledged(welcome.get("acknowledged"))
         self._note_welcome(welcome)
         self._retransmit(self.acknowledged)
-        self.outbox.paused = self._cannot_take_over = False
+        self.outbox.paused = False
         self._delay = None
         return []
 
@@ -173,15 +147,14 @@ class SessionState:
             self._reported_lost = lost
         self.outbox.retransmit()
 
-    def _take_refusal(self, why: OffloopError) -> list[Action]:
+    def _take_refusal(self, why: OffloopError) -> None:
         if not self.outbox.paused:
             _log.warning("the broker of run %s refuses a request: %s", self._run_name, why)
         elif isinstance(why, TEMPORARY):
             # Hello is said again.
             self._report_delay(why)
         else:
-            return self._give_up(f"refuses events: {why}")
-        return []
+            self._give_up(f"refuses events: {why}")
 
     def _report_delay(self, why: Exception) -> None:
         if str(why) != self._delay:
@@ -194,11 +167,9 @@ class SessionState:
         """Time has passed."""
         outbox = self.outbox
         actions: list[Action] = []
-        if not self.listens:
+        if self.lost:
             return actions
         if outbox.paused:
-            if outbox.is_half_full and not self._cannot_take_over and (actions := self.take_over("has not come back")):
-                return actions
             if now - self._greeted > self._timeouts.hello_again:
                 # The broker that heard the last one may be gone already.
                 actions = self._greet(now)
@@ -210,11 +181,6 @@ class SessionState:
             actions = [self.report({})]
         if now - self._heard <= self._timeouts.silence:
             return actions
-        if not outbox.paused and self._is_standing:
-            # The connection may be dead without being closed: the broker is lost until it is found again.
-            self.restarts += 1
-            outbox.paused = True
-            actions = self._greet(now)
         if not self._is_silence_reported:
             self._is_silence_reported = True
             _log.warning(
@@ -246,91 +212,33 @@ class SessionState:
 
     def _greet(self, now: float) -> list[Action]:
         self._greeted = now
-        return [Hello(self._demand, self._recorded)]
+        return [Hello(self._demand)]
 
     def broker_failed(self, error: Exception) -> None:
         """No connection could be made for a :class:`Hello`, or no process for our own broker: the system may have room
         for one later."""
         self._report_delay(error)
 
-    def broker_died(self, refusal: OffloopError | None) -> list[Action]:
+    def broker_died(self, refusal: OffloopError | None) -> None:
         """The process of our own broker has ended, and has said before why it does not serve the run, if it did not.
         Unless the run is :attr:`lost` now, it is to be started again."""
         if refusal is not None and not isinstance(refusal, TEMPORARY):
-            return self._give_up(f"does not take it up again: {refusal}")
-        if refusal is not None:
+            self._give_up(f"does not take it up again: {refusal}")
+        elif refusal is not None:
             self._report_delay(refusal)
-        return []
 
     def broker_restarted(self, how: str, now: float) -> list[Action]:
         """Our own broker was started again; ``how`` says what became of the last one."""
         return self._greet(now) if self.outbox.paused else self._lose(f"{how}; another one is started", now)
 
-    def _give_up(self, why: str, *, is_closed: bool = False) -> list[Action]:
-        """No broker will take the run any more: unless one of our own does, the training continues, and what it
-        publishes is lost."""
-        if not self._cannot_take_over and (actions := self.take_over(why, is_closed=is_closed)):
-            return actions
+    def _give_up(self, why: str) -> None:
+        """No broker will take the run any more: the training continues, and what it publishes is lost."""
         _log.warning(
             "the broker of run %s %s: the training continues, nothing after event %d is recorded",
             *(self._run_name, why, self.acknowledged),
         )
         self.lost = True
         self.outbox.clear()
-        return []
-
-    # -- a broker of our own takes over -------------------------------------------------------------------------------
-
-    def take_over(self, why: str, *, is_closed: bool = False) -> list[Action]:
-        """A standing broker has failed us: nothing to do about any other one. With ``is_closed`` nothing more can be
-        added to its recording."""
-        if not (self._is_standing and self.listens):
-            return []
-        _log.warning(
-            "the broker of run %s at %s %s: the training starts one of its own for what came after event %d",
-            *(self._run_name, self._standing, why, self.acknowledged),
-        )
-        self.outbox.paused = self.taking_over = True
-        self._ended, self.write_error = False, None
-        return [TakeOver(in_place=not is_closed)]
-
-    def take_over_failed(self, error: Exception, now: float) -> list[Action]:
-        """The :class:`TakeOver` has failed: the standing broker stays the one to find again."""
-        self.taking_over = False
-        self._cannot_take_over = True
-        _log.warning(
-            "run %s cannot be recorded by a broker of its own either: %s; what came after event %d is kept for the one "
-            "at %s, as far as backlog_bytes can hold it",
-            *(self._run_name, error, self.acknowledged, self._standing),
-        )
-        return self._greet(now)
-
-    def taken_over(self, taken: Taken, now: float) -> list[Action]:
-        """A broker of our own has taken over."""
-        self.taking_over = self._is_standing = False
-        self._heard = now
-        if taken.in_place:
-            _log.warning("run %s is recorded again, where it was: in %s", self._run_name, taken.path)
-        else:
-            self._begin_second_part()
-            _log.warning(
-                "run %s is recorded again: what came after event %d, in %s",
-                *(self._run_name, self.acknowledged, taken.path),
-            )
-        return self._greet(now)
-
-    def _begin_second_part(self) -> None:
-        """The new recording begins after what the standing broker has recorded, and says so."""
-        before = self.outbox.first - 1
-        if before > self.acknowledged:
-            # What fell off is in neither, and has to be missed between the two.
-            self._recorded = self.acknowledged
-        else:
-            self._recorded = max(0, before - 1)
-            oldest = self.outbox.oldest
-            if before and oldest is not None:
-                self.outbox.put_in_front(_cut_before(oldest, before))
-        self._first_part = self.acknowledged, self.recording
 
     def close(self) -> None:
         """Ends the session: reports what was lost, and where the recordings are."""
@@ -340,20 +248,3 @@ class SessionState:
             _log.warning(
                 "%d events of run %s were given up: the broker did not read them in time", dropped, self._run_name
             )
-        if self._first_part is not None:
-            _log.warning(
-                "run %s is in two recordings: up to event %d in %s with the broker at %s, what came after in %s; 'bus "
-                "merge' makes one of the two",
-                *(self._run_name, *self._first_part, self._standing, self.recording),
-            )
-
-
-def _cut_before(frame: bytes, number: int) -> bytes:
-    """The mark ``$cut`` for everything up to event ``number``, which ``frame`` follows."""
-    topic, body = split_frame(frame)
-    assert topic is not None  # it is an event
-    event = decode_event(body)
-    is_base = topic.name.startswith("$") or topic.name in BASE_EVENTS
-    encode = event_encoder(topic._replace(name=CUT), event.attempt)
-    fields = {"first": 1, "base_first": 1}
-    return encode(number, event.base_seq - is_base, event.time, event.timestamp, None, fields, pack_map({}))

@@ -595,10 +595,6 @@ class RunDirectory:
         world_size = entry.get("world_size", 1)
         return recording, world_size, entry.get("local_world_size", world_size), list(entry.get("publishers", []))
 
-    def has_attempt(self, number: int) -> bool:
-        """Whether an attempt of that number has begun here."""
-        return any(entry["attempt"] == number for entry in self._record["attempts"])
-
     def resumable(self) -> dict[str, Any] | None:
         """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
         attempts = self._record["attempts"]

@@ -91,10 +91,6 @@ class Timeouts:
     stalled: float = 300.0
     """How long a rank with a flight recorder publishes nothing before what it holds is written, unless the training is
     paused."""
-    takeover: float = 10.0
-    """How long a broker that takes over waits for another rank's broker to serve the run or to give it up."""
-    takeover_poll: float = 0.1
-    """How long it waits before it looks again."""
     lock: float = 0.3
     """How long a broker waits for the lock of a run where asking about a lock means taking it for a moment."""
 

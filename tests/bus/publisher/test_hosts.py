@@ -64,9 +64,7 @@ def test_a_host_begins_the_attempt_and_identity_that_were_agreed_on(tmp_path):
         one.close()
     assert next_attempt(tmp_path, "r") == (6, ID)
     assert [one.number for one in find_run("r", tmp_path).attempts] == [5]
-    with pytest.raises(
-        BrokerError, match="attempt 5 of run 'r' cannot continue: attempt 5 is the newest and is finished"
-    ):
+    with pytest.raises(BrokerError, match="attempt 5 of run 'r' cannot begin: another one has begun since"):
         second_host(tmp_path, attempt=5)
 
 

@@ -1,7 +1,6 @@
 """A publisher's session with its broker: what it does when something happens, and when nothing does. No sockets here,
 and the clock is a number."""
 
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -11,12 +10,10 @@ from hypothesis import strategies as st
 
 from offloop.bus.errors import BrokerError, RunIsLiveError
 from offloop.bus.protocol.frames import Control, Topic, event_encoder, pack_map, parse_topic
-from offloop.bus.publisher.launch import Taken
 from offloop.bus.publisher.outbox import Outbox
-from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState, TakeOver
+from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.types.timeouts import Timeouts
 
-STANDING = "tcp://broker:5570"
 WELCOME = {"path": "/runs/r", "recording": "recording-1.mcap", "demand": {"loss": {}}}
 FRAME = event_encoder(Topic("r", "batch_end", 0), 1)
 TIMES = Timeouts(probe=0.5, silence=5.0, hello_again=2.0)
@@ -25,10 +22,10 @@ TIMES = Timeouts(probe=0.5, silence=5.0, hello_again=2.0)
 class Session:
     """A session, the messages that it sends of its own accord, and a clock."""
 
-    def __init__(self, standing: str | None = STANDING, limit: int = 1 << 16) -> None:
+    def __init__(self, limit: int = 1 << 16) -> None:
         self.sent: list[bytes] = []
         self.outbox = Outbox(lambda message, _: self.sent.append(message), limit)
-        self.state = SessionState("r", WELCOME, self.outbox, standing, TIMES, now=0.0)
+        self.state = SessionState("r", WELCOME, self.outbox, TIMES, now=0.0)
         self.now = 0.0
 
     def publish(self, *numbers: int) -> None:
@@ -72,7 +69,7 @@ def test_what_is_not_acknowledged_is_sent_to_the_broker_that_comes_back() -> Non
     assert session.numbers_sent() == [1, 2, 3]
     session.hear("ack", seq=1)
     (hello,) = session.hear("unknown")
-    assert hello == Hello({"loss": {}}, None)
+    assert hello == Hello({"loss": {}})
     session.publish(4)
     assert session.numbers_sent() == []
     # A second word of the same broker is no second loss.
@@ -83,30 +80,30 @@ def test_what_is_not_acknowledged_is_sent_to_the_broker_that_comes_back() -> Non
 
 
 def test_hello_is_said_again_until_a_broker_answers() -> None:
-    session = Session(standing=None)
+    session = Session()
     session.publish(1)
     session.hear("unknown")
     assert session.after(1.0) == []
-    assert session.after(1.5) == [Hello({"loss": {}}, None)]
+    assert session.after(1.5) == [Hello({"loss": {}})]
     # A broker that cannot take the run up now may do so later.
     assert session.hear("refused", error="RunIsLiveError", reason="it is live") == []
     assert not session.state.lost
-    assert session.after(2.5) == [Hello({"loss": {}}, None)]
+    assert session.after(2.5) == [Hello({"loss": {}})]
 
 
 def test_a_system_without_room_for_a_connection_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(standing=None)
+    session = Session()
     session.publish(1)
     session.hear("unknown")
     for _ in range(2):
         session.state.broker_failed(OSError("too many open files"))
-        assert session.after(2.5) == [Hello({"loss": {}}, None)]
+        assert session.after(2.5) == [Hello({"loss": {}})]
     assert not session.state.lost
     assert caplog.text.count("it is tried again: too many open files") == 1
 
 
 def test_a_silent_broker_is_asked_for_a_word_only_while_events_are_not_acknowledged() -> None:
-    session = Session(standing=None)
+    session = Session()
     assert session.after(100.0) == []
     session.publish(1, 2)
     assert session.after(0.4) == []
@@ -118,18 +115,8 @@ def test_a_silent_broker_is_asked_for_a_word_only_while_events_are_not_acknowled
     assert session.after(100.0) == []
 
 
-def test_a_standing_broker_is_connected_to_anew_after_a_long_silence(caplog: pytest.LogCaptureFixture) -> None:
-    session = Session()
-    session.publish(1)
-    session.after(5.1)
-    assert session.outbox.paused
-    assert session.state.restarts == 1
-    session.after(5.1)
-    assert caplog.text.count("has not answered for 5 s") == 1
-
-
 def test_our_own_broker_is_not_given_up_for_its_silence() -> None:
-    session = Session(standing=None)
+    session = Session()
     session.publish(1)
     for _ in range(20):
         session.after(5.1)
@@ -137,28 +124,23 @@ def test_our_own_broker_is_not_given_up_for_its_silence() -> None:
 
 
 def test_a_broker_that_died_is_greeted_once_it_is_started_again() -> None:
-    session = Session(standing=None)
+    session = Session()
     session.publish(1)
-    assert session.state.broker_died(None) == []
-    assert session.state.broker_restarted("was killed by signal 9", 1.0) == [Hello({"loss": {}}, None)]
+    session.state.broker_died(None)
+    assert session.state.broker_restarted("was killed by signal 9", 1.0) == [Hello({"loss": {}})]
     assert session.outbox.paused
     # One after the other, until one finds the disk well.
-    assert session.state.broker_died(RunIsLiveError("another process has the lock")) == []
-    assert session.state.broker_restarted("ended with exit code 1", 2.0) == [Hello({"loss": {}}, None)]
+    session.state.broker_died(RunIsLiveError("another process has the lock"))
+    assert session.state.broker_restarted("ended with exit code 1", 2.0) == [Hello({"loss": {}})]
     assert session.state.restarts == 1
     session.state.broker_died(BrokerError("its directory is gone"))
     assert session.state.lost
 
 
-def test_a_refusal_for_good_has_a_broker_of_our_own_take_over_or_ends_the_stream() -> None:
+def test_a_refusal_for_good_ends_the_stream() -> None:
     session = Session()
     session.hear("unknown")
     session.publish(1, 2)
-    assert session.hear("refused", error="BrokerError", reason="another trainer's") == [TakeOver(in_place=True)]
-    # What the other broker says is of its recording alone from here on.
-    assert not session.state.listens
-    assert session.state.take_over_failed(OSError("no memory"), 1.0) == [Hello({"loss": {}}, None)]
-    assert session.state.listens
     assert session.hear("refused", error="BrokerError", reason="another trainer's") == []
     assert session.state.lost
     assert (session.outbox.size, session.numbers_sent()) == (0, [])
@@ -171,48 +153,17 @@ def test_a_request_that_is_refused_while_the_run_is_served_ends_nothing() -> Non
     assert not session.state.lost
 
 
-def test_an_outbox_that_is_half_full_has_a_broker_of_our_own_take_over() -> None:
-    session = Session(limit=400)
-    session.publish(1)
-    session.hear("unknown")
-    assert not session.outbox.is_half_full
-    assert session.after(0.1) == []
-    session.publish(*range(2, 20))
-    assert session.outbox.is_half_full
-    assert session.after(0.1) == [TakeOver(in_place=True)]
-    assert session.after(100.0) == []
-    taken = Taken("ipc:///runs/r/broker.sock", Path("/runs/r"), in_place=True)
-    assert session.state.taken_over(taken, session.now) == [Hello({"loss": {}}, None)]
-    # There is no other one after that.
-    assert session.state.take_over("does not answer") == []
-
-
-def test_the_second_recording_begins_where_the_first_one_ends(caplog: pytest.LogCaptureFixture) -> None:
-    session = Session()
-    session.publish(1, 2, 3)
-    session.publish(4, 5)
-    session.hear("ack", seq=3)
-    assert session.state.take_over("does not answer") == [TakeOver(in_place=True)]
-    taken = Taken("ipc:///own/r/broker.sock", Path("/own/r"), in_place=False)
-    session.sent.clear()
-    assert session.state.taken_over(taken, 1.0) == [Hello({"loss": {}}, 2)]
-    session.hear("welcome", **{**WELCOME, "path": "/own/r"}, acknowledged=2, ended=None)
-    assert session.numbers_sent() == ["resume from 3", ("$cut", 3), 4, 5]
-    session.state.close()
-    assert f"up to event 3 in /runs/r/recording-1.mcap with the broker at {STANDING}" in caplog.text
-
-
 def test_a_broker_that_has_ended_the_stream_by_itself_gets_nothing_more() -> None:
     session = Session()
     session.publish(1, 2, 3)
     session.hear("ack", seq=2)
     session.hear("unknown")
     # Event 3 was lost on the way, so that the end that the broker wrote bears its number.
-    assert session.hear("welcome", **WELCOME, acknowledged=3, ended=3) == [TakeOver(in_place=False)]
-    assert session.state.acknowledged == 2
+    assert session.hear("welcome", **WELCOME, acknowledged=3, ended=3) == []
+    assert (session.state.acknowledged, session.state.lost) == (2, True)
 
 
-def test_a_stream_that_was_ended_by_its_publisher_is_continued_by_no_other_broker() -> None:
+def test_a_stream_that_was_ended_by_its_publisher_is_not_lost() -> None:
     session = Session()
     session.publish(1, 2, 3)
     session.state.end(3)
@@ -222,7 +173,7 @@ def test_a_stream_that_was_ended_by_its_publisher_is_continued_by_no_other_broke
 
 
 def test_events_that_no_longer_fit_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(standing=None, limit=300)
+    session = Session(limit=300)
     session.hear("unknown")
     session.publish(*range(1, 21))
     first = session.outbox.first
@@ -262,21 +213,17 @@ MESSAGES = st.one_of(
 
 
 @given(
-    st.booleans(),
     st.lists(
         st.one_of(
             st.tuples(st.just("publish"), st.integers(1, 5)),
             st.tuples(st.just("wait"), st.floats(0.0, 10.0)),
             st.tuples(st.just("hear"), MESSAGES),
-            st.tuples(st.just("succeed"), st.booleans()),
         ),
         max_size=30,
     ),
 )
-def test_whatever_happens_each_event_is_kept_until_it_is_acknowledged(
-    is_standing: bool, happenings: list[tuple[str, Any]]
-) -> None:
-    session = Session(STANDING if is_standing else None, limit=1 << 20)
+def test_whatever_happens_each_event_is_kept_until_it_is_acknowledged(happenings: list[tuple[str, Any]]) -> None:
+    session = Session(limit=1 << 20)
     state, published = session.state, 0
     for what, value in happenings:
         if what == "publish":
@@ -284,14 +231,8 @@ def test_whatever_happens_each_event_is_kept_until_it_is_acknowledged(
             published += value
         elif what == "wait":
             session.after(value)
-        elif what == "hear" and state.listens:
+        else:
             session.hear(value[0], **value[1])
-        elif what == "succeed" and state.taking_over:
-            if value:
-                state.taken_over(Taken("ipc:///own", Path("/own/r"), in_place=False), session.now)
-            else:
-                state.take_over_failed(OSError(), session.now)
         if state.lost:
             break
         assert session.outbox.first <= state.acknowledged + 1 or state.acknowledged >= published
-        assert session.outbox.paused or not state.taking_over
