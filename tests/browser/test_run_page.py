@@ -13,6 +13,7 @@ from helpers import wait_for
 from offloop.bus import Event, Publisher
 from offloop.bus.index.annotations import annotate, read_annotations
 from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.consumers.dashboard.web.access import Tokens
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -134,10 +135,11 @@ def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Pat
             urllib.request.urlopen(address, timeout=20)
 
 
-def test_tags_and_the_note_of_a_run_are_edited_in_place_and_viewers_only_read_them(run: Path, browser) -> None:
+def test_tags_and_the_note_are_edited_in_place_and_viewers_only_read_them(run: Path, tmp_path: Path, browser) -> None:
     annotate(run, add=["first"], note="before")
-    with ui_of(str(run.parent)) as served:
-        with visit(browser, f"{served.url}runs?run=r") as there:
+    tokens = Tokens.load(tmp_path / "tokens")
+    with ui_of(str(run.parent), "--tokens", str(tmp_path / "tokens")) as served:
+        with visit(browser, f"{served.url}runs?run=r&token={tokens.command}") as there:
             there.page.get_by_text("About the run").click()
             there.page.get_by_label("Add a tag").fill("good")
             there.page.keyboard.press("Enter")
@@ -151,7 +153,7 @@ def test_tags_and_the_note_of_a_run_are_edited_in_place_and_viewers_only_read_th
             wait_for(lambda: read_annotations(run).note == "after\nit", "the note in its file")
             annotate(run, note="by another")
             there.waits_for(lambda: note.input_value() == "by another", "what others write")
-        with visit(browser, f"{served.url}view/runs?run=r") as viewer:
+        with visit(browser, f"{served.url}runs?run=r&token={tokens.view}") as viewer:
             viewer.page.get_by_text("About the run").click()
             viewer.sees("by another")
             assert viewer.page.get_by_label("Add a tag").count() == 0

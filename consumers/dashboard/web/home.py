@@ -178,9 +178,9 @@ class HomePage:
         ui.html('<a class="skip" href="#table">Skip to the table</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
         opening = self._opening
-        top = PageTop(opening.role, opening.view_link, opening.guarded, _KEYS, "")
+        top = PageTop(opening.role, opening.view_link, _KEYS, "")
         self._table = _home_class()()
-        self._table.props["runsPage"] = f"{opening.prefix}/runs"
+        self._table.props["runsPage"] = "/runs"
         self._table.props["mayChange"] = opening.role is Role.COMMAND
         self._table.props["folder"] = one_line(self._runs.name)
         self._table.props["mostCompared"] = MOST_COMPARED

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
-from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.cards import RunCards
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
-from offloop.consumers.dashboard.web.export import PATH, ChartedRun, Exports
+from offloop.consumers.dashboard.web.export import PATH, ChartedRun
 from offloop.consumers.dashboard.web.extremes import extremes_of
 from offloop.consumers.dashboard.web.frames import Frames
 from offloop.consumers.dashboard.web.marks import MarkNews
 from offloop.consumers.dashboard.web.panels import Panels
+from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ class Page:
         self,
         runs: Sequence[MonitoredRun],
         cache: LineCache,
-        role: Role,
-        view_link: str,
-        guarded: bool,
-        exports: Exports,
+        opening: Opening,
         home: str = "",
         problems: Sequence[str] = (),
         comparison: Comparison | None = None,
@@ -101,12 +98,9 @@ class Page:
         self._home = home
         """The address of the page of all runs, where there is one."""
         self._problems = problems
-        self._role = role
-        self._view_link = view_link
-        self._guarded = guarded
+        self._opening = opening
         self._comparison = comparison or Comparison()
         self._tags_of = tags_of
-        self._exports = exports
         self._lines = Lines(cache)
         self._marks = MarkNews()
         self._look = Look()
@@ -120,23 +114,24 @@ class Page:
         """Puts everything on the page that is being made."""
         from nicegui import ui
 
+        opening = self._opening
         for style in _STYLES:
             ui.add_css(style)
         ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
-        self._top = top = PageTop(self._role, self._view_link, self._guarded, _KEYS, self._home)
+        self._top = top = PageTop(opening.role, opening.view_link, _KEYS, self._home)
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
-        self._cards = RunCards(self._runs, self._role, self.refresh)
+        self._cards = RunCards(self._runs, opening.role, self.refresh)
         self._board = _board_class()().props('empty="Waiting for the first values"')
-        key = self._exports.add(self._exported)
-        ui.context.client.on_delete(lambda: self._exports.remove(key))
+        key = opening.exports.add(self._exported)
+        ui.context.client.on_delete(lambda: opening.exports.remove(key))
         self._board.props["exports"] = f"{PATH}/{key}"
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
         self._board.on("compare", self._on_compare)
         # Who compares runs asks first what was different about them.
-        self._panels = Panels(self._role, compares=bool(self._home) and len(self._runs) > 1)
+        self._panels = Panels(opening.role, compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self.refresh)
 
     async def refresh(self) -> None:

@@ -33,20 +33,12 @@ def check_installed() -> None:
     require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
 
 
-VIEW_PATH = "/view"
-"""What the paths of pages without buttons begin with."""
-
-
 class Opening(NamedTuple):
     """Somebody opens a page."""
 
     role: Role
     view_link: str
-    """The address of the same page for viewers."""
-    guarded: bool
-    """Whether tokens say who may command."""
-    prefix: str
-    """What the paths of other pages begin with that this one leads to."""
+    """The address of the same page for viewers; empty without tokens."""
     asked: Sequence[tuple[str, str]]
     """Names and values in the address."""
     exports: Exports
@@ -167,12 +159,8 @@ class DashboardServer:
 
         def add(path: str, build: PageBuilder) -> None:
             @ui.page(path, title="offloop")
-            def whole_page(request: Request) -> None:
-                build(self._opening(path, request, request.scope[ROLE], ""))
-
-            @ui.page(f"{VIEW_PATH}{path}".rstrip("/"), title="offloop")
-            def viewers_page(request: Request) -> None:
-                build(self._opening(path, request, Role.VIEW, VIEW_PATH))
+            def page(request: Request) -> None:
+                build(self._opening(path, request, request.scope[ROLE]))
 
         for path, build in self._pages.items():
             add(path, build)
@@ -193,15 +181,12 @@ class DashboardServer:
         )
         return app
 
-    def _opening(self, path: str, request: "Request", role: Role, prefix: str) -> Opening:
+    def _opening(self, path: str, request: "Request", role: Role) -> Opening:
         asked = request.query_params.multi_items()
-        base = str(request.base_url).rstrip("/")
-        if self._tokens is None:
-            where, query = f"{base}{VIEW_PATH}{path}".rstrip("/"), asked
-        else:
-            where, query = f"{base}{path}", [*asked, ("token", self._tokens.view)]
-        link = f"{where}?{urlencode(query)}" if query else where
-        return Opening(role, link, self._tokens is not None, prefix, asked, self._exports)
+        link = ""
+        if self._tokens is not None:
+            link = f"{str(request.base_url).rstrip('/')}{path}?{urlencode([*asked, ('token', self._tokens.view)])}"
+        return Opening(role, link, asked, self._exports)
 
 
 def _listen(listening: Listening) -> socket.socket:

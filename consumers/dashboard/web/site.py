@@ -97,7 +97,5 @@ class Site(DashboardServer):
         comparison: Comparison | None = None,
         tags_of: Callable[[str], Sequence[str]] = lambda run: (),
     ) -> None:
-        home = self._home and opening.prefix + self._home
         comparison = comparison or Comparison.from_query(opening.asked)
-        link, guarded, exports = opening.view_link, opening.guarded, opening.exports
-        Page(runs, self._cache, opening.role, link, guarded, exports, home, problems, comparison, tags_of).build()
+        Page(runs, self._cache, opening, self._home, problems, comparison, tags_of).build()

@@ -11,22 +11,17 @@ if TYPE_CHECKING:
 PRIMARY, NEGATIVE = "#1a67c4", "#c93a2b"
 
 _LONGEST_SETTINGS = 10_000
-_LINK_WITH_TOKEN = "Whoever opens this link sees everything and cannot command the training:"
-_LINK_WITHOUT_TOKEN = (
-    "This page has no buttons. Whoever can reach this address can command all the same: start the dashboard with "
-    "tokens to prevent that. 127.0.0.1 means this machine only."
-)
+_ABOUT_LINK = "Whoever opens this link sees everything and cannot command the training:"
 
 
 class PageTop:
     """The header of a page, with the link for viewers and the list of keys."""
 
-    def __init__(self, role: Role, view_link: str, guarded: bool, keys: Sequence[tuple[str, str]], home: str) -> None:
+    def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]], home: str) -> None:
         from nicegui import ui
 
         self.view_link = view_link
-        """The address of the same page for viewers."""
-        self._guarded = guarded
+        """The address of the same page for viewers; empty without tokens."""
         with ui.element("header").classes("top"):
             ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
             if home:
@@ -36,7 +31,7 @@ class PageTop:
             ui.element("div").classes("spread")
             if role is Role.VIEW:
                 ui.label("view only").classes("pill")
-            else:
+            elif view_link:
                 _icon_button("share", "Link for viewers").on_click(self._show_link)
             ui.html('<span id="theme"></span>', sanitize=False)
             help_button = _icon_button("keyboard", "Keyboard shortcuts")
@@ -56,7 +51,7 @@ class PageTop:
         settings = await ui.run_javascript("location.hash")
         link = self.view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
         with ui.dialog() as dialog, ui.card():
-            ui.label(_LINK_WITH_TOKEN if self._guarded else _LINK_WITHOUT_TOKEN).style("max-width: min(70vw, 520px)")
+            ui.label(_ABOUT_LINK).style("max-width: min(70vw, 520px)")
             ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(
                 "width: min(70vw, 520px)"
             )
