@@ -39,12 +39,12 @@ def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.Argument
     allowed = list(parts)
 
     def chosen(names: str) -> list[str]:
-        wanted = names.split(",")
-        for name in wanted:
+        requested = names.split(",")
+        for name in requested:
             if name not in allowed:
                 hint = close_matches(name, allowed)
                 raise argparse.ArgumentTypeError(f"unknown part {name!r}: {hint}allowed: {', '.join(allowed)}")
-        return [name for name in allowed if name in wanted]
+        return [name for name in allowed if name in requested]
 
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")

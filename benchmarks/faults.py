@@ -156,15 +156,15 @@ def consumer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     waits = []
     with Publisher("r", runs_dir=runs_dir) as publisher:
 
-        def is_wanted() -> bool:
+        def is_requested() -> bool:
             publisher.wait()
             return Event.AFTER_LOSS in publisher.demand.events
 
         for _ in range(max(1, sizes.deaths // 4)):
             with subprocess.Popen([sys.executable, "-c", command, str(runs_dir)]) as consumer:
-                wait_for(is_wanted, "the consumer's demand", PATIENCE)
+                wait_for(is_requested, "the consumer's demand", PATIENCE)
                 consumer.kill()
-            waits.append(until(lambda: not is_wanted()))
+            waits.append(until(lambda: not is_requested()))
     report.add("consumer killed: until its demand ends, longest", max(waits), "s", LEASE)
 
 

@@ -128,14 +128,14 @@ def fit(trainer: Trainer, batches: int) -> float:
 
 
 def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds for an event that nobody wants, and for one that is published."""
+    """Microseconds for an unrequested event, and for one that is published."""
     calls, bursts = (50, 5) if quick else (1000, 60)
     trainer = make_trainer(JOBS["tiny MLP"], 5, runs_dir)
     trainer.fit()
     run_event = trainer.engine.run_event
-    unwanted, wanted = Event.BEFORE_LOSS, Event.BATCH_END
-    rounds = report.rounds("unwanted event", bursts)
-    report.add("unwanted event", microseconds(lambda: run_event(unwanted), 10 * calls, rounds), "us", 0.1)
+    unrequested, requested = Event.BEFORE_LOSS, Event.BATCH_END
+    rounds = report.rounds("unrequested event", bursts)
+    report.add("unrequested event", microseconds(lambda: run_event(unrequested), 10 * calls, rounds), "us", 0.1)
 
     def next_batch() -> None:
         # What a consumer asks for takes effect with another batch, and is looked out for until then.
@@ -145,7 +145,7 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
         beside = f"beside {count} consumers"
         with followers(trainer, count), raw_sender(trainer) as send_raw:
             rounds = report.rounds(f"published event {beside}", bursts)
-            published, raw = in_turn(lambda: run_event(wanted), send_raw, calls, rounds, count, next_batch)
+            published, raw = in_turn(lambda: run_event(requested), send_raw, calls, rounds, count, next_batch)
         report.add(f"published base event {beside}: on the clock", published.passed, "us", 3)
         report.add(f"published base event {beside}: the thread's own time", published.busy, "us", 2.5)
         report.add(f"raw pack and send {beside}: on the clock", raw.passed, "us")

@@ -247,9 +247,9 @@ class Measurement:
         """Where a training is, in words."""
         return "before the first step" if step == 0 else "at the end" if step == steps else f"at step {step} of {steps}"
 
-    def speeds(self, wanted: Collection[str]) -> list[Any]:
+    def speeds(self, requested: Collection[str]) -> list[Any]:
         """Speeds of the wanted jobs, the end, threads and memory: of one process where the tool allows it."""
-        jobs = [[name, *length] for name, length in JOBS.items() if name == "tiny" or name in wanted]
+        jobs = [[name, *length] for name, length in JOBS.items() if name == "tiny" or name in requested]
         if self.quick:
             jobs = [["tiny", 100, 1, 0]]
         if self.tool.host != "traceml":

@@ -103,9 +103,9 @@ def allow_many_connections() -> None:
     """Lets this process have as many as the system permits, but for a few that only :func:`with_reserve` takes: each
     connection is a file descriptor, and systems give programs few of them unless they ask for more."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard - RESERVED if hard > 4 * RESERVED else hard
+    limit = hard - RESERVED if hard > 4 * RESERVED else hard
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def with_reserve(open_it: Callable[[], Opened]) -> Opened:

@@ -65,7 +65,7 @@ def publish_again(address: str, run: str) -> dict[str, Any]:
             with Publisher(f"{run}-{told['publishers']}", broker=address) as publisher:
                 for batch in range(1, 101):
                     publisher.publish(Event.BATCH_END, batch=batch)
-                    if Event.BATCH_START in publisher.wanted:
+                    if Event.BATCH_START in publisher.requested_events:
                         publisher.publish(Event.BATCH_START, batch=batch)
                     publisher.poll()
                     told["events"] += 1

@@ -242,9 +242,9 @@ BIG = {
     "16 MiB of nothing": b"\0" * MAX_FRAME,
     "over the limit": b"\0" * (MAX_FRAME + 1),
     "claims 4 billion elements": b"\0\xdd\xff\xff\xff\xff",
-    "claims 4 billion bytes": b"\0\x93\x01\xa4want\xc6\xff\xff\xff\xff",
+    "claims 4 billion bytes": b"\0\x93\x01\xa4data\xc6\xff\xff\xff\xff",
     "1 million elements": b"\0\xdd\x00\x10\x00\x00" + b"\xc0" * (1 << 20),
-    "16 million empty lists": b"\0\x93\x01\xa4want\xdc\x00\x0f" + (b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)) * 15,
+    "16 million empty lists": b"\0\x93\x01\xa4data\xdc\x00\x0f" + (b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)) * 15,
     "a batch of 1 million nothings": b"\0\x93\x01\xa6events\x81\xa6frames\xdd\x00\x0f\xff\xff" + b"\xc4\x00" * 0xFFFFF,
     "nesting": b"\0" + b"\x91" * 1_000_000,
 }

@@ -66,7 +66,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
                 self._start(state)
         elif ours in _HANDLERS:
             _HANDLERS[ours](self, training, state)
-        elif ours in training.wanted:
+        elif ours in training.requested_events:
             self._look(training, state)
             training.state.timestamp = _time(state.timestamp)
             training.fire(ours)
@@ -123,7 +123,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
     def _after_load(self, training: AttachedTraining, state: Any) -> None:
         training.open(self._resumed, continues=int(state.timestamp.batch) > 0)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD):
-            if event in training.wanted:
+            if event in training.requested_events:
                 training.fire(event)
 
     def _begin_fit(self, training: AttachedTraining, state: Any) -> None:

@@ -28,7 +28,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name in ("tensorflow", "jax", "openvino"):
         raise ModuleNotFoundError(
-            f"Keras wants {error.name}; offloop.keras attaches to its torch backend: set KERAS_BACKEND=torch before "
+            f"Keras needs {error.name}; offloop.keras attaches to its torch backend: set KERAS_BACKEND=torch before "
             "Keras is imported",
             name=error.name,
         ) from None

@@ -327,7 +327,7 @@ class WatchedRun:
 
     def _watch_backward(self, outputs: Any) -> None:
         training = self._training
-        if Event.BEFORE_BACKWARD in training.wanted or Event.AFTER_BACKWARD in training.wanted:
+        if Event.BEFORE_BACKWARD in training.requested_events or Event.AFTER_BACKWARD in training.requested_events:
             tensor = _with_gradient(outputs)
             if tensor is not None:
                 tensor.register_hook(ProbeHook(self._before_backward))  # type: ignore[no-untyped-call]

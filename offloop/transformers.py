@@ -209,13 +209,13 @@ class OffloopCallback(TrainerCallback):
         """What the trainer compares checkpoints by, if it has measured that at this step."""
         if (metric := args.metric_for_best_model) is None:
             return {}
-        wanted = f"eval_{metric.removeprefix('eval_')}"
-        if not any(one.get("step") == state.global_step and wanted in one for one in state.log_history):
+        metric_name = f"eval_{metric.removeprefix('eval_')}"
+        if not any(one.get("step") == state.global_step and metric_name in one for one in state.log_history):
             return {}
         mode = "max" if args.greater_is_better else "min"
         for label, values in self._training.state.eval_metric_values.items():
             for name, value in values.items():
-                if wanted == (f"eval_{name}" if label == "eval" else f"eval_{label}_{name}"):
+                if metric_name == (f"eval_{name}" if label == "eval" else f"eval_{label}_{name}"):
                     return {"metric": f"metrics/{label}/{name}", "value": value, "mode": mode}
         return {}
 

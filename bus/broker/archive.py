@@ -47,7 +47,7 @@ class Archive:
             self._list_again = time.monotonic() + max(self._timeouts.list_runs, 10 * (time.monotonic() - now))
         return self._listed
 
-    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """A range of a recording: ``run``, ``attempt``, ``offset``, and ``data``, at most :data:`MAX_RANGE` bytes from
         there and fewer, or none, where the file ends.
 
@@ -55,9 +55,9 @@ class Archive:
             RecordingError: there is no such recording.
             ProtocolError: the request is malformed.
         """
-        name, attempt = check_run_name(text(wanted, "run")), integer(wanted, "attempt", 1)
-        offset = integer(wanted, "offset", 0, MAX_OFFSET)
-        size = min(integer_or_none(wanted, "size") or MAX_RANGE, MAX_RANGE)
+        name, attempt = check_run_name(text(requested, "run")), integer(requested, "attempt", 1)
+        offset = integer(requested, "offset", 0, MAX_OFFSET)
+        size = min(integer_or_none(requested, "size") or MAX_RANGE, MAX_RANGE)
         try:
             # A client is given nothing to which a link leads that was put there.
             directory = open_directory(self._root / name)

@@ -205,7 +205,7 @@ class ControlHandler:
                 self._peers.send(rank.identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: BrokerRun) -> None:
-        """Reports to a run's publishers what its consumers want, and who they are, when that has changed: in one
+        """Reports to a run's publishers the demand of its consumers, and who they are, when that has changed: in one
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
         run.consumers.forget_ended(now, self._peers.is_there)

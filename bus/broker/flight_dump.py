@@ -30,14 +30,16 @@ from offloop.bus.protocol.frames import (
 from offloop.bus.protocol.numbering import BASE_STEPS
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import new_run_id
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 
 _log = logging.getLogger("offloop.broker")
 
 _SLICE = 32
-_DEMAND = Demand({event: Want(1, {"phases": 1}) if event is Event.BATCH_END else Want() for event in Event}).to_wire()
+_DEMAND = Demand(
+    {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}
+).to_wire()
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Dump:
             draft.unlink(missing_ok=True)
             yield from self._copy(kept)
             about = self._about
-            short = [f"rank {one.number}: {one.batches} of {one.wanted}" for one in kept if one.is_short]
+            short = [f"rank {one.number}: {one.batches} of {one.requested_batches}" for one in kept if one.is_short]
             if short:
                 about["flight_short"] = f"batches that the memory had room for: {', '.join(short)}"
                 _log.warning("run %s, %s: %s", self._run, self._path.name, about["flight_short"])
@@ -194,7 +196,7 @@ class _Kept:
         self.number = number
         self.ring = ring
         self.copy = copy
-        self.wanted = ring.reader.batches
+        self.requested_batches = ring.reader.batches
         self.batches = self.events = 0
         self.before: bytes | None = None
         """The end of the batch before the first one that is kept."""
@@ -206,7 +208,7 @@ class _Kept:
             frames = list(self.copy.frames(block))
             for at in reversed(range(len(frames))):
                 if frames[at].startswith(end):
-                    if self.batches == self.wanted:
+                    if self.batches == self.requested_batches:
                         self._begin, self.before = (block, at + 1), frames[at]
                         return
                     self.batches += 1
@@ -224,7 +226,7 @@ class _Kept:
     def is_short(self) -> bool:
         """Whether older events had no room."""
         first = next(self.frames(), None)
-        return self.batches < self.wanted and first is not None and not _is_first(first)
+        return self.batches < self.requested_batches and first is not None and not _is_first(first)
 
     def missing(self, event: EventBody, phases: dict[str, Any] | None) -> dict[str, Any]:
         """What the end of a batch lacks of its fields, and is known by now."""

@@ -28,7 +28,7 @@ class _Lease(NamedTuple):
 
 
 class Leases:
-    """What the consumers of a run want, each for ``seconds`` after it has last said so. Times are seconds of one steady
+    """The demands of a run's consumers, each for ``seconds`` after its last renewal. Times are seconds of one steady
     clock.
 
     At most ``MAX_LEASES`` run at a time, and together they ask for no more than one demand can say on the wire: what
@@ -50,12 +50,12 @@ class Leases:
         report: Mapping[str, float] | None = None,
         may_command: bool = True,
     ) -> None:
-        """Notes what ``consumer`` wants from now on, what it says of itself in numbers, and
+        """Records the demand of ``consumer`` from now on, what it says of itself in numbers, and
         whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
         cut to 100 characters.
 
-        Raises :class:`offloop.bus.errors.BrokerError` when there are too many leases, or too much is wanted by all of
-        them together; what this consumer had leased before stays then until it ends."""
+        Raises :class:`offloop.bus.errors.BrokerError` when there are too many leases, or too much is requested by all
+        of them together; what this consumer had leased before stays then until it ends."""
         lease = self._leases.get(consumer)
         if lease is None:
             self._forget_ended(now)
@@ -76,15 +76,15 @@ class Leases:
 
     def hold(self, rank: int, demand: Demand, now: float) -> None:
         """Keeps what a rank publishes already, because a broker before this one reported it: until that lease
-        ends the consumers that want it come again. It is left out where it does not fit beside what they
-        want."""
+        ends the consumers that request it come again. It is left out where it does not fit beside what they
+        request."""
         try:
             self.renew(rank, demand, now)
         except BrokerError as error:
             _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
 
     def merged(self, now: float) -> Demand:
-        """Everything that consumers want; leases that have run out are forgotten."""
+        """The merged demand of all consumers; leases that have run out are forgotten."""
         self._forget_ended(now)
         if self._is_stale:
             self._merged = Demand.merge(lease.demand for lease in self._leases.values())
@@ -92,7 +92,7 @@ class Leases:
         return self._merged
 
     def unlimited(self, now: float) -> Demand | None:
-        """What those want who may command; ``None`` while all of them may."""
+        """The demand of those who may command; ``None`` while all of them may."""
         self._forget_ended(now)
         return self._unlimited
 
@@ -101,8 +101,8 @@ class Leases:
         self._unlimited = None if len(commanding) == len(self._leases) else Demand.merge(commanding)
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it wants, and
-        what it last said of itself: plain values, for people to read."""
+        """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it requests,
+        and what it last said of itself: plain values, for people to read."""
         self._forget_ended(now)
         return [
             {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
@@ -123,7 +123,7 @@ def _check_size(demand: Demand) -> None:
         Demand.from_wire(demand.to_wire())
     except ProtocolError as error:
         raise BrokerError(
-            f"all consumers of this run together want too much ({error}): ask for fewer fields or intervals"
+            f"all consumers of this run together request too much ({error}): request fewer fields or intervals"
         ) from None
 
 

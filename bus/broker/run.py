@@ -1,4 +1,4 @@
-"""What the broker keeps of a run while it is live: its ranks, its recording, and what its consumers want."""
+"""What the broker keeps of a run while it is live: its ranks, its recording, and the demand of its consumers."""
 
 import logging
 import time
@@ -65,7 +65,7 @@ class BrokerRun:
         self.leases = Leases(timeouts.lease)
         self.demand = Demand()
         self.unlimited: Demand | None = None
-        """What of it consumers want that may command; ``None`` while all of them may."""
+        """The part of it of consumers that may command; ``None`` while all of them may."""
         self.consumers = ConsumerTable(world_size, timeouts.lease)
         self.consumers_reported = 0
         """The version of them that the publishers have received."""

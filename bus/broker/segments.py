@@ -31,10 +31,10 @@ class SegmentServer:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def read(self, publishers: Collection[int], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, publishers: Collection[int], requested: Mapping[str, Any]) -> dict[str, Any]:
         """A piece of a segment of one of the processes ``publishers``: those of this machine that publish the run.
 
-        ``wanted`` has the map ``segment`` of an event, ``offset`` and, if it is to be less than :data:`PIECE`,
+        ``requested`` has the map ``segment`` of an event, ``offset`` and, if it is to be less than :data:`PIECE`,
         ``size``. Returns the content of the answer: ``run``, ``offset`` and ``data``.
 
         Raises:
@@ -42,8 +42,8 @@ class SegmentServer:
             BrokerError: too many segments are being read.
             ProtocolError: the request is malformed, or asks for what is not a segment of the run.
         """
-        reference = SegmentReference.from_wire(wanted["segment"])
-        offset, size = wanted["offset"], wanted.get("size", PIECE)
+        reference = SegmentReference.from_wire(requested["segment"])
+        offset, size = requested["offset"], requested.get("size", PIECE)
         if type(offset) is not int or type(size) is not int or not 0 <= offset <= reference.size or size < 1:
             raise ProtocolError(
                 f"offset {str(offset)[:40]} and size {str(size)[:40]}: a segment of {reference.size} bytes is read "
@@ -51,7 +51,7 @@ class SegmentServer:
             )
         if reference.pid not in publishers:
             raise SegmentElsewhereError(
-                f"process {reference.pid} publishes nothing of run {wanted['run']!r} on the broker's machine: "
+                f"process {reference.pid} publishes nothing of run {requested['run']!r} on the broker's machine: "
                 "its memory cannot be read from here"
             )
         lease = self._lease(reference)
@@ -59,7 +59,7 @@ class SegmentServer:
         data = os.pread(lease.descriptor, size, IMAGE_OFFSET + offset)
         if offset + size == reference.size:
             self._end(reference)
-        return {"run": wanted["run"], "offset": offset, "data": data}
+        return {"run": requested["run"], "offset": offset, "data": data}
 
     def tidy(self) -> None:
         """Ends the leases that are not used any more; to be called now and then."""

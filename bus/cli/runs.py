@@ -116,7 +116,7 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
 
 
 def choose(entries: "Sequence[RunEntry]", where: str | None, *, archived: bool) -> "list[RunEntry]":
-    """The runs of which an expression is true, without archived ones unless they are wanted."""
+    """The runs of which an expression is true, without archived ones unless they are requested."""
     from offloop.bus.index import query
 
     chosen = query.where(entries, where) if where is not None and entries else list(entries)
@@ -149,8 +149,8 @@ def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[Run
     from offloop.bus.index.query import OF_RUN, Columns
 
     columns = Columns(entries)
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    found = [(name, *columns.find(name)) for name in ("run", *wanted)]
+    requested = [name.strip() for name in names.split(",") if name.strip()]
+    found = [(name, *columns.find(name)) for name in ("run", *requested)]
     header = tuple(name.upper() if whole in OF_RUN else name for name, whole, _ in found)
     return [header, *(tuple(cell_text(whole, value_of(entry)) for _, whole, value_of in found) for entry in shown)]
 

@@ -15,7 +15,7 @@ from offloop.bus.recording.host_windows import WindowsWriter, windows_path
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import Attempt, read_run
 from offloop.bus.subscriber.subscriber import Subscriber
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
@@ -78,7 +78,7 @@ class _Watching:
 
     async def follow(self) -> None:
         """Takes the newest attempt until it has ended."""
-        demand = Demand({Event.BATCH_END: Want(1, {"phases": PHASES_EVERY})})
+        demand = Demand({Event.BATCH_END: EventDemand(1, {"phases": PHASES_EVERY})})
         async with Subscriber(self._path, events=[Event.INIT, Event.BATCH_END], demand=demand) as subscriber:
             waiting = asyncio.create_task(self._wait())
             try:
@@ -140,4 +140,6 @@ def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> 
     fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}
     if has_gpu:
         fields["memory_stats"] = batches
-    return Demand({Event.BATCH_END: Want(1, {name: every for name, every in fields.items() if name not in never})})
+    return Demand(
+        {Event.BATCH_END: EventDemand(1, {name: every for name, every in fields.items() if name not in never})}
+    )

@@ -208,11 +208,11 @@ def check_version(version: object, servers: NatsServers) -> None:
         BrokerError: these are.
     """
     parts = tuple(getattr(version, part) for part in ("major", "minor", "patch"))
-    wanted = OLDEST if servers.are_here else OLDEST_BEYOND_LOOPBACK
-    if parts < wanted:
+    required = OLDEST if servers.are_here else OLDEST_BEYOND_LOOPBACK
+    if parts < required:
         why = "" if servers.are_here else ", because older ones have known security holes"
         raise BrokerError(
             f"the NATS server at {servers} is {'.'.join(map(str, parts))}: it must be "
-            f"{'.'.join(map(str, wanted))} or newer{why}",
+            f"{'.'.join(map(str, required))} or newer{why}",
             address=str(servers),
         )

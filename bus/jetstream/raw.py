@@ -91,27 +91,27 @@ class RawRecordings:
         return self._recordings[attempt.number]
 
     def _cut(self, path: Path, content: dict[str, Any], offset: int) -> bytes | None:
-        wanted = path.name, content.get("reader"), content.get("start"), content.get("until")
-        for moment in wanted[2:]:
+        requested = path.name, content.get("reader"), content.get("start"), content.get("until")
+        for moment in requested[2:]:
             if moment is not None:
                 parse_bound(moment if isinstance(moment, str) else "")
-        if not isinstance(wanted[1], str):
+        if not isinstance(requested[1], str):
             raise ProtocolError("who asks for a part says who it is by 'reader'")
         for key, known in list(self._cuts.items()):
             if time.monotonic() - known.used > _KEPT_SECONDS:
                 self._cuts.pop(key).close()
-        if wanted not in self._cuts:
+        if requested not in self._cuts:
             if offset:
                 raise BrokerError("the host dropped this part, which was not asked for any more: fetch it again")
             if len(self._cuts) >= _MOST_CUTS:
                 raise BrokerError(f"this host cuts {_MOST_CUTS} parts for others already: try again in a minute")
-            self._cuts[wanted] = _Cut(path, *wanted[2:], self._cutting)
+            self._cuts[requested] = _Cut(path, *requested[2:], self._cutting)
         data = None
         try:
-            data = self._cuts[wanted].read(offset)
+            data = self._cuts[requested].read(offset)
         finally:
-            if data == b"" or self._cuts[wanted].has_failed:
-                self._cuts.pop(wanted).close()
+            if data == b"" or self._cuts[requested].has_failed:
+                self._cuts.pop(requested).close()
         return data
 
     def close(self) -> None:

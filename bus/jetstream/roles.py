@@ -70,7 +70,7 @@ def roles_for(action: str, subject: str) -> list[str]:
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    wanted, parts = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        return len(parts) >= len(wanted) and _covers(".".join(wanted[:-1]), ".".join(parts[: len(wanted) - 1]))
-    return len(parts) == len(wanted) and all(a in ("*", b) for a, b in zip(wanted, parts, strict=True))
+    tokens, parts = pattern.split("."), subject.split(".")
+    if tokens[-1] == ">":
+        return len(parts) >= len(tokens) and _covers(".".join(tokens[:-1]), ".".join(parts[: len(tokens) - 1]))
+    return len(parts) == len(tokens) and all(a in ("*", b) for a, b in zip(tokens, parts, strict=True))

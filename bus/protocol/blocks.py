@@ -42,9 +42,9 @@ class Bulk(NamedTuple):
 
     event: Event
     numbers: frozenset[str]
-    """The fields of which the numbers are wanted. Numbers of the context are there in any case."""
+    """The fields whose numbers are requested. Numbers of the context are there in any case."""
     by_step: frozenset[str]
-    """The fields that are lists of pairs of a step and a map, and of which the numbers are wanted, see
+    """The fields that are lists of pairs of a step and a map, whose numbers are requested, see
     :func:`steps_of`."""
     whole: frozenset[str]
     """The fields that are not numbers: an event with one of them is decoded as a whole, see
@@ -287,16 +287,16 @@ class _Layout:
             if kind == "key":
                 # Two maps of one form could have other keys.
                 self.is_plain = False
-            wanted = path[0] == FIELDS and len(path) > 1 and path[1] in numbers
+            requested = path[0] == FIELDS and len(path) > 1 and path[1] in numbers
             if kind == "constant":
                 # A truth value.
-                self.is_plain = self.is_plain and not wanted and path[0] in (FIELDS, CONTEXT)
+                self.is_plain = self.is_plain and not requested and path[0] in (FIELDS, CONTEXT)
                 continue
             if kind in _BYTES:
                 mask[at] = _BYTES[kind]
             else:
                 mask[at : at + size] = bytes(size)
-            if wanted or (path[0] != FIELDS and kind[0] != "f"):
+            if requested or (path[0] != FIELDS and kind[0] != "f"):
                 self._slots[path] = at, size, _DTYPES[kind]
         self._mask = np.frombuffer(bytes(mask), np.uint8)
         self._like = np.frombuffer(body, np.uint8) & self._mask

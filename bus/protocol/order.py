@@ -163,18 +163,18 @@ class _Route(NamedTuple):
     event: Event | None
     is_base: bool
     """Whether it is an event that is counted among the base events."""
-    wanted: bool
+    is_requested: bool
 
 
 class StreamOrder:
-    """Turns frames of one attempt of a run into snapshots: each wanted event once, in order, with gaps noticed.
+    """Turns frames of one attempt of a run into snapshots: each requested event once, in order, with gaps noticed.
 
     It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
     from a recording (:meth:`from_record`) and from the event feed (:meth:`from_live`), and may overlap.
 
-    A reader that wants base events alone receives all of those and counts them by ``base_seq``; one that wants others
-    too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a loss
-    shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
+    A reader that requests base events alone receives all of those and counts them by ``base_seq``; one that requests
+    others too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a
+    loss shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
     that.
 
     ``demand`` is what the reader asks of the training; :attr:`in_effect` says from where on it is met. ``after`` is
@@ -230,8 +230,8 @@ class StreamOrder:
         return worst_of(self._ends.values())
 
     def from_record(self, topic: str | bytes, body: bytes) -> Snapshot | CheckpointMark | None:
-        """The snapshot in a record, if it is wanted and new, or the first rank's mark of a checkpoint. What is missing
-        before it is missing for good: a gap."""
+        """The snapshot in a record, if it is requested and new, or the first rank's mark of a checkpoint. What is
+        missing before it is missing for good: a gap."""
         found = self._find(topic, body)
         return None if found is None else self._take_recorded(*found)
 
@@ -256,7 +256,7 @@ class StreamOrder:
                 and (seq == last_seq + 1 or (base_only and seq > last_seq))
             ):
                 reached[route.rank] = seq, base_seq
-                if route.wanted:
+                if route.is_requested:
                     batch.append(Snapshot(route.event, run, route.rank, event))
                     if len(batch) == BATCH:
                         yield batch
@@ -308,7 +308,7 @@ class StreamOrder:
         bodies: dict[tuple[str, int], list[bytes]] = {}
         for topic, of_topic in runs:
             route = self._route(topic)
-            if route is not None and route.wanted and route.event is self._blocks.bulk.event:
+            if route is not None and route.is_requested and route.event is self._blocks.bulk.event:
                 bodies.setdefault((topic, route.rank), []).extend(of_topic)
         tables = {topic: self._blocks.table(rank, found) for (topic, rank), found in bodies.items()}
         begun: Counter[str] = Counter()
@@ -345,8 +345,8 @@ class StreamOrder:
         gathered.clear()
 
     def from_live(self, topic: bytes, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
-        """The snapshot in a live frame, if it is wanted, new and next, or the first rank's mark of a checkpoint; what
-        is missing before it, if something is; else ``None``."""
+        """The snapshot in a live frame, if it is requested, new and next, or the first rank's mark of a checkpoint;
+        what is missing before it, if something is; else ``None``."""
         found = self._find(topic, body)
         numbers = None if found is None else self._numbers(*found)
         if found is None or numbers is None:
@@ -383,7 +383,7 @@ class StreamOrder:
                     and event.attempt == attempt
                 ):
                     reached[route.rank] = seq, base_seq
-                    if route.wanted:
+                    if route.is_requested:
                         take(Snapshot(route.event, run, route.rank, event))
                     continue
             found = self.from_live(topic, body)
@@ -446,7 +446,7 @@ class StreamOrder:
     def _accept(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
         self._numbering.follow(route.rank, route.name, event.seq, event.base_seq)
         if route.event is not None:
-            return Snapshot(route.event, self.run, route.rank, event) if route.wanted else None
+            return Snapshot(route.event, self.run, route.rank, event) if route.is_requested else None
         if route.name == END:
             self._note_end(route.rank, event)
         elif route.name == DEMAND:

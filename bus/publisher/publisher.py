@@ -143,8 +143,8 @@ class Publisher:
     it is where ``torchrun`` has started a failed process again. ``broker`` is the address of a shared broker
     (``tcp://127.0.0.1:5570``), by default one is started in the run's directory, which copies the run to the NATS
     servers at ``stream_to``, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are published in
-    any case, further ones while a consumer wants them; the live set is :attr:`wanted`. ``info``, or what a function
-    ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such as
+    any case, further ones while a consumer requests them; the live set is :attr:`requested_events`. ``info``, or what a
+    function ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such as
     ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each
     :class:`~offloop.bus.types.commands.Command` that comes, once, while an event is published or in :meth:`poll`; it is
@@ -194,12 +194,12 @@ class Publisher:
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._always = frozenset(events)
-        self.wanted: set[Event] = set(self._always)
+        self.requested_events: set[Event] = set(self._always)
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
         self.demand = Demand()
-        """What consumers want beyond the events that are published in any case."""
+        """The merged demand of all consumers."""
         self.unlimited_demand: Demand | None = None
-        """What of it consumers want that may command the training; ``None`` while all of them may."""
+        """The part of it of consumers that may command the training; ``None`` while all of them may."""
         self.demand_version = 0
         """A number that changes whenever one of these does."""
         self.fields_left_out = 0
@@ -274,8 +274,8 @@ class Publisher:
         """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
         has left since."""
         self.kept_events: frozenset[Event] = frozenset()
-        """The events that stay in :attr:`wanted` when no broker will take the run any more: for ranks that do something
-        together at them."""
+        """The events that stay in :attr:`requested_events` when no broker will take the run any more: for ranks that do
+        something together at them."""
         self._take_report(welcome)
         watch_main_thread()
         _open_publishers.add(self)
@@ -299,8 +299,8 @@ class Publisher:
         *,
         _in_turn: bool = False,
     ) -> None:
-        """Publishes an event without asking whether it is wanted: the fast way, for loops that look into
-        :attr:`wanted` themselves.
+        """Publishes an event without checking whether it is requested: the fast way, for loops that look into
+        :attr:`requested_events` themselves.
 
         ``timestamp`` and ``previous`` are the 14 values of a :class:`~offloop.bus.types.timestamp.Timestamp`;
         ``context`` comes from :meth:`pack_context`.
@@ -323,7 +323,7 @@ class Publisher:
             self._inside = me
         try:
             if self._closed:
-                # By another thread or a signal handler, after the caller has asked whether the event is wanted.
+                # By another thread or a signal handler, after the caller has checked whether the event is requested.
                 return
             now = self._clock()
             if now < self._last_time:
@@ -426,7 +426,7 @@ class Publisher:
         event = Event(event)
         if self._closed:
             self._check_lost()
-        if event not in self.wanted:
+        if event not in self.requested_events:
             return
         fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
         loss = fields.get("loss")
@@ -792,15 +792,15 @@ class Publisher:
             demand, limit = Demand.from_wire(report["demand"] or {}), report.get("unlimited")
             unlimited = None if limit is None else Demand.from_wire(limit)
         except ProtocolError as error:
-            _log.warning("run %s: what the broker says consumers want is malformed: %s", self.run_name, error)
+            _log.warning("run %s: the demand that the broker sent is malformed: %s", self.run_name, error)
             return
         self._use_delay(demand, unlimited)
         demand, unlimited = demand.content, unlimited and unlimited.content
         if (demand, unlimited) != (self.demand, self.unlimited_demand):
             self.demand, self.unlimited_demand = demand, unlimited
             self.demand_version += 1
-            self.wanted &= self._always | demand.events
-            self.wanted |= demand.events
+            self.requested_events &= self._always | demand.events
+            self.requested_events |= demand.events
 
     def _use_delay(self, demand: Demand, unlimited: Demand | None) -> None:
         """Sends as soon as consumers ask for it, from now on."""
@@ -810,13 +810,13 @@ class Publisher:
         self._max_delay = self._own_delay if delay is None else min(self._own_delay, round(delay * 1e9))
         self._flush_at = min(self._flush_at, self._last_time + self._max_delay)
 
-    def wants(self, event: Event | str, field: str, batch: int) -> bool:
+    def is_requested(self, event: Event | str, field: str, batch: int) -> bool:
         """Whether a consumer requests a field of an event at that batch, counted from 1: for loops of your own, which
         then compute it and pass it to :meth:`publish`."""
         return field in self.demand.due_fields(Event(event), batch)
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
-        """Records in the stream that what consumers want at this moment is published from here on."""
+        """Records in the stream that the demand is met from here on."""
         self._in_turn(partial(self._publish_mark, DEMAND, timestamp, {"demand": self.demand.to_wire()}))
 
     def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
@@ -911,7 +911,7 @@ class Publisher:
         if self._closed:
             return
         self._closed = True
-        self.wanted &= self.kept_events
+        self.requested_events &= self.kept_events
         _open_publishers.discard(self)
         self.left_out.report()
         self._session.close()
@@ -959,7 +959,7 @@ class Publisher:
         """In a forked child: the stream stays the parent's."""
         self._closed = True
         self._waiting.clear()
-        self.wanted.clear()
+        self.requested_events.clear()
 
 
 def _read_loss(loss: Any) -> float:

@@ -32,7 +32,7 @@ class BrokerSession:
         self._timeouts = timeouts
 
     def receive(self) -> Control | None:
-        """The next message that is for the publisher: its commands, what consumers want, and how far they are."""
+        """The next message that is for the publisher: commands, the demand, and how far consumers are."""
         state = self.state
         while not state.lost and (message := self._connection.receive()) is not None:
             self._do(state.receive(message, time.monotonic()))

@@ -178,20 +178,20 @@ class RecordSource:
                         yield record
             for rank, position in reader.positions.items():
                 self.ranks.add(rank)
-                if self._wants(rank):
+                if self._requests(rank):
                     self._note_missing(rank, position.seq + 1)
             cut = [reader.cut] if reader.cut else []
             self.damage = [*reader.damage, *cut, *self._left_out_records.lines(), *self._numbering.problems]
             self.lost = self.lost or reader.lost
 
-    def _wants(self, rank: int) -> bool:
+    def _requests(self, rank: int) -> bool:
         return self._ranks is None or rank in self._ranks
 
     def _read(self, name: str, body: bytes) -> Recorded | None:
         if name not in self._topics:
             self._topics[name] = self._topic(name)
         topic = self._topics[name]
-        if topic is None or not self._wants(topic.rank):
+        if topic is None or not self._requests(topic.rank):
             return None
         try:
             event = decode_whole_event(body)

@@ -142,16 +142,16 @@ class RecordingWriter:
             self._put(front)
             return
         found = scan(self._descriptor)
-        wanted = (self._metadata["run"], self._metadata["attempt"])
+        expected = (self._metadata["run"], self._metadata["attempt"])
         belongs = (found.metadata.get("run"), found.metadata.get("attempt"))
         if belongs == (None, None):
             raise RecordingError(
                 f"{self.path} is not a recording: move it away, or start the run under another name", path=self.path
             )
-        if belongs != wanted:
+        if belongs != expected:
             raise RecordingError(
-                f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {wanted[0]!r}, "
-                f"attempt {wanted[1]}: move it away, or start the run under another name",
+                f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {expected[0]!r}, "
+                f"attempt {expected[1]}: move it away, or start the run under another name",
                 path=self.path,
             )
         self._metadata = found.metadata

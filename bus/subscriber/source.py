@@ -369,7 +369,7 @@ def _listed_runs(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _RemoteFile:
-    """A recording as :class:`~offloop.bus.recording.reader.RecordingReader` wants it, from ranges that are asked for
+    """A recording as :class:`~offloop.bus.recording.reader.RecordingReader` reads it, from ranges that are asked for
     when they are read."""
 
     def __init__(

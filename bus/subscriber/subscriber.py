@@ -64,7 +64,7 @@ class Subscriber(RunStream):
     for``, over snapshots.
 
     History is read from the recording, what follows comes from the broker's event feed; where that misses something, it
-    is read from the recording again, so every wanted event comes once and in order. A broker that dies is waited for
+    is read from the recording again, so every requested event comes once and in order. A broker that dies is waited for
     as long as its trainer lives. The iteration ends when the run has ended, and :attr:`ending` says how.
 
     Use it as a context manager, with ``with`` or ``async with``. A task that is cancelled or runs out of time while it
@@ -180,7 +180,7 @@ class Subscriber(RunStream):
             endpoints.stream,
             endpoints.control,
             self._order,
-            self._wanted,
+            self._lease,
             self._report,
             self._take_answer,
             self._security_for(endpoints),
@@ -195,7 +195,7 @@ class Subscriber(RunStream):
         return self._given_security or client_security_for(endpoints.control)
 
     @property
-    def _wanted(self) -> dict[str, Any]:
+    def _lease(self) -> dict[str, Any]:
         return {
             **({} if self._host is None else {"host": self._host}),
             "name": self._name,
@@ -208,7 +208,7 @@ class Subscriber(RunStream):
         was made with. The events that it yields stay the same."""
         self._demand, self._barrier_events = demand, frozenset(barrier_events)
         if self._subscription is not None:
-            self._subscription.update_demand(self._wanted)
+            self._subscription.update_demand(self._lease)
 
     def _report(self) -> dict[str, Any]:
         report = {"report": asdict(self.statistics())}

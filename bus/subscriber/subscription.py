@@ -1,4 +1,4 @@
-"""A subscriber's connection to a broker: the stream, and the lease that says what is wanted."""
+"""A subscriber's connection to a broker: the stream, and its lease."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ class LiveSubscription:
         stream: str,
         control: str,
         order: StreamOrder,
-        wanted: dict[str, Any],
+        lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
         security: ClientSecurity | None,
@@ -45,7 +45,7 @@ class LiveSubscription:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._renewer = LeaseRenewer(renewals, {"run": order.run, **wanted}, report, take, timeouts)
+        self._renewer = LeaseRenewer(renewals, {"run": order.run, **lease}, report, take, timeouts)
         _open_subscriptions.add(self)
 
     def receive(self) -> bytes | None:
@@ -63,9 +63,9 @@ class LiveSubscription:
         """Sends something to the control endpoint, from any thread and without waiting."""
         self._renewer.send(kind, content)
 
-    def update_demand(self, wanted: dict[str, Any]) -> None:
-        """Says at once, and from now on, that something else is wanted."""
-        self._renewer.update_demand(wanted)
+    def update_demand(self, lease: dict[str, Any]) -> None:
+        """Sends another demand at once, and with every renewal from now on."""
+        self._renewer.update_demand(lease)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -107,14 +107,14 @@ class LeaseRenewer:
     def __init__(
         self,
         control: "zmq.Socket[bytes]",
-        wanted: dict[str, Any],
+        lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
         timeouts: Timeouts,
     ) -> None:
         self._socket = control
         self._timeouts = timeouts
-        self._wanted = wanted
+        self._lease = lease
         self._report = report
         self._take = take
         self._queue: deque[bytes] = deque()
@@ -126,13 +126,13 @@ class LeaseRenewer:
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Queues a message; messages are sent in that order."""
-        whose: dict[str, Any] = {name: self._wanted[name] for name in ("run", "host") if name in self._wanted}
+        whose: dict[str, Any] = {name: self._lease[name] for name in ("run", "host") if name in self._lease}
         self._queue.append(encode_control(kind, {**whose, **content}))
         self._wake.set()
 
-    def update_demand(self, wanted: dict[str, Any]) -> None:
+    def update_demand(self, lease: dict[str, Any]) -> None:
         """Renews the lease with other wishes."""
-        self._wanted = {**self._wanted, **wanted}
+        self._lease = {**self._lease, **lease}
         self._renew_at = 0.0
         self._wake.set()
 
@@ -145,7 +145,7 @@ class LeaseRenewer:
                 if now >= self._renew_at:
                     self._renew_at = now + self._timeouts.renew
                     # The report of what was handled must not overtake a message queued before it.
-                    lease = encode_control("lease", {**self._wanted, **self._report()})
+                    lease = encode_control("lease", {**self._lease, **self._report()})
                 while self._queue:
                     self._socket.send(self._queue[0], zmq.NOBLOCK)
                     self._queue.popleft()

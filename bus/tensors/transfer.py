@@ -22,11 +22,11 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
         FieldNotAvailableError: the broker does not have it, or not any more.
         ProtocolError: the reference or an answer is malformed.
     """
-    wanted = SegmentReference.from_wire(reference)
+    requested = SegmentReference.from_wire(reference)
     # It grows with what comes: the size is a peer's claim.
     image = bytearray()
-    while len(image) < wanted.size:
-        question = {"run": run, "segment": wanted.to_wire(), "offset": len(image)}
+    while len(image) < requested.size:
+        question = {"run": run, "segment": requested.to_wire(), "offset": len(image)}
         try:
             answer = ask("fetch_segment", question)
         except BrokerError as error:
@@ -35,6 +35,6 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
         if answer.get("run") != run or answer.get("offset") != len(image) or not isinstance(data, bytes) or not data:
             raise ProtocolError(f"the broker answered something else than the piece at {len(image)} of a segment")
         image += data
-    if len(image) > wanted.size:
-        raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {wanted.size}")
+    if len(image) > requested.size:
+        raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {requested.size}")
     return image

@@ -260,7 +260,7 @@ class _Rows:
 
     def __init__(self, log: Log, step_column: str | None = None) -> None:
         self._log = log
-        self._wanted = step_column
+        self._step_column = step_column
         self._column: str | None = None
         self._others: set[str] = set()
         self._known: dict[str, None] = {}
@@ -295,8 +295,8 @@ class _Rows:
         return LogRow(int(step), time, values)
 
     def _choose(self, record: dict[str, Any]) -> str | None:
-        if self._wanted is not None:
-            return self._wanted if self._wanted in record else None
+        if self._step_column is not None:
+            return self._step_column if self._step_column in record else None
         by_name = {name.casefold(): name for name in reversed(record)}
         return next((by_name[name] for name in _STEPS if name in by_name), None)
 
@@ -314,7 +314,7 @@ class _Rows:
         if self._column is None and self._without_step:
             names = list(self._known)
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            missing = f"column {self._wanted!r}" if self._wanted else f"column of steps ({', '.join(_STEPS)})"
+            missing = f"column {self._step_column!r}" if self._step_column else f"column of steps ({', '.join(_STEPS)})"
             raise ConfigurationError(
                 f"{self._log.path} has no {missing}: it has {', '.join(map(repr, names[:_LISTED]))}{more}; "
                 "name one with '--step-column'"

@@ -33,9 +33,9 @@ def beside(recording: Path, word: str) -> Path:
     return recording.with_name(f"{recording.stem}.{word}{recording.suffix}")
 
 
-def check_ranks(path: Path, wanted: Collection[int] | None, there: Collection[int]) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when a wanted rank is not there."""
-    for rank in sorted(set(wanted or ()).difference(there)):
+def check_ranks(path: Path, requested: Collection[int] | None, there: Collection[int]) -> None:
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when a requested rank is missing."""
+    for rank in sorted(set(requested or ()).difference(there)):
         named = ", ".join(map(str, sorted(there))) or "none"
         raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--rank'")
 

@@ -1,5 +1,4 @@
-"""What is published: the base set always, further events and fields while a consumer wants them and as often as it
-does."""
+"""Demand: the events and fields that consumers request, and how often."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -24,14 +23,14 @@ requested."""
 
 
 @dataclass(frozen=True)
-class Want:
+class EventDemand:
     """What a consumer requests of one event.
 
     ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
     that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
     :func:`offloop.bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come
     every time. ``fields`` names further fields and how often each: one that is due brings its event with it. With
-    ``None`` the event is wanted for its fields' sake alone: where none of them can be had, it is not published.
+    ``None`` the event is requested only for its fields: where none of them is available, it is not published.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that
     name."""
@@ -55,7 +54,7 @@ class Want:
                 )
         if len(self.fields) > MAX_FIELDS:
             raise ConfigurationError(
-                f"{len(self.fields)} fields are wanted of one event: ask for {MAX_FIELDS} at most, or one that is a map"
+                f"{len(self.fields)} fields are requested of one event: request at most {MAX_FIELDS}"
             )
 
 
@@ -105,38 +104,38 @@ _EVERY_BATCH = _Intervals(frozenset({1}))
 _NEVER = _Intervals()
 
 
-class _Wanted(NamedTuple):
-    """The wants of an event, merged: every so many batches it is due, and so are its fields."""
+class _EventIntervals(NamedTuple):
+    """The merged demand for one event: when it is due, and when each of its fields is."""
 
     intervals: _Intervals
     fields: Mapping[str, _Intervals]
     own: _Intervals
-    """How often the event is wanted whatever fields come with it."""
+    """When the event is due by itself, without a field that brings it."""
 
 
 class Demand:
-    """Which events and further fields are wanted, how often each, and how soon. Immutable.
+    """The requested events and fields, how often each, and how soon. Immutable.
 
-    Intervals are kept apart when demands are merged: two consumers that want every 10th and every 15th batch cause 10,
-    15, 20, 30, ... and no more. Of their delays the shortest remains.
+    Intervals are kept apart when demands are merged: two consumers that request every 10th and every 15th batch cause
+    10, 15, 20, 30, ... and no more. Of their delays the shortest remains.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1.
     """
 
-    __slots__ = ("_wanted", "max_delay")
-    _wanted: Mapping[Event, _Wanted]
+    __slots__ = ("_by_event", "max_delay")
+    _by_event: Mapping[Event, _EventIntervals]
     max_delay: float | None
     """By how many seconds events of a fast loop may be late, because they are sent together; ``None`` for as late as
     the publisher sends them by itself."""
 
-    def __init__(self, wants: Mapping[Event, Want] | None = None, max_delay: float | None = None) -> None:
-        self._wanted = {event: _read_want(event, want) for event, want in (wants or {}).items()}
+    def __init__(self, events: Mapping[Event, EventDemand] | None = None, max_delay: float | None = None) -> None:
+        self._by_event = {event: _check(event, demand) for event, demand in (events or {}).items()}
         self.max_delay = None if max_delay is None else check_max_delay(max_delay)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Demand":
         """A demand for events at every batch, without further fields."""
-        return cls(dict.fromkeys(events, Want()))
+        return cls(dict.fromkeys(events, EventDemand()))
 
     @classmethod
     def merge(cls, demands: Iterable["Demand"]) -> "Demand":
@@ -145,96 +144,96 @@ class Demand:
         intervals: dict[Event, set[int | str]] = {}
         fields: dict[Event, dict[str, set[int | str]]] = {}
         for demand in demands:
-            for event, wanted in demand._wanted.items():
-                intervals.setdefault(event, set()).update(wanted.own.each())
+            for event, found in demand._by_event.items():
+                intervals.setdefault(event, set()).update(found.own.each())
                 of_event = fields.setdefault(event, {})
-                for name, every in wanted.fields.items():
+                for name, every in found.fields.items():
                     of_event.setdefault(name, set()).update(every.each())
-        merged = {event: _wanted(event, every, fields[event]) for event, every in intervals.items()}
+        merged = {event: _merged(event, every, fields[event]) for event, every in intervals.items()}
         return cls._of(merged, shortest_delay(demand.max_delay for demand in demands))
 
     @classmethod
-    def _of(cls, wanted: Mapping[Event, _Wanted], max_delay: float | None) -> "Demand":
+    def _of(cls, by_event: Mapping[Event, _EventIntervals], max_delay: float | None) -> "Demand":
         demand = cls(max_delay=max_delay)
-        demand._wanted = wanted
+        demand._by_event = by_event
         return demand
 
     @property
     def content(self) -> "Demand":
         """The same without :attr:`max_delay`: what it makes a stream hold."""
-        return self._of(self._wanted, None)
+        return self._of(self._by_event, None)
 
     @property
     def events(self) -> frozenset[Event]:
-        """The events that are wanted at all."""
-        return frozenset(self._wanted)
+        """The requested events."""
+        return frozenset(self._by_event)
 
     @property
     def fields(self) -> frozenset[str]:
-        """The further fields that are wanted at all, of whatever event."""
-        return frozenset(name for wanted in self._wanted.values() for name in wanted.fields)
+        """The requested fields, of any event."""
+        return frozenset(name for found in self._by_event.values() for name in found.fields)
 
     def without(self, fields: Set[str]) -> "Demand":
         """The same without events that are requested only for these fields."""
         return self._of(
             {
-                event: wanted
-                for event, wanted in self._wanted.items()
-                if wanted.own != _NEVER or not fields >= wanted.fields.keys()
+                event: found
+                for event, found in self._by_event.items()
+                if found.own != _NEVER or not fields >= found.fields.keys()
             },
             self.max_delay,
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is wanted at a batch, by its :func:`offloop.bus.types.intervals.batch_number`;
+        """Whether an event is due at a batch, by its :func:`offloop.bus.types.intervals.batch_number`;
         ``position`` is what intervals other than numbers of batches are judged by."""
-        wanted = self._wanted.get(event)
-        return wanted is not None and wanted.intervals.are_due(number, position)
+        found = self._by_event.get(event)
+        return found is not None and found.intervals.are_due(number, position)
 
     def due_fields(self, event: Event, number: int, position: EventPosition | None = None) -> tuple[str, ...]:
-        """The further fields that are wanted of an event, judged as by :meth:`is_due`."""
-        wanted = self._wanted.get(event)
-        if wanted is None:
+        """The fields that are due at an event, judged as by :meth:`is_due`."""
+        found = self._by_event.get(event)
+        if found is None:
             return ()
-        return tuple(name for name, intervals in wanted.fields.items() if intervals.are_due(number, position))
+        return tuple(name for name, intervals in found.fields.items() if intervals.are_due(number, position))
 
     def is_due_itself(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is wanted, judged as by :meth:`is_due`, whatever fields come with it."""
-        wanted = self._wanted.get(event)
-        return wanted is not None and wanted.own.are_due(number, position)
+        """Whether an event is due by itself, judged as by :meth:`is_due`, without a field that brings it."""
+        found = self._by_event.get(event)
+        return found is not None and found.own.are_due(number, position)
 
     def has_field(self, event: Event, name: str) -> bool:
-        """Whether a field is wanted of an event at all."""
-        wanted = self._wanted.get(event)
-        return wanted is not None and name in wanted.fields
+        """Whether a field is requested of an event."""
+        found = self._by_event.get(event)
+        return found is not None and name in found.fields
 
     def is_always_same(self, event: Event) -> bool:
-        """Whether an event that is wanted is so at every batch and without further fields: then nothing has to be
+        """Whether a requested event is due at every batch and has no fields: then nothing has to be
         counted."""
-        wanted = self._wanted[event]
-        return not wanted.fields and wanted.intervals == _EVERY_BATCH
+        found = self._by_event[event]
+        return not found.fields and found.intervals == _EVERY_BATCH
 
     def is_at_every_batch(self, event: Event) -> bool:
-        """Whether an event that is wanted is so at every batch, with further fields or without."""
-        return self._wanted[event].intervals == _EVERY_BATCH
+        """Whether a requested event is due at every batch, with fields or without."""
+        return self._by_event[event].intervals == _EVERY_BATCH
 
     def is_timed(self, event: Event) -> bool:
-        """Whether an event is wanted at intervals that take more than the number of the batch to be judged."""
-        wanted = self._wanted.get(event)
-        return wanted is not None and (
-            bool(wanted.intervals.times) or any(intervals.times for intervals in wanted.fields.values())
+        """Whether an event is requested at intervals for which the number of the batch is not enough."""
+        found = self._by_event.get(event)
+        return found is not None and (
+            bool(found.intervals.times) or any(intervals.times for intervals in found.fields.values())
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is wanted for its
-        fields' sake alone, and ``fields``, a map of name to such lists; and ``max_delay`` if it has one."""
+        """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is requested
+        only for its fields, and ``fields``, a map of name to such lists; and ``max_delay`` if it has one."""
         delay = {} if self.max_delay is None else {_DELAY_KEY: self.max_delay}
         return delay | {
             event.value: {
-                "every": wanted.own.each(),
-                "fields": {name: intervals.each() for name, intervals in wanted.fields.items()},
+                "every": found.own.each(),
+                "fields": {name: intervals.each() for name, intervals in found.fields.items()},
             }
-            for event, wanted in self._wanted.items()
+            for event, found in self._by_event.items()
         }
 
     @classmethod
@@ -254,13 +253,13 @@ class Demand:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Demand):
             return NotImplemented
-        return (self._wanted, self.max_delay) == (other._wanted, other.max_delay)
+        return (self._by_event, self.max_delay) == (other._by_event, other.max_delay)
 
     def __hash__(self) -> int:
         return hash(self.events)
 
     def __bool__(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._by_event)
 
     def __repr__(self) -> str:
         return f"Demand.from_wire({self.to_wire()!r})"
@@ -269,27 +268,27 @@ class Demand:
 _NAMES = {event.value for event in Event}
 
 
-def _wanted(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _Wanted:
+def _merged(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _EventIntervals:
     own = {name: _Intervals.of(every) for name, every in fields.items()}
     if event in BASE_EVENTS:
-        return _Wanted(_EVERY_BATCH, MappingProxyType(own), _EVERY_BATCH)
+        return _EventIntervals(_EVERY_BATCH, MappingProxyType(own), _EVERY_BATCH)
     by_itself = _Intervals.of(intervals)
     every = {*by_itself.each(), *(one for each in own.values() for one in each.each())}
-    return _Wanted(_Intervals.of(every), MappingProxyType(own), by_itself)
+    return _EventIntervals(_Intervals.of(every), MappingProxyType(own), by_itself)
 
 
-def _read_want(event: Event, want: Want) -> _Wanted:
+def _check(event: Event, demand: EventDemand) -> _EventIntervals:
     # Base events come in any case.
-    every = 1 if event in BASE_EVENTS else want.every
+    every = 1 if event in BASE_EVENTS else demand.every
     own = [] if every is None else [check_interval(every, event)]
-    return _wanted(event, own, {name: [check_interval(one, event)] for name, one in want.fields.items()})
+    return _merged(event, own, {name: [check_interval(one, event)] for name, one in demand.fields.items()})
 
 
 def _is_field_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_FIELD_NAME and value.isidentifier()
 
 
-def _read(event: Event, part: Any) -> _Wanted:
+def _read(event: Event, part: Any) -> _EventIntervals:
     if not isinstance(part, dict):
         raise ProtocolError(f"the demand for {event.value} is a {type(part).__name__}, not a map of every and fields")
     fields = _bounded(part.get("fields", {}), MAX_FIELDS, "fields")
@@ -297,7 +296,7 @@ def _read(event: Event, part: Any) -> _Wanted:
         if not _is_field_name(name):
             raise ProtocolError(f"the demand for {event.value} has a field of a name that none can have")
     every = part.get("every", [1])
-    return _wanted(
+    return _merged(
         event,
         [] if every == [] and fields else _read_intervals(event, every),
         {name: _read_intervals(event, every) for name, every in fields.items()},

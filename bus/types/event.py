@@ -179,8 +179,8 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     TRAINING_END = "fit_end"  # noqa: PIE796
     """Older name of ``FIT_END``: the same member."""
 
-    # Taken from str and not from Enum, whose hash is a Python function: `event in wanted` is asked for every event of
-    # every batch.
+    # Taken from str and not from Enum, whose hash is a Python function: `event in requested_events` is asked for every
+    # event of every batch.
     __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:

@@ -106,7 +106,7 @@ def batch_number(
 
 
 def is_due(interval: int | str, position: EventPosition) -> bool:
-    """Whether something that is wanted so often is due at a position.
+    """Whether something that is requested at an interval is due at a position.
 
     A number stands for batches, counted from 1, those of an evaluation or a prediction by themselves: 10 for the 10th,
     20th, .... Events that belong to no batch come every time.

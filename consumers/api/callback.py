@@ -10,7 +10,7 @@ from offloop.bus.protocol.blocks import Bulk, EventBlock
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want, check_max_delay
+from offloop.bus.types.demand import Demand, EventDemand, check_max_delay
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
 from offloop.bus.types.timestamp import TrainingTime
@@ -46,7 +46,7 @@ class Callback:
     """Whether the callback is sent the events of every rank, or only those of the first one."""
 
     events: ClassVar[Collection[Event | str] | None] = None
-    """Which events :meth:`run_event` wants, for a class that overrides it; ``None`` for all of them."""
+    """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
     fields: ClassVar[Collection[str]] = ()
     """Which fields of ``state`` are to be computed for this callback, such as ``("gradient_norm",)``: attributes of
@@ -95,7 +95,7 @@ class Callback:
         through them. Called once, before the first event."""
         return ()
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
         overridden, :attr:`events`."""
         if self._overrides("run_event"):
@@ -103,8 +103,8 @@ class Callback:
         return {event for event in Event if self._overrides(event.value)}
 
     def demand(self) -> Demand:
-        """What the training is asked for: :meth:`wanted_events` and :attr:`fields`, every so many batches. Override it
-        to ask for each event or field at an interval of its own.
+        """What the training is asked for: :meth:`requested_events` and :attr:`fields`, every so many batches. Override
+        it to ask for each event or field at an interval of its own.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for an interval, or a name of a field, that is not
         allowed."""
@@ -113,8 +113,8 @@ class Callback:
                 f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
                 f"({self.fields!r},)"
             )
-        want = Want(self.every, dict.fromkeys(self.fields, self.every))
-        return Demand(dict.fromkeys(self.wanted_events(), want))
+        request = EventDemand(self.every, dict.fromkeys(self.fields, self.every))
+        return Demand(dict.fromkeys(self.requested_events(), request))
 
     def begin_history(self, recording: Path) -> None:
         """Called before a recording on this machine is read from its front, for a callback with :attr:`bulk`."""
@@ -129,7 +129,7 @@ class Callback:
         is about. Not ``async``."""
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Called for every wanted event; calls the event's method. An override replaces those methods."""
+        """Called for every requested event; calls the event's method. An override replaces those methods."""
         result: MaybeAwaitable = getattr(self, event.value)(state, logger)
         return result
 
@@ -164,7 +164,7 @@ class Callback:
         """Whether it has a stream of its own beside the others, see :attr:`background`."""
         if self.background is not None:
             return self.background
-        names = ["run_event"] if self._overrides("run_event") else [event.value for event in self.wanted_events()]
+        names = ["run_event"] if self._overrides("run_event") else [event.value for event in self.requested_events()]
         return any(inspect.iscoroutinefunction(getattr(self, name)) for name in names)
 
     @property

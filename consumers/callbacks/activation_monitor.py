@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.api.callback import Callback
@@ -40,7 +40,7 @@ class ActivationMonitor(Callback):
 
     def demand(self) -> Demand:
         """The statistics, as often as the interval says."""
-        return Demand({Event.AFTER_TRAIN_BATCH: Want(self._interval, {"activations": self._interval})})
+        return Demand({Event.AFTER_TRAIN_BATCH: EventDemand(self._interval, {"activations": self._interval})})
 
     def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
         """Logs what the modules of this batch took in and gave out."""

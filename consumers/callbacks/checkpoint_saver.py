@@ -13,7 +13,7 @@ from offloop.bus.checkpoints.ratings import Ratings
 from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import AT_END, check_interval
 from offloop.bus.types.metrics import Mode, direction_of
@@ -143,7 +143,7 @@ class CheckpointSaver(Callback):
         folder = self._folder
         return [] if folder is None else [folder.folder / name for name in folder.state_dict()["saved"]]
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """Those of :meth:`demand`."""
         return set(self.demand().events)
 
@@ -151,10 +151,10 @@ class CheckpointSaver(Callback):
         """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
         after that, or the training was stopped after the events of its last batch. Evaluations, where they are compared
         by these; with ``monitor``, any event that may bring a value."""
-        events: dict[Event, Want] = {Event.FIT_START: Want()}
+        events: dict[Event, EventDemand] = {Event.FIT_START: EventDemand()}
         if self._interval is not None:
-            due = Want(self._interval, {self._field: self._interval})
-            at_end = Want(AT_END, {self._field: AT_END})
+            due = EventDemand(self._interval, {self._field: self._interval})
+            at_end = EventDemand(AT_END, {self._field: AT_END})
             events |= {**dict.fromkeys(_BOUNDARIES, due), Event.FIT_END: at_end}
             if not self._weights_only:
                 events[Event.EVAL_AFTER_ALL] = at_end

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.api.callback import Callback
@@ -87,14 +87,14 @@ class ImageVisualizer(Callback):
         )
         self._warned = False
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The forward passes of the training and of the evaluations, after or before, as the mode needs."""
         return set(_EVENTS[self._mode])
 
     def demand(self) -> Demand:
         """The tensors of the mode at the batches that are logged, and nothing else."""
         train, evaluation = _EVENTS[self._mode]
-        return Demand({train: self._want(self._interval), evaluation: self._want(_FIRST_BATCH)})
+        return Demand({train: self._event_demand(self._interval), evaluation: self._event_demand(_FIRST_BATCH)})
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Logs the images of a batch that is due."""
@@ -127,8 +127,8 @@ class ImageVisualizer(Callback):
             self._warned = True
             _log.warning("%s at %s, and maybe others, are not logged: %s", name, state.timestamp.batch, reason)
 
-    def _want(self, interval: str) -> Want:
-        return Want(interval, dict.fromkeys(self._fields, interval))
+    def _event_demand(self, interval: str) -> EventDemand:
+        return EventDemand(interval, dict.fromkeys(self._fields, interval))
 
 
 def segmentation_masks(

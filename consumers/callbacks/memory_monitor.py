@@ -7,7 +7,7 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
@@ -66,7 +66,7 @@ class MemoryMonitor(Callback):
     def demand(self) -> Demand:
         """The statistics of each batch, and the beginning of the run."""
         # Without the statistics, as on a CPU, there is no use in the event.
-        return Demand({Event.INIT: Want(), Event.AFTER_TRAIN_BATCH: Want(None, {"memory_stats": 1})})
+        return Demand({Event.INIT: EventDemand(), Event.AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})})
 
     def state_dict(self) -> dict[str, Any]:
         """What some ranks have reported of batches for which others have not yet."""

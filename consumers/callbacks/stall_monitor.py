@@ -91,7 +91,7 @@ class StallMonitor(Callback):
         """Through which it hears of commands."""
         return [self._keeper]
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that are published in any case, the ends of evaluation batches, and what ``detailed`` asks for."""
         return {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if self._detailed else ())}
 

@@ -51,7 +51,7 @@ class Stopper(Callback, ABC):
         self._is_announced = False
         self._others: set[str] = set()
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events at which it decides, and those at which it finds out whether there is such a label."""
         if self.dataloader_label == TRAIN:
             return set(self._looks_at)

@@ -11,7 +11,7 @@ from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.trace.writer import TraceWriter
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext, Text
@@ -53,14 +53,14 @@ class Trace(Callback):
         self._every = every
         self._heard = 0
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that are published in any case."""
         return set(BASE_EVENTS)
 
     def demand(self) -> Demand:
         """The phases of every so many batches."""
-        phases = Want(1, {"phases": self._every})
-        return Demand({**dict.fromkeys(self.wanted_events(), Want()), Event.BATCH_END: phases})
+        phases = EventDemand(1, {"phases": self._every})
+        return Demand({**dict.fromkeys(self.requested_events(), EventDemand()), Event.BATCH_END: phases})
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """The file."""

@@ -34,7 +34,7 @@ class TrainerMetrics(Callback):
     algorithms and loops log arrives with the next event, under the steps that they gave.
     """
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that are published in any case: any of them may bring what was logged."""
         return set(BASE_EVENTS)
 

@@ -5,7 +5,7 @@ On standard input it is told what to do: one line of JSON, ``{"sys_path": [...],
 ``shows``, whether to say at the end where loggers wrote; then a pickle of ``{"callbacks": [...], "loggers": [...]}``.
 The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
 place. A text among the callbacks and loggers is a name, as ``consumer`` takes it. With ``describe`` in the line nothing
-is run: the last line on standard output is then JSON that says what these callbacks want, see :func:`describe`. The
+is run: the last line on standard output is then JSON that says the demand of these callbacks, see :func:`describe`. The
 pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
 """
 
@@ -31,7 +31,7 @@ from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.callbacks import TrainerMetrics
 from offloop.consumers.loggers import ConsoleLogger
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
-from offloop.consumers.runner.entries import Subscription, barrier_events_of, wanted_events
+from offloop.consumers.runner.entries import Subscription, barrier_events_of, requested_events
 from offloop.consumers.runner.session import format_outcomes, format_places, run_session
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run_attached(
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())
-    wanted_events(made)
+    requested_events(made)
 
     destinations = list(loggers) or [ConsoleLogger()]
     delay = shortest_delay(destination.max_delay for destination in destinations)
@@ -99,7 +99,7 @@ def describe(names: Mapping[str, Any]) -> dict[str, Any]:
     on this machine."""
     try:
         callbacks, loggers = create_named(names["callbacks"], names["loggers"])
-        wanted_events(callbacks)
+        requested_events(callbacks)
         for callback in callbacks:
             callback.check()
         for logger in loggers:

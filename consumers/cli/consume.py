@@ -22,7 +22,7 @@ from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
 from offloop.consumers.cli.selector import RunSelector, SourceStreams, open_state
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
-from offloop.consumers.runner.entries import unique_names, wanted_events
+from offloop.consumers.runner.entries import requested_events, unique_names
 from offloop.consumers.runner.session import run_session
 from offloop.consumers.runner.state_file import check_name
 
@@ -79,7 +79,7 @@ def consume(
         return made, beside_terminal(made, destinations, logs_by_default)
 
     made, destinations = create()
-    wanted_events(made)
+    requested_events(made)
     demand_of(made)
     for callback in made:
         callback.check()
@@ -117,7 +117,7 @@ def consume(
         streams.rewind()
     if is_empty and (start or until or loop) and not statistics.interrupted:
         say(
-            f"nothing was replayed: no event that these callbacks want is {choice.bounds}; 'offloop show PATH' "
+            f"nothing was replayed: no event that these callbacks request is {choice.bounds}; 'offloop show PATH' "
             "shows how long the run was"
         )
         return max(code, EXIT_TROUBLE)

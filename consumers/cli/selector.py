@@ -19,7 +19,7 @@ from offloop.bus.runs.directory import RunInfo, find_run
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.delivery.commit import CommitStore
 from offloop.consumers.runner.checkpoint_states import STATE_DIR
-from offloop.consumers.runner.entries import Subscription, wanted_events
+from offloop.consumers.runner.entries import Subscription, requested_events
 from offloop.consumers.runner.state_file import StateFile
 from offloop.consumers.runner.streams import (
     RemoteRunInfo,
@@ -78,8 +78,8 @@ class RunSelector:
 
     def find(self, say: Callable[[str], None], *, as_it_is: bool = False) -> Found:
         """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
-        named run that is just being started again is waited for, unless the run is wanted ``as_it_is``. ``say`` is told
-        what is waited for.
+        named run that is just being started again is waited for, unless the run is requested ``as_it_is``. ``say`` is
+        told what is waited for.
 
         Raises:
             RunNotFoundError: there is no such run, and they do not say to wait.
@@ -117,7 +117,7 @@ class SourceStreams:
 
     @property
     def gave_nothing(self) -> bool:
-        """Whether what was replayed had no event that callbacks with streams of their own want. The first stream is
+        """Whether what was replayed had no event that callbacks with streams of their own request. The first stream is
         the others', and brings what the run says of itself too."""
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
@@ -129,7 +129,7 @@ class SourceStreams:
         """
         found, choice = self._found, self._choice
         if isinstance(found, Recording) and choice.option:
-            events = wanted_events(callbacks)
+            events = requested_events(callbacks)
             recording = Recording(found.path)
             replay = Replay(recording, self._pace, choice.start, choice.until, events=events, after=after)
             self._replays.append(replay)

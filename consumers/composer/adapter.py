@@ -38,7 +38,7 @@ class AdaptedCallback(Callback):
         """The name of the callback's own class."""
         return type(self.callback).__name__
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events whose methods it overrides, or all when it overrides ``run_event``."""
         if _overrides(self.callback, "run_event"):
             return set(Event)

@@ -67,8 +67,8 @@ class _Target(NamedTuple):
 
 
 class Dispatcher:
-    """Gives each snapshot of a stream to the callbacks that want its event, one after the other, until the stream ends
-    or :meth:`stop` or :meth:`fail` is called; then closes them.
+    """Gives each snapshot of a stream to the callbacks that request its event, one after the other, until the stream
+    ends or :meth:`stop` or :meth:`fail` is called; then closes them.
 
     ``deliver`` is given the logger after each event at which something was logged, and ``flush`` is called when nothing
     more is ready, and from time to time before that. With ``logs_hyperparameters`` it logs what the run says of itself.
@@ -371,7 +371,7 @@ class Dispatcher:
         for entry in self.entries:
             if not entry.is_active:
                 continue
-            for event in entry.wanted:
+            for event in entry.requested_events:
                 sees_all = event in entry.demand.events and entry.demand.is_at_every_batch(event)
                 table[event].append(_Target(entry, entry.handler_of(event), sees_all))
         return dict(table)

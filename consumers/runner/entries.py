@@ -1,4 +1,4 @@
-"""The callbacks of a runner: which events they want, what they are called, how they did."""
+"""The callbacks of a runner: which events they request, what they are called, how they did."""
 
 import difflib
 from collections import defaultdict
@@ -16,8 +16,8 @@ from offloop.consumers.api.callback import Callback, MaybeAwaitable, demand_of
 from offloop.consumers.api.logger import Logger
 
 
-def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
-    """Every event that at least one of the callbacks wants, and those that bring hyperparameters, which are logged
+def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
+    """Every event that at least one of the callbacks requests, and those that bring hyperparameters, which are logged
     without being asked for.
 
     Raises:
@@ -25,13 +25,13 @@ def wanted_events(callbacks: Iterable[Callback]) -> set[Event]:
     """
     events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
-        wanted = callback.wanted_events()
-        if not wanted and not _overrides(callback, "close", "post_close"):
+        requested = callback.requested_events()
+        if not requested and not _overrides(callback, "close", "post_close"):
             raise ConfigurationError(
                 f"callback {type(callback).__name__} handles no event: its methods are named after events, "
                 f"such as batch_end{_misspelt(callback)}"
             )
-        events |= wanted
+        events |= requested
     return events
 
 
@@ -44,7 +44,7 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
     events: set[Event] = set()
     for callback in callbacks:
         barrier_events = {Event(event) for event in callback.barrier_events}
-        if unhandled := sorted(event.value for event in barrier_events - callback.wanted_events()):
+        if unhandled := sorted(event.value for event in barrier_events - callback.requested_events()):
             raise ConfigurationError(
                 f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
                 "not handle it: add the method, or correct barrier_events"
@@ -81,7 +81,7 @@ class Subscription:
         Raises:
             ConfigurationError: what one of them asks for is not allowed.
         """
-        events, barrier_events = frozenset(wanted_events(callbacks)), frozenset(barrier_events_of(callbacks))
+        events, barrier_events = frozenset(requested_events(callbacks)), frozenset(barrier_events_of(callbacks))
         return cls(events, demand_of(callbacks), barrier_events, name, after, max_delay)
 
 
@@ -146,7 +146,7 @@ class CallbackEntry:
     def __init__(self, callback: Callback, name: str) -> None:
         self.callback = callback
         self.name = name
-        self.wanted = callback.wanted_events()
+        self.requested_events = callback.requested_events()
         self.demand = callback.demand()
         self.all_ranks = callback.all_ranks
         self.errors = 0

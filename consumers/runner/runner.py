@@ -33,10 +33,10 @@ class Runner:
     """Runs callbacks over a stream, once.
 
     ``stream`` is a :class:`~offloop.bus.subscriber.Subscriber`, a :class:`~offloop.bus.recording.Recording` or any
-    iterable, plain or asynchronous, of snapshots in order. Each snapshot goes to every callback that wants its event,
-    in the order in which they are given, those of further ranks only to callbacks with ``all_ranks``; then what they
-    logged goes to the destinations. When the stream ends, every callback is closed, then ``post_close`` is called on
-    each, and the destinations come last.
+    iterable, plain or asynchronous, of snapshots in order. Each snapshot goes to every callback that requests its
+    event, in the order in which they are given, those of further ranks only to callbacks with ``all_ranks``; then what
+    they logged goes to the destinations. When the stream ends, every callback is closed, then ``post_close`` is called
+    on each, and the destinations come last.
 
     A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
     says what comes next: ``continue`` gives it the next event all the same, ``disable`` gives it none any more,

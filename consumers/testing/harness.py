@@ -19,7 +19,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.runner.dispatcher import CallbackError
-from offloop.consumers.runner.entries import CallbackEntry, wanted_events
+from offloop.consumers.runner.entries import CallbackEntry, requested_events
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.testing.logged import Collector, Logged
 
@@ -33,7 +33,7 @@ def as_callbacks(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
         ConfigurationError: one of them handles nothing at all.
     """
     made = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    wanted_events(made)
+    requested_events(made)
     return made
 
 

@@ -166,7 +166,7 @@ class AttachedTraining:
         self.publisher: Publisher | None = None
         """What the run is published by, once it has begun."""
         self.fire: Callable[[Event], object] = self._open_and_fire
-        self.wanted: set[Event] = set()
+        self.requested_events: set[Event] = set()
         """The events to tell now: what costs something to find out is looked up here first."""
         self._samples = self._tokens = 0
         self._microbatches = 1
@@ -216,7 +216,7 @@ class AttachedTraining:
         _run_names[asked] = state.run_name
         self.publisher = self._stream.publisher
         assert self.publisher is not None  # there is one with `publish`
-        self.fire, self.wanted = engine.run_event, self.publisher.wanted
+        self.fire, self.requested_events = engine.run_event, self.publisher.requested_events
         note_attached()
         self.fire(Event.INIT)
 
@@ -383,7 +383,7 @@ class AttachedTraining:
         state = self.state
         self.open()
         self._paused_at = self._clock() // 1000
-        if alone and Event.EVAL_BEFORE_ALL in self.wanted:
+        if alone and Event.EVAL_BEFORE_ALL in self.requested_events:
             self.fire(Event.EVAL_BEFORE_ALL)
         state.set_dataloader(_sized(batches), as_utf8(str(label)))
         state.eval_timestamp = Timestamp()

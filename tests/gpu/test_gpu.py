@@ -19,7 +19,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.tensors.segments import SegmentPool
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
@@ -58,7 +58,7 @@ def everything() -> Callback:
         fields = dict.fromkeys(BUILT_IN.keys() - {"checkpoint", "weights_checkpoint"}, 1) | {"weights": 2 * BATCHES}
 
         def demand(self) -> Demand:
-            return Demand({Event.EPOCH_END: Want(), Event.BATCH_END: Want(1, self.fields)})
+            return Demand({Event.EPOCH_END: EventDemand(), Event.BATCH_END: EventDemand(1, self.fields)})
 
         def epoch_end(self, state: Snapshot, logger: object) -> None:
             """The second epoch begins when this process is there."""

@@ -26,7 +26,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers import CheckpointSaver
 from offloop.keras import OffloopCallback
@@ -227,7 +227,7 @@ NAMES = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "u
 
 
 def test_fields_are_what_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(NAMES, 1))}))
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(NAMES, 1))}))
     stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     model = make_model()
@@ -436,7 +436,7 @@ def test_another_backend_that_is_not_installed_is_named_on_import() -> None:
         [sys.executable, "-c", "import offloop.keras"], env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.stderr.strip().splitlines()[-1] == (
-        "ModuleNotFoundError: Keras wants tensorflow; offloop.keras attaches to its torch backend: set "
+        "ModuleNotFoundError: Keras needs tensorflow; offloop.keras attaches to its torch backend: set "
         "KERAS_BACKEND=torch before Keras is imported"
     )
 

@@ -47,7 +47,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.commands import Command
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.consumers import CheckpointSaver
 from offloop.trainer.stream.run_stream import TrainingStream
 from offloop.transformers import OffloopCallback
@@ -349,7 +349,7 @@ def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
 def test_fields_on_demand_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "inputs")
     stream = Stream(
-        Demand({Event.BATCH_END: Want(1, dict.fromkeys((*names, "memory_stats", "outputs", "activations"), 1))})
+        Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys((*names, "memory_stats", "outputs", "activations"), 1))})
     )
     stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
@@ -404,7 +404,7 @@ def test_fields_of_divided_weights_are_not_promised() -> None:
 
 
 def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})}))
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})}))
     stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     trainer = trained(max_steps=3, max_grad_norm=0.1)

@@ -26,7 +26,7 @@ from offloop.bus import Event, Recording, Subscriber
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.commands import Command
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.trainer.stream.run_stream import TrainingStream
 
 ROWS, SIZE = 80, 8
@@ -149,7 +149,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
 def test_the_gradients_of_the_step_are_had_although_the_loop_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases")
-    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(names, 1))}))
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(names, 1))}))
     stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     loop = Loop(2).watched()

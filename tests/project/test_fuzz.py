@@ -12,7 +12,7 @@ from inputs import Target, spoiled_bytes
 from paths import ROOT
 from targets import TARGETS
 
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL
 
@@ -69,8 +69,8 @@ def test_live_sockets_take_whatever_comes() -> None:
 
 intervals = st.integers(1, MAX_INTERVAL)
 field_names = st.from_regex(r"\A[a-z_][a-z0-9_]{0,20}\Z")
-wants = st.builds(Want, intervals, st.dictionaries(field_names, intervals, max_size=8))
-demands = st.builds(Demand, st.dictionaries(st.sampled_from(list(Event)), wants, max_size=8))
+requests = st.builds(EventDemand, intervals, st.dictionaries(field_names, intervals, max_size=8))
+demands = st.builds(Demand, st.dictionaries(st.sampled_from(list(Event)), requests, max_size=8))
 
 
 @given(st.lists(demands, max_size=4), st.integers(0, 10_000))

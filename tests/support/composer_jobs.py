@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from offloop.attached import AttachedTraining
 from offloop.bus.runs.directory import find_run
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.composer import OffloopCallback
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -164,7 +164,7 @@ def fields(folder: Path) -> Any:
         "phases",
         "memory_stats",
     )
-    stream = Stream(Demand({Event.BATCH_END: Want(1, dict.fromkeys(names, 1))}))
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(names, 1))}))
     stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
     TrainingStream._start_publisher = lambda *_: stream  # type: ignore[assignment,method-assign,return-value]
     found: list[dict[str, float]] = []

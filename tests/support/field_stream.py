@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from training import gold_trainer
 
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.left_out import LeftOut
 from offloop.trainer import Trainer
@@ -29,18 +29,18 @@ class Stream:
 
     def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
         self.always = frozenset(always)
-        self.wanted: set[Event] = set()
+        self.requested_events: set[Event] = set()
         self.demand_version = 0
         self.sent: list[tuple[Event, int, dict[str, Any]]] = []
         self.in_effect: list[tuple[int, int]] = []
         self.after_sending: dict[int, Demand] = {}
-        self.want(demand or Demand())
+        self.request(demand or Demand())
 
-    def want(self, demand: Demand) -> None:
+    def request(self, demand: Demand) -> None:
         self.demand = demand
         self.demand_version += 1
-        self.wanted &= self.always | demand.events
-        self.wanted |= self.always | demand.events
+        self.requested_events &= self.always | demand.events
+        self.requested_events |= self.always | demand.events
 
     next_seq = 1
 
@@ -61,7 +61,7 @@ class Stream:
     ) -> None:
         self.sent.append((event, timestamp[2], fields))
         if (demand := self.after_sending.pop(len(self.sent), None)) is not None:
-            self.want(demand)
+            self.request(demand)
 
     def demand_in_effect(self, timestamp: tuple[int, ...]) -> None:
         self.in_effect.append((len(self.sent), timestamp[2]))
@@ -86,4 +86,4 @@ def train(monkeypatch: pytest.MonkeyPatch, stream: Stream, batches: int = 95, **
 
 
 def asking(every: int, *events: Event, field: str = "count") -> Demand:
-    return Demand(dict.fromkeys(events or (BATCH_END,), Want(every, {field: every})))
+    return Demand(dict.fromkeys(events or (BATCH_END,), EventDemand(every, {field: every})))

@@ -20,7 +20,7 @@ from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
 from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.types.commands import COMMANDS, Command, Outcome, check_command
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.consumers import Callback, NaNMonitor
 from offloop.consumers.runner.entries import barrier_events_of
 from offloop.trainer import Evaluator
@@ -389,14 +389,16 @@ def one_message_at_a_time(publisher):
 
 
 def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir):
-    demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1}), Event.AFTER_LOSS: Want()})
+    demand = Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1}), Event.AFTER_LOSS: EventDemand()})
     with Publisher("r", max_delay=0) as publisher:
         one_message_at_a_time(publisher)
         seen = set()
 
         def is_consistent():
             publisher.poll()
-            seen.add((len(publisher.consumers), len(publisher.demand.fields), Event.AFTER_LOSS in publisher.wanted))
+            seen.add(
+                (len(publisher.consumers), len(publisher.demand.fields), Event.AFTER_LOSS in publisher.requested_events)
+            )
             return publisher.consumers
 
         is_consistent()
@@ -414,8 +416,8 @@ def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir)
 FIELDS = """
 import sys
 from offloop.bus import Event, Subscriber
-from offloop.bus.types.demand import Demand, Want
-demand = Demand({Event.BATCH_END: Want(1, {"gradient_norm": 1})})
+from offloop.bus.types.demand import Demand, EventDemand
+demand = Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})})
 with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", barrier_events=[Event.BATCH_END]) as stream:
     list(stream)
 """

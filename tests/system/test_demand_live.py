@@ -13,14 +13,15 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Publisher, Recording, find_run
 from offloop.bus.protocol.frames import encode_control
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 
 WATCHER = """
 import sys
 from offloop.bus import Event, Subscriber
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 event, every = Event(sys.argv[1]), int(sys.argv[2])
-with Subscriber("r", events=[event], demand=Demand({event: Want(every, {"counted": every})}), name="watcher") as stream:
+demand = Demand({event: EventDemand(every, {"counted": every})})
+with Subscriber("r", events=[event], demand=demand, name="watcher") as stream:
     for snapshot in stream:
         # Before its own demand is met, another consumer's may be.
         if "counted" in snapshot.on_demand and stream.in_effect():
@@ -156,7 +157,7 @@ def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(
         context = zmq.Context()
         consumer = context.socket(zmq.DEALER)
         consumer.connect(address)
-        demand = Demand({Event.BATCH_END: Want(1, {"counted": 1})})
+        demand = Demand({Event.BATCH_END: EventDemand(1, {"counted": 1})})
         consumer.send(encode_control("lease", {"run": "r", "demand": demand.to_wire()}))
         wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
         context.destroy(linger=0)

@@ -29,7 +29,7 @@ from offloop.consumers.api.callback import demand_of
 from offloop.consumers.api.logger import Row, Upload
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
 from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
-from offloop.consumers.runner.entries import barrier_events_of, wanted_events
+from offloop.consumers.runner.entries import barrier_events_of, requested_events
 from offloop.consumers.runner.runner import RunnerStatistics
 from offloop.trainer import DataSpec, State, Trainer
 
@@ -94,7 +94,7 @@ def train(
         with gold_trainer(publish=True, run_name=run_name, algorithms=algorithms, **arguments) as trainer:
             stream = Subscriber(
                 run_name,
-                events=wanted_events(callbacks),
+                events=requested_events(callbacks),
                 demand=demand_of(callbacks),
                 name=NAME,
                 barrier_events=barrier_events_of(callbacks),

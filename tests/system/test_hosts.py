@@ -146,8 +146,8 @@ def test_the_events_of_another_host_come_from_there_early_and_late(nats_server, 
         got = [next(following) for _ in range(200)]
         # What is asked for reaches that host's ranks alone.
         there, here = hosts[1].publishers[0], hosts[0].publishers[0]
-        wait_for(lambda: hosts[1].poll() or Event.AFTER_FORWARD in there.wanted, "the demand")
-        assert Event.AFTER_FORWARD not in here.wanted
+        wait_for(lambda: hosts[1].poll() or Event.AFTER_FORWARD in there.requested_events, "the demand")
+        assert Event.AFTER_FORWARD not in here.requested_events
         train(hosts, *range(101, 121))
         got += [next(following) for _ in range(40)]
         for host in hosts:

@@ -106,7 +106,7 @@ def test_what_is_asked_for_and_commanded_reaches_the_training(nats_server, bridg
         ):
             following = iter(subscriber)
             assert next(following).event is Event.BATCH_END
-            wait_for(lambda: publisher.poll() or Event.AFTER_FORWARD in publisher.wanted, "the demand")
+            wait_for(lambda: publisher.poll() or Event.AFTER_FORWARD in publisher.requested_events, "the demand")
             publisher.publish(Event.AFTER_FORWARD)
             publisher.poll()
             assert next(following).event is Event.AFTER_FORWARD

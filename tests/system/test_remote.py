@@ -104,7 +104,7 @@ def test_events_are_asked_for_as_on_the_same_machine(elsewhere: StandingBroker) 
         with Subscriber(broker=elsewhere.address, events=[Event.EPOCH_END, Event.AFTER_FORWARD]) as subscriber:
             assert subscriber.run_name == "r"
             following = iter(subscriber)
-            wait_for(lambda: publisher.poll() or Event.AFTER_FORWARD in publisher.wanted, "the demand")
+            wait_for(lambda: publisher.poll() or Event.AFTER_FORWARD in publisher.requested_events, "the demand")
             publish(publisher, 3)
             publisher.publish(Event.AFTER_FORWARD)
             publisher.publish(Event.EPOCH_END)

@@ -14,12 +14,12 @@ PYTHON = (sys.executable, "-m")
 JUDGE = """
 import hashlib, json, sys, time
 from offloop.bus import Event, RunNotFoundError, Subscriber
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 while True:
     try:
         stream = Subscriber(
             "r", stream=sys.argv[1], name="judge", barrier_events=[Event.BATCH_END],
-            demand=Demand({Event.BATCH_END: Want(1, {"weights": 1})}),
+            demand=Demand({Event.BATCH_END: EventDemand(1, {"weights": 1})}),
         )
         break
     except RunNotFoundError:

@@ -95,7 +95,7 @@ class SequenceLengthWarmup(Algorithm):
     def _length(self, elapsed: float) -> int:
         if elapsed >= self.duration:
             return self.max_seq_length
-        # Rounded, so that a step which is due at a third of the way is not late for want of the last digit.
+        # Rounded, so that a step which is due at a third of the way is not late by the last digit.
         steps = round(elapsed / self.duration * (self.max_seq_length - self.min_seq_length) / self.step_size, 6)
         return min(self.min_seq_length + int(steps) * self.step_size, self.max_seq_length)
 

@@ -82,8 +82,8 @@ def read_sharded(
     contents = tree.pop("shards", None)
     try:
         files, entries = contents["files"], [(name, *entry) for name, entry in contents["tensors"].items()]
-        wanted = [entry for entry in entries if part in (None, entry[1][0])]
-        tensors = {name: _empty(shape, getattr(torch, dtype), mesh) for name, _, shape, dtype in wanted}
+        selected = [entry for entry in entries if part in (None, entry[1][0])]
+        tensors = {name: _empty(shape, getattr(torch, dtype), mesh) for name, _, shape, dtype in selected}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"checkpoint {path} does not say what is in its shards: use another one", path=path
@@ -94,7 +94,7 @@ def read_sharded(
         own = dict(sorted(files.items())[ranks.rank :: ranks.world_size])
         _on_all(ranks, lambda: _check_files(path, own))
     _load(path / SHARDS, tensors, alone=mesh is None)
-    for name, place, _, _ in wanted:
+    for name, place, _, _ in selected:
         _put(tree, place, tensors[name])
     return tree if part is None else {part: tree.get(part)}
 
@@ -161,7 +161,7 @@ def _load(folder: Path, tensors: dict[str, Any], alone: bool) -> None:
 
     try:
         with warnings.catch_warnings():
-            # That is what is wanted.
+            # That is the expected result.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
     except CheckpointException as error:

@@ -91,7 +91,7 @@ class Ranks:
         return counts
 
     def agree(self, microseconds: int, stop: bool, has_commands: bool = False) -> tuple[int, bool, bool]:
-        """The first rank's time, whether any rank wants to stop, and whether any has commands to apply: the same answer
+        """The first rank's time, whether any rank is to stop, and whether any has commands to apply: the same answer
         on every rank."""
         self._vote[0] = microseconds if self.rank == 0 else 0
         self._vote[1] = stop

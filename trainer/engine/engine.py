@@ -88,7 +88,7 @@ class Engine:
         self,
         state: State,
         logger: AlgorithmLogger,
-        wanted: Set[Event] = frozenset(),
+        requested: Set[Event] = frozenset(),
         publish: Callable[[Event], None] | None = None,
     ) -> None:
         self._state = state
@@ -96,7 +96,7 @@ class Engine:
         # The lists and sets themselves, not copies: they change while training, and looking them up here is all that an
         # unrequested event costs.
         self._algorithms = state.algorithms
-        self._wanted = wanted
+        self._requested = requested
         self._publish = publish or _publish_nothing
         self._passes = list(default_passes)
         self._has_own_passes = False
@@ -110,7 +110,7 @@ class Engine:
         """Runs one event. Called by the training loop; by hand it reaches algorithms and callbacks as well."""
         if self._algorithms:
             self.run_algorithms(event)
-        if event in self._wanted:
+        if event in self._requested:
             self._publish(event)
 
     def run_algorithms(self, event: Event) -> None:

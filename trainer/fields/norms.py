@@ -56,7 +56,7 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
     if any(map(_is_sharded, tensors)):
-        # The ranks learn at different times what is wanted, and one that computes alone would wait for the others.
+        # The ranks receive the demand at different times, and one that computes alone would wait for the others.
         raise ConfigurationError(SHARDED)
 
 

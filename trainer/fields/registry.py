@@ -213,12 +213,12 @@ class FieldsOnDemand:
         for name, field in self._fields.items():
             if field.probe is None:
                 continue
-            is_wanted = any(demand.has_field(event, name) for event in field.events)
-            if not is_wanted and name in self._probes:
+            is_requested = any(demand.has_field(event, name) for event in field.events)
+            if not is_requested and name in self._probes:
                 del self._probes[name]
-            elif is_wanted and name in self._probes:
+            elif is_requested and name in self._probes:
                 self._probes[name][1].demand = demand
-            elif is_wanted:
+            elif is_requested:
                 schedule = _Schedule(self._state, name, field.events, demand, may_compute)
                 self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 

@@ -135,7 +135,7 @@ def _weights_checkpoint(state: State) -> TensorPayload:
 
 def _checkpoint(state: State) -> TensorPayload:
     if state.world_size > 1:
-        # The ranks learn at different times what is wanted, and the place in the data takes all of them.
+        # The ranks receive the demand at different times, and the place in the data takes all of them.
         raise ConfigurationError(
             f"a checkpoint takes all {state.world_size} ranks at once, and consumers ask one: use save_folder of the "
             "Trainer, or take the weights alone"

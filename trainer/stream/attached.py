@@ -65,8 +65,8 @@ class AttachedConsumers:
 
 
 class NamedCallbacks:
-    """What callbacks and loggers want that are given by their names, as a process says that makes them and ends: they
-    belong to a package that a training does not load.
+    """The demand of callbacks and loggers that are given by their names, as a process says that makes them and ends:
+    they belong to a package that a training does not load.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a name that there is not, and for what cannot work."""
 
@@ -95,12 +95,12 @@ class NamedCallbacks:
         self._demand = Demand.from_wire(described["demand"])
         self.barrier_events = frozenset(Event(event) for event in described["barrier_events"])
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that they handle."""
         return set(self._demand.events)
 
     def demand(self) -> Demand:
-        """What they want to be sent."""
+        """The demand of the callbacks."""
         return self._demand
 
 
@@ -127,20 +127,20 @@ def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> 
 
 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
-    """What the callbacks want to be sent.
+    """The demand of the callbacks.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an object that is not a callback."""
     demands: list[Demand] = []
     for callback in callbacks:
-        wanted_events = getattr(callback, "wanted_events", None)
-        if isinstance(callback, type) or not callable(wanted_events):
+        requested_events = getattr(callback, "requested_events", None)
+        if isinstance(callback, type) or not callable(requested_events):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise ConfigurationError(
                 f"callbacks has {what}: give objects whose class extends offloop.consumers.Callback, such as "
                 "offloop.consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes "
                 "into algorithms"
             )
-        events = {Event(event) for event in wanted_events()}
+        events = {Event(event) for event in requested_events()}
         demand = getattr(callback, "demand", None)
         demands.append(demand() if callable(demand) else Demand.of(events))
     return Demand.merge(demands)

@@ -131,7 +131,7 @@ def _barrier_events_of(callback: Any) -> set[Event]:
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for one that it does not handle."""
     events = {Event(event) for event in getattr(callback, "barrier_events", ())}
-    if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.wanted_events()}):
+    if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.requested_events()}):
         raise ConfigurationError(
             f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
             "not handle it: add the method, or correct barrier_events"

@@ -39,7 +39,7 @@ class FieldBudget:
     def limited(
         self, event: Event, names: Iterable[str], overdue: Iterable[str], number: int, moment: EventPosition | None
     ) -> list[str]:
-        """Those of the fields that are due or overdue at an event, that only consumers want who may not
+        """Those of the fields that are due or overdue at an event, that only consumers request that may not
         command."""
         # What comes once, after the last batch, delays none.
         if self.unlimited is None or event in _AT_THE_END:

@@ -56,12 +56,12 @@ class RingPublisher:
         ring: FlightRing,
         clock: Callable[[], int],
     ) -> None:
-        self.wanted: set[Event] = set(Event)
+        self.requested_events: set[Event] = set(Event)
         """The events that are to come here."""
         self._state = state
         self._published = published
         self._publish = publish
-        self._is_published = publisher.wanted
+        self._is_published = publisher.requested_events
         self._kept_events = publisher.kept_events
         self._send = publisher.send
         self._ring = ring
@@ -176,7 +176,7 @@ class RingPublisher:
 
     def close(self) -> None:
         """Ends it; the broker keeps the memory as long as it needs it."""
-        self.wanted &= self._kept_events
+        self.requested_events &= self._kept_events
         self._put = _put_nothing
         self._ring.close()
 

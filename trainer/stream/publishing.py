@@ -54,7 +54,7 @@ class _Due(NamedTuple):
     overdue: Mapping[str, Sequence[EventPosition]] = {}
     """Fields that could not be had when they were due, and when they were."""
     limited: Sequence[str] = ()
-    """Those of the fields that only consumers want who may not command."""
+    """The fields that only consumers without the right to command request."""
     left_out: Sequence[str] = ()
     """Those that these would have, but for their budget."""
 
@@ -70,12 +70,12 @@ class StatePublisher:
 
     Args:
         state, logger: what is published.
-        stream: where to, and what consumers want of it. A demand that changes takes effect with the next batch, never
+        stream: where to, and the demand for it. A demand that changes takes effect with the next batch, never
             in the middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
         always: what is published in any case.
         fields: what consumers can ask for.
         sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
-            due, and is worth waiting for, comes with the next event that it is wanted of.
+            due, and is worth waiting for, comes with the next event for which it is requested.
         clock: nanoseconds since 1970, by which events are timed.
         info: what is written down about the run, which is part of its hyperparameters.
     """
@@ -208,7 +208,7 @@ class StatePublisher:
             self._probe_phases()
 
     def take_up_demand(self) -> None:
-        """Meets what consumers want by now from the next event on: between two batches, when they were waited for."""
+        """Meets the present demand from the next event on: between two batches, when they were waited for."""
         if self._stream.demand_version != self._version:
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
@@ -224,11 +224,11 @@ class StatePublisher:
         self._heard_version = self._stream.demand_version
         if hears:
             # Those that are not requested themselves are not published: that is found out when they come. A stream
-            # that is closed wants nothing.
-            if Event.BATCH_END in self._stream.wanted:
-                self._stream.wanted |= PhaseProbe.marks
+            # that is closed requests nothing.
+            if Event.BATCH_END in self._stream.requested_events:
+                self._stream.requested_events |= PhaseProbe.marks
         elif self._hears_marks:
-            self._stream.wanted -= PhaseProbe.marks - self._always.events - self._stream.demand.events
+            self._stream.requested_events -= PhaseProbe.marks - self._always.events - self._stream.demand.events
         self._hears_marks = hears
 
     def _due(self, event: Event) -> _Due | None:
@@ -240,7 +240,7 @@ class StatePublisher:
             # An optimizer has its moments from the first batch on.
             self._reserve()
         demand = self._demand
-        if event not in self._wanted and not self._overdue:
+        if event not in self._requested and not self._overdue:
             return None
         number = self._number(event)
         moment = self._moment(event) if event in self._timed else None
@@ -322,9 +322,9 @@ class StatePublisher:
         self._changed_in = None
         self._fields.use(self._demand, self._budget.may_compute)
         self._probe_phases()
-        wanted = set() if self._sharing is None else self._fields.reserving(self._demand)
-        self._reserved &= wanted
-        self._to_reserve = wanted - self._reserved
+        requested = set() if self._sharing is None else self._fields.reserving(self._demand)
+        self._reserved &= requested
+        self._to_reserve = requested - self._reserved
         self._prepare()
 
     def _reserve(self) -> None:
@@ -335,11 +335,11 @@ class StatePublisher:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Settles what has to be looked up at which event, from what is wanted and can be had."""
+        """Settles what has to be looked up at which event, from what is requested and available."""
         self._never = len(self._fields.never)
         self._demand = self._demand.without(self._fields.never.keys())
         events = self._demand.events
-        self._wanted = events
+        self._requested = events
         self._plain = frozenset(event for event in events if self._demand.is_always_same(event))
         if self._to_reserve:
             self._plain -= {Event.BATCH_END}

@@ -52,15 +52,15 @@ class TrainingStream:
         self._servers = _check_servers(config)
         self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
         check_backlog_bytes(self._backlog_bytes)
-        wanting = _check_consumers(self._callbacks, self._loggers, config.publish)
-        demanded = demand_of(wanting)
+        requesting = _check_consumers(self._callbacks, self._loggers, config.publish)
+        demanded = demand_of(requesting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
         if config.flight_recorder is not None and not config.publish:
             raise ConfigurationError(
                 "flight_recorder holds the events of the stream: leave out publish=False, or flight_recorder"
             )
-        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, wanting)
+        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, requesting)
         self.fields = check_fields(config.fields)
         """What consumers can request."""
         self.sharing: TensorSharing | None = None
@@ -122,8 +122,8 @@ class TrainingStream:
             publish = barrier.publish
         if self._ring is not None:
             self._flight = RingPublisher(state, published, publisher, publish, self._ring, clock)
-            return Engine(state, logger, self._flight.wanted, self._flight.publish)
-        return Engine(state, logger, publisher.wanted, publish)
+            return Engine(state, logger, self._flight.requested_events, self._flight.publish)
+        return Engine(state, logger, publisher.requested_events, publish)
 
     def _start_publisher(
         self,

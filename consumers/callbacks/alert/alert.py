@@ -7,7 +7,7 @@ from offloop.bus.errors import ConfigurationError, OffloopError, close_matches
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import RunAlert, note_alert
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.context import ContextKeeper
@@ -102,14 +102,14 @@ class Alert(Callback):
         """Through which it hears where the run's directory is."""
         return [self._keeper]
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events that are published in any case: any of them may bring a metric."""
         return set(BASE_EVENTS)
 
     def demand(self) -> Demand:
         """The fields that rules are about, with the ends of batches."""
         fields = dict.fromkeys(self.fields, self.every)
-        return Demand.merge([Demand.of(BASE_EVENTS), Demand({Event.BATCH_END: Want(fields=fields)})])
+        return Demand.merge([Demand.of(BASE_EVENTS), Demand({Event.BATCH_END: EventDemand(fields=fields)})])
 
     def state_dict(self) -> dict[str, Any]:
         """How each rule stands, what the metrics are computed from, and the names that rules were not about."""
@@ -140,7 +140,7 @@ class Alert(Callback):
         values = _Values()
         values.begin(state)
         for source in self._sources:
-            if event in source.wanted_events():
+            if event in source.requested_events():
                 source.run_event(event, state, values)
         began = state.previous_timestamp if event is Event.BATCH_END else None
         now = Observation(state.time_ns, began or state.timestamp, state.timestamp)
@@ -244,12 +244,12 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 def _told_names(rule: Rule, names: Sequence[str]) -> str:
     """What a rule is about, and what it could have been about."""
     if rule.name is None:
-        wanted, meant = f"{_LOSSES}... or {_METRICS}...", ""
+        missing, meant = f"{_LOSSES}... or {_METRICS}...", ""
     else:
-        wanted = rule.name if rule.key is None else f"{rule.name}[{rule.key}]"
-        meant = close_matches(wanted, names)
+        missing = rule.name if rule.key is None else f"{rule.name}[{rule.key}]"
+        meant = close_matches(missing, names)
     shown, more = ", ".join(names[:_SHOWN_NAMES]), len(names) - _SHOWN_NAMES
-    return f"{wanted}; {meant}there were {shown}{f' and {more} more' if more > 0 else ''}"
+    return f"{missing}; {meant}there were {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def _say(message: str) -> None:

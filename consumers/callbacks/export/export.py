@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
 
 from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
@@ -86,14 +86,14 @@ class ExportForInferenceCallback(Callback):
 
     def demand(self) -> Demand:
         """The weights at the end, and the inputs of some batches before unless a sample was given."""
-        wants = {Event.FIT_END: Want(fields={"weights": 1})}
+        requests = {Event.FIT_END: EventDemand(fields={"weights": 1})}
         if self._sample_input is None:
             # At its end alone: which batch is the last one is not known before, and a training may stop after it.
-            wants[Event.BATCH_END] = Want(fields={"inputs": "end"})
-            wants[Event.BATCH_START] = Want("1ep", {"inputs": "1ep"})
-        return Demand(wants)
+            requests[Event.BATCH_END] = EventDemand(fields={"inputs": "end"})
+            requests[Event.BATCH_START] = EventDemand("1ep", {"inputs": "1ep"})
+        return Demand(requests)
 
-    def wanted_events(self) -> set[Event]:
+    def requested_events(self) -> set[Event]:
         """The events of :meth:`demand`."""
         return set(self.demand().events)
 

@@ -8,7 +8,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.trace.phases import read_phases
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
@@ -73,7 +73,7 @@ class Phases(Callback):
     def demand(self) -> Demand:
         """The phases of some batches, and when evaluations begin and end."""
         others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)
-        return Demand({Event.BATCH_END: Want(1, {"phases": self.every}), **dict.fromkeys(others, Want())})
+        return Demand({Event.BATCH_END: EventDemand(1, {"phases": self.every}), **dict.fromkeys(others, EventDemand())})
 
     def state_dict(self) -> dict[str, Any]:
         """The window, what ranks have reported of batches for which others have not, and where each rank is."""

@@ -145,8 +145,8 @@ def log_length(entries: Sequence[LogEntry], width: int) -> int:
 
 def metric_groups(view: RunView, shown: Shown) -> dict[str, list[str]]:
     """The metrics that are looked for, by group, in the order in which they are shown."""
-    wanted = shown.find.lower()
-    found = {group: [name for name in names if wanted in name.lower()] for group, names in view.groups().items()}
+    text = shown.find.lower()
+    found = {group: [name for name in names if text in name.lower()] for group, names in view.groups().items()}
     return {group: names for group, names in found.items() if names}
 
 

@@ -94,7 +94,7 @@ class RunFollower(threading.Thread):
     """Reads one attempt of a run to its end.
 
     Args:
-        open_stream: opens the stream of what a callback wants.
+        open_stream: opens the stream for the demand of a callback.
         every: after how many batches phases are measured.
         turns: shared by those that are not to read their histories all at once. Until its turn has come, a run shows
             the summary that may lie beside its ``recording``.

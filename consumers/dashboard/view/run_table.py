@@ -200,8 +200,8 @@ class RunTable:
             shown = [entry for entry in entries if not entry.archived]
             left_out, entries = len(entries) - len(shown), shown
         if order != NEWEST_FIRST:
-            wanted = {entry.run for entry in entries}
-            entries = [entry for entry in self._ordered(order) if entry.run in wanted]
+            requested = {entry.run for entry in entries}
+            entries = [entry for entry in self._ordered(order) if entry.run in requested]
         return Chosen(
             [entry for entry in entries if entry.pinned] + [e for e in entries if not e.pinned], left_out, error, best
         )

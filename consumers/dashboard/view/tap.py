@@ -16,7 +16,7 @@ from offloop.bus.recording.summary import Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.commands import Outcome
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
@@ -128,8 +128,8 @@ class RunTap(Callback):
 
     def demand(self) -> Demand:
         """The events that there are in any case, and the phases of some batches."""
-        events = {event: Want() for event in BASE_EVENTS}
-        return Demand({**events, Event.BATCH_END: Want(fields={"phases": self.every})})
+        events = {event: EventDemand() for event in BASE_EVENTS}
+        return Demand({**events, Event.BATCH_END: EventDemand(fields={"phases": self.every})})
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """One that takes in what is logged."""

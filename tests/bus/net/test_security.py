@@ -40,7 +40,7 @@ from offloop.bus.net.requests import ask_broker
 from offloop.bus.protocol.frames import Topic, decode_control, encode_control, split_frame
 from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.subscriber.commands import send_command_through
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp
 
@@ -517,7 +517,7 @@ def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, key
     for key in (keys / "stranger.key_secret", keys / "broker.key"), (None, None):
         # The broker's log is looked at for them.
         assert heard([guarded, stream], *key) == [None, None]
-    norms, sizes = (Demand({Event.BATCH_END: Want(1, {name: 1})}) for name in ("gradient_norm", "batch_bytes"))
+    norms, sizes = (Demand({Event.BATCH_END: EventDemand(1, {name: 1})}) for name in ("gradient_norm", "batch_bytes"))
     with contextlib.ExitStack() as stack:
         publisher = stack.enter_context(Publisher("r", broker=guarded, security=security("trainer")))
         publisher.publish(Event.EPOCH_START)

@@ -1,4 +1,4 @@
-"""Each wanted event once and in order, whatever the live stream loses and however it overlaps with the recording."""
+"""Each requested event once and in order, whatever the live stream loses and however it overlaps with the recording."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,15 +48,15 @@ def receive(order, live, recorded):
 
 
 @given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
-def test_any_part_of_the_stream_may_be_lost_repeated_or_late(events, data, wanted):
+def test_any_part_of_the_stream_may_be_lost_repeated_or_late(events, data, requested):
     recorded = frames(events)
     copies = data.draw(st.lists(st.integers(0, 2), min_size=len(recorded), max_size=len(recorded)))
     live = [one for one, count in zip(recorded, copies, strict=True) for _ in range(count)]
     history = data.draw(st.integers(0, len(recorded)))
-    order = StreamOrder("r", 1, wanted)
+    order = StreamOrder("r", 1, requested)
     before = [found for record in recorded[:history] if (found := order.from_record(*record))]
     got = [(snapshot.event, snapshot.seq) for snapshot in before] + receive(order, live, recorded)
-    assert got == [(event, seq) for seq, event in enumerate(events, 1) if wanted is None or event in wanted]
+    assert got == [(event, seq) for seq, event in enumerate(events, 1) if requested is None or event in requested]
     assert order.ending == Ending("finished")
     assert order.gaps == []
 
@@ -119,12 +119,12 @@ def test_the_run_does_not_end_with_an_actor_that_is_not_a_rank():
 
 
 @given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
-def test_many_records_are_what_each_of_them_is(events, data, wanted):
+def test_many_records_are_what_each_of_them_is(events, data, requested):
     recorded = [*frames(events), frame(CHECKPOINT, 1, 1, 1, 1, {"action": "save"}), ("another/batch_end/0", b"")]
     recorded += [frame(CHECKPOINT, 0, 1, 100, 50, {"action": "save"}), ("r/batch_end/0", b"malformed")]
     recorded += frames(events, rank=1) + frames(events, attempt=2) + [frame("unknown", 0, 1, 101, 50)]
     records = data.draw(st.lists(st.sampled_from(recorded), max_size=60) | st.permutations(recorded))
-    one, many = StreamOrder("r", 1, wanted), StreamOrder("r", 1, wanted)
+    one, many = StreamOrder("r", 1, requested), StreamOrder("r", 1, requested)
     expected = [found for record in records if (found := one.from_record(*record)) is not None]
     given = []
     for found in many.in_batches(records):

@@ -97,7 +97,7 @@ def test_event_times_never_go_back(runs_dir):
 
 def test_unwanted_events_are_not_published(runs_dir):
     with Publisher("r") as publisher:
-        assert Event.BEFORE_FORWARD not in publisher.wanted
+        assert Event.BEFORE_FORWARD not in publisher.requested_events
         publisher.publish(Event.BEFORE_FORWARD)
         publisher.publish("EPOCH_END")
     assert [snapshot.event for snapshot in read_back(publisher)[0]] == [Event.EPOCH_END]
@@ -274,7 +274,7 @@ def test_closing_twice_is_fine_and_publishing_afterwards_is_refused(runs_dir):
     publisher = Publisher("r")
     publisher.close()
     publisher.close()
-    assert publisher.wanted == set()
+    assert publisher.requested_events == set()
     with pytest.raises(ClosedError, match="closed"):
         publisher.publish(Event.BATCH_END)
 
@@ -548,7 +548,7 @@ def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, capl
         nonlocal batch
         batch += 1
         publisher.publish(Event.BATCH_END, batch=batch)
-        return not publisher.wanted
+        return not publisher.requested_events
 
     wait_for(goes_on, "the publisher to give up")
     assert "was killed by signal 9; another one is started" in caplog.text
@@ -626,7 +626,7 @@ def test_a_forked_child_publishes_nothing_and_ends_nothing(runs_dir):
         publisher.publish(Event.BATCH_END, batch=1)
         child = os.fork()
         if child == 0:
-            ok = not publisher.wanted
+            ok = not publisher.requested_events
             publisher.close()
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -157,8 +157,8 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
 
     def side(one: Snapshot, text: str) -> int:
         number = text.strip("+abcdefghijklmnopqrstuvwxyz")
-        has, wanted = reached(one, text.strip("+0123456789.")), Fraction(number).limit_denominator(1000)
-        return (has > wanted) - (has < wanted)
+        has, limit = reached(one, text.strip("+0123456789.")), Fraction(number).limit_denominator(1000)
+        return (has > limit) - (has < limit)
 
     def is_before_the_end(one: Snapshot) -> bool:
         return until is None or side(one, until) <= 0

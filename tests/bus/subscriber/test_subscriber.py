@@ -83,14 +83,16 @@ for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], nam
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_START)
         watcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-        wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.wanted, "the demand to arrive")
-        assert publisher.wanted - BASE_EVENTS == {Event.BATCH_START}
+        wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.requested_events, "the demand to arrive")
+        assert publisher.requested_events - BASE_EVENTS == {Event.BATCH_START}
         publish(publisher, 1, 3, Event.BATCH_START)
         assert [watcher.stdout.readline() for _ in range(3)] == [f"batch_start {batch}ba\n" for batch in (1, 2, 3)]
         watcher.kill()
         watcher.communicate()
-        wait_for(lambda: publisher.poll() or Event.BATCH_START not in publisher.wanted, "the lease to run out")
-        assert publisher.wanted == BASE_EVENTS
+        wait_for(
+            lambda: publisher.poll() or Event.BATCH_START not in publisher.requested_events, "the lease to run out"
+        )
+        assert publisher.requested_events == BASE_EVENTS
     assert batches(Recording(publisher.recording)) == [1, 2, 3]
 
 

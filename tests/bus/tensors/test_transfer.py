@@ -49,7 +49,7 @@ def pool() -> Iterator[SegmentPool]:
     pool.close()
 
 
-def wanted(reference: dict[str, Any] | None, offset: Any = 0, **further: Any) -> dict[str, Any]:
+def requested(reference: dict[str, Any] | None, offset: Any = 0, **further: Any) -> dict[str, Any]:
     return {"run": "first", "segment": reference, "offset": offset, **further}
 
 
@@ -73,7 +73,7 @@ def test_a_segment_stays_from_the_first_piece_to_the_last(pool: SegmentPool, ser
     reference = filled(pool, SIZE, 1)
     pieces = []
     for offset in range(0, SIZE, PIECE):
-        pieces.append(server.read([os.getpid()], wanted(reference, offset))["data"])
+        pieces.append(server.read([os.getpid()], requested(reference, offset))["data"])
         last = offset + PIECE >= SIZE
         assert (pool.reserve(SIZE, "weights") is not None) is last
     assert [len(piece) for piece in pieces] == [PIECE, PIECE, PIECE, 5]
@@ -84,14 +84,14 @@ def test_a_consumer_that_goes_away_is_waited_for_a_moment(
     pool: SegmentPool, server: SegmentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = filled(pool, SIZE, 1)
-    server.read([os.getpid()], wanted(reference))
+    server.read([os.getpid()], requested(reference))
     server.tidy()
     assert filled(pool, SIZE, 2) is None
     monkeypatch.setattr(server, "_idle", -1.0)
     server.tidy()
     assert filled(pool, SIZE, 2) is not None
     with pytest.raises(FieldNotAvailableError, match="too late"):
-        server.read([os.getpid()], wanted(reference, PIECE))
+        server.read([os.getpid()], requested(reference, PIECE))
 
 
 def test_segments_that_are_read_are_bounded(server: SegmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +99,11 @@ def test_segments_that_are_read_are_bounded(server: SegmentServer, monkeypatch: 
     pool = SegmentPool(3)
     references = [filled(pool, SIZE, seq) for seq in (1, 2, 3)]
     for reference in references[:2]:
-        server.read([os.getpid()], wanted(reference))
+        server.read([os.getpid()], requested(reference))
     with pytest.raises(BrokerError, match="2 segments are being read"):
-        server.read([os.getpid()], wanted(references[2]))
-    server.read([os.getpid()], wanted(references[0], 3 * PIECE))
-    server.read([os.getpid()], wanted(references[2]))
+        server.read([os.getpid()], requested(references[2]))
+    server.read([os.getpid()], requested(references[0], 3 * PIECE))
+    server.read([os.getpid()], requested(references[2]))
     assert len(server) == 2
     pool.close()
 
@@ -112,14 +112,14 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool, server: SegmentS
     reference = filled(pool, SIZE, 1)
     assert reference is not None
     with pytest.raises(FieldNotAvailableError, match=f"process {os.getpid()} publishes nothing of run 'first'"):
-        server.read([1], wanted(reference))
+        server.read([1], requested(reference))
     passwords = os.open("/etc/passwd", os.O_RDONLY)
     for stranger in ({"fd": passwords}, {"token": bytes(16)}, {"fd": 1 << 20}):
         with pytest.raises(FieldNotAvailableError, match="no such memory"):
-            server.read([os.getpid()], wanted({**reference, **stranger}))
+            server.read([os.getpid()], requested({**reference, **stranger}))
     os.close(passwords)
     with pytest.raises(FieldNotAvailableError, match="too late"):
-        server.read([os.getpid()], wanted({**reference, "size": 1 << 40}))
+        server.read([os.getpid()], requested({**reference, "size": 1 << 40}))
     assert len(server) == 0
 
 
@@ -142,15 +142,15 @@ def test_a_request_that_makes_no_sense_is_refused(
     pool: SegmentPool, server: SegmentServer, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(ProtocolError):
-        server.read([os.getpid()], {**wanted(filled(pool, SIZE, 1)), **changes})
+        server.read([os.getpid()], {**requested(filled(pool, SIZE, 1)), **changes})
     assert len(server) == 0
 
 
 def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool, server: SegmentServer) -> None:
     reference = filled(pool, SIZE, 1)
-    assert len(server.read([os.getpid()], wanted(reference, size=1 << 40))["data"]) == PIECE
-    assert server.read([os.getpid()], wanted(reference, 7, size=10))["data"] == b"\1" * 10
-    assert server.read([os.getpid()], wanted(reference, SIZE))["data"] == b""
+    assert len(server.read([os.getpid()], requested(reference, size=1 << 40))["data"]) == PIECE
+    assert server.read([os.getpid()], requested(reference, 7, size=10))["data"] == b"\1" * 10
+    assert server.read([os.getpid()], requested(reference, SIZE))["data"] == b""
 
 
 def test_the_writer_is_killed_while_its_segment_is_handed_on() -> None:
@@ -158,12 +158,12 @@ def test_the_writer_is_killed_while_its_segment_is_handed_on() -> None:
         reference = published(pipe, 5)
         assert process.pid is not None
         broker = Broker(process.pid)
-        first = broker.ask("fetch_segment", wanted(reference))["data"]
+        first = broker.ask("fetch_segment", requested(reference))["data"]
         process.kill()
         process.join()
         # What the broker has leased it can hand on to the end; nobody else gets it after that.
         rest = [
-            broker.ask("fetch_segment", wanted(reference, offset))["data"] for offset in (PIECE, 2 * PIECE, SIZE - 5)
+            broker.ask("fetch_segment", requested(reference, offset))["data"] for offset in (PIECE, 2 * PIECE, SIZE - 5)
         ]
         assert b"".join([first, *rest]) == bytes([5]) * SIZE
         with pytest.raises(FieldNotAvailableError, match=r"does not hand on these tensors: .* it has ended"):

@@ -58,10 +58,10 @@ def losses(*values: Any) -> list[Entry]:
 @given(data=st.data(), stream=entries())
 def test_the_same_run_under_another_name_at_another_time_and_watched_by_others_is_the_same(tmp_path, data, stream):
     assume(any(not entry.name.startswith("$") and entry.name not in INNER for entry in stream))
-    not_wanted = data.draw(st.sets(st.sampled_from(("$demand", *INNER))))
+    not_requested = data.draw(st.sets(st.sampled_from(("$demand", *INNER))))
     watched = []
     for entry in stream:
-        if entry.name in not_wanted:
+        if entry.name in not_requested:
             continue
         if data.draw(st.booleans()):
             watched.append(Entry(data.draw(st.sampled_from(("before_loss", "$demand"))), entry.rank, entry.batch))

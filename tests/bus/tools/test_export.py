@@ -92,22 +92,22 @@ def trained(runs_dir) -> Path:
 
 def test_every_form_has_every_event_of_a_training(trained):
     snapshots = list(Recording(trained))
-    wanted = [(state.event.value, state.seq, state.loss, state.timestamp.batch.value) for state in snapshots]
+    expected = [(state.event.value, state.seq, state.loss, state.timestamp.batch.value) for state in snapshots]
 
     rows = [row for row in read_csv(exported(trained, "csv")) if not row["event"].startswith("$")]
     assert [
         (row["event"], int(row["seq"]), float(row["loss"]) if row["loss"] else None, int(row["batch"])) for row in rows
-    ] == wanted
+    ] == expected
     lines = [row for row in read_jsonl(exported(trained, "jsonl")) if not row["event"].startswith("$")]
-    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in lines] == wanted
+    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in lines] == expected
     assert [row["lr"] for row in lines] == [dict(state.lr) for state in snapshots]
     table = pa.parquet.read_table(exported(trained, "parquet")).to_pylist()
     events = [row for row in table if not row["event"].startswith("$")]
-    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in events] == wanted
+    assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in events] == expected
     found = [message for *_, message in read_mcap(exported(trained, "json-mcap"))]
     assert [
         (row["event"], row["seq"], row.get("loss"), row["batch"]) for row in found if not row["event"].startswith("$")
-    ] == wanted
+    ] == expected
 
     last = [state.eval_metrics["eval_a"]["CrossEntropy"] for state in snapshots if state.event is Event.EVAL_END][-1]
     assert float(rows[-1]["eval_metrics/eval_a/CrossEntropy"]) == last

@@ -1,4 +1,4 @@
-"""What consumers want: merged without wanting more, bounded, and forgotten with whoever wanted it."""
+"""Demand: merged without requesting more, bounded, and dropped with its lease."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from offloop.bus.broker.leases import MAX_LEASES, Leases
 from offloop.bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from offloop.bus.protocol.frames import decode_control, encode_control
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL, batch_number
 from offloop.bus.types.timeouts import Timeouts
@@ -22,9 +22,9 @@ from offloop.consumers.api.logger import Logger
 INNER = Event.AFTER_TRAIN_BATCH
 names = st.sampled_from(["gradient_norm", "parameter_norm", "queue", "größe"])
 intervals = st.one_of(st.integers(1, 12), st.integers(1, MAX_INTERVAL))
-wants = st.builds(Want, every=intervals, fields=st.dictionaries(names, intervals, max_size=3))
+requests = st.builds(EventDemand, every=intervals, fields=st.dictionaries(names, intervals, max_size=3))
 delays = st.none() | st.floats(0, 1)
-demands = st.builds(Demand, st.dictionaries(st.sampled_from(Event), wants, max_size=4), delays)
+demands = st.builds(Demand, st.dictionaries(st.sampled_from(Event), requests, max_size=4), delays)
 
 
 def travelled(demand: Demand) -> Demand:
@@ -65,12 +65,12 @@ def test_a_field_that_is_due_brings_its_event(demand: Demand, event: Event, numb
 
 
 def test_every_10th_and_every_15th_batch_are_not_every_5th() -> None:
-    demand = Demand.merge([Demand({INNER: Want(10)}), Demand({INNER: Want(15)})])
+    demand = Demand.merge([Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})])
     assert [number for number in range(1, 61) if demand.is_due(INNER, number)] == [10, 15, 20, 30, 40, 45, 50, 60]
 
 
 def test_base_events_come_every_time_and_their_fields_when_they_are_due() -> None:
-    demand = Demand({Event.BATCH_END: Want(10, {"gradient_norm": 10}), INNER: Want(10)})
+    demand = Demand({Event.BATCH_END: EventDemand(10, {"gradient_norm": 10}), INNER: EventDemand(10)})
     assert [demand.is_due(Event.BATCH_END, number) for number in (9, 10)] == [True, True]
     assert [demand.due_fields(Event.BATCH_END, number) for number in (9, 10)] == [(), ("gradient_norm",)]
     assert [demand.is_due(INNER, number) for number in (9, 10)] == [False, True]
@@ -79,14 +79,18 @@ def test_base_events_come_every_time_and_their_fields_when_they_are_due() -> Non
 
 
 def test_demands_that_cause_the_same_are_equal() -> None:
-    assert Demand.merge([Demand({INNER: Want(10)}), Demand({INNER: Want(5)})]) == Demand({INNER: Want(5)})
-    assert Demand({Event.BATCH_END: Want(10)}) == Demand.of([Event.BATCH_END])
-    assert Demand({INNER: Want(10)}) != Demand({INNER: Want(5)})
+    assert Demand.merge([Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(5)})]) == Demand(
+        {INNER: EventDemand(5)}
+    )
+    assert Demand({Event.BATCH_END: EventDemand(10)}) == Demand.of([Event.BATCH_END])
+    assert Demand({INNER: EventDemand(10)}) != Demand({INNER: EventDemand(5)})
     assert (bool(Demand()), bool(Demand.of([INNER]))) == (False, True)
 
 
 def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
-    demand = Demand({INNER: Want(), Event.BATCH_START: Want(2), Event.BATCH_END: Want(1, {"gradient_norm": 1})})
+    demand = Demand(
+        {INNER: EventDemand(), Event.BATCH_START: EventDemand(2), Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})}
+    )
     same = {event for event in demand.events if demand.is_always_same(event)}
     assert same == {INNER}
 
@@ -101,12 +105,12 @@ def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
         ({"fields": {"gradient_norm": -1}}, "every of field 'gradient_norm' is -1"),
         ({"fields": {"gradient norm": 1}}, "'gradient norm' cannot be the name of a field"),
         ({"fields": {"x" * 101: 1}}, "at most 100 characters"),
-        ({"fields": {f"field_{number}": 1 for number in range(65)}}, "65 fields are wanted of one event"),
+        ({"fields": {f"field_{number}": 1 for number in range(65)}}, "65 fields are requested of one event"),
     ],
 )
 def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as error:
-        Want(**arguments)
+        EventDemand(**arguments)
     assert "\n" not in str(error.value)
 
 
@@ -177,7 +181,7 @@ def test_anything_else_is_refused_in_the_same_way(value: Any) -> None:
 
 def test_what_a_newer_reader_asks_for_beside_what_is_known_is_skipped() -> None:
     value = {"batch_middle": {"every": [3]}, INNER.value: {"every": [3], "until": 500}, 7: {}}
-    assert Demand.from_wire(value) == Demand({INNER: Want(3)})
+    assert Demand.from_wire(value) == Demand({INNER: EventDemand(3)})
 
 
 # -- numbers of batches -----------------------------------------------------------------------------------------------
@@ -221,7 +225,7 @@ def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
 
 
 def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
-    leases, ten, fifteen = Leases(), Demand({INNER: Want(10)}), Demand({INNER: Want(15)})
+    leases, ten, fifteen = Leases(), Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})
     leases.renew(b"a", ten, now=100.0, name="alice")
     leases.renew(b"b", fifteen, now=102.0)
     assert leases.merged(102.0) == Demand.merge([ten, fifteen])
@@ -276,19 +280,19 @@ def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
     leases = Leases()
     accepted, fields_each = 0, 50
     for consumer in range(3):
-        demand = Demand({INNER: Want(1, {f"field_{consumer}_{number}": 1 for number in range(fields_each)})})
+        demand = Demand({INNER: EventDemand(1, {f"field_{consumer}_{number}": 1 for number in range(fields_each)})})
         try:
             leases.renew(str(consumer).encode(), demand, now=0)
             accepted += 1
         except BrokerError as error:
-            assert "together want too much" in str(error)  # noqa: PT017
+            assert "together request too much" in str(error)  # noqa: PT017
     assert accepted == 1
     assert travelled(leases.merged(0)) == leases.merged(0)
     primes = [number for number in range(2, 400) if all(number % part for part in range(2, math.isqrt(number) + 1))]
     refused = 0
     for prime in primes:
         try:
-            leases.renew(f"every {prime}".encode(), Demand({Event.BATCH_START: Want(prime)}), now=1)
+            leases.renew(f"every {prime}".encode(), Demand({Event.BATCH_START: EventDemand(prime)}), now=1)
         except BrokerError:
             refused += 1
     assert (len(primes), refused) == (78, 78 - 64)
@@ -297,12 +301,12 @@ def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
 
 def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
     leases = Leases()
-    leases.renew(b"a", Demand({INNER: Want(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
-    small = Demand({INNER: Want(5, {"queue": 5})})
+    leases.renew(b"a", Demand({INNER: EventDemand(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
+    small = Demand({INNER: EventDemand(5, {"queue": 5})})
     leases.renew(b"b", small, now=0)
     before = leases.merged(0)
     with pytest.raises(BrokerError):
-        leases.renew(b"b", Demand({INNER: Want(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
+        leases.renew(b"b", Demand({INNER: EventDemand(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
     assert leases.merged(1) == before
     assert leases.merged(Timeouts.lease) == Demand()
 
@@ -325,8 +329,8 @@ def snapshot_of(batch: int, event: Event = Event.BATCH_END, **fields: Any) -> Sn
 
 
 def test_a_callback_asks_for_its_events_and_fields_at_its_interval() -> None:
-    want = Want(10, {"gradient_norm": 10})
-    assert Norms().demand() == Demand({Event.BATCH_END: want, INNER: want})
+    request = EventDemand(10, {"gradient_norm": 10})
+    assert Norms().demand() == Demand({Event.BATCH_END: request, INNER: request})
     often = Norms()
     often.every = 5  # type: ignore[misc]
     assert demand_of([Norms(), often]) == often.demand()
@@ -385,7 +389,7 @@ def test_it_sees_the_same_alone_and_beside_others(parts: list[Demand], event: Ev
 
 
 def test_an_event_that_is_wanted_for_a_field_s_sake_alone_goes_with_it() -> None:
-    alone, both = Demand({INNER: Want(None, {"a": 5, "b": 10})}), Demand({INNER: Want(20, {"a": 5})})
+    alone, both = Demand({INNER: EventDemand(None, {"a": 5, "b": 10})}), Demand({INNER: EventDemand(20, {"a": 5})})
     assert [number for number in range(1, 21) if alone.is_due(INNER, number)] == [5, 10, 15, 20]
     assert alone.without({"a"}) == alone
     assert not alone.without({"a", "b", "c"})

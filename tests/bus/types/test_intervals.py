@@ -13,7 +13,7 @@ from training import Act, gold_evaluators, gold_trainer
 
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, EventPosition, check_interval, is_due
 from offloop.bus.types.timestamp import Time, Timestamp
@@ -180,7 +180,7 @@ NO_INTERVALS = [
 @pytest.mark.parametrize("interval", [*NO_INTERVALS, "x" * 99, f"{MAX_INTERVAL + 1}ba"])
 def test_what_is_no_interval_is_refused_on_either_side(interval: Any) -> None:
     with pytest.raises(ConfigurationError, match="not an interval") as error:
-        Want(fields={"weights": interval})
+        EventDemand(fields={"weights": interval})
     assert "\n" not in str(error.value)
     with pytest.raises(ProtocolError, match="in the demand for batch_end"):
         Demand.from_wire({"batch_end": {"fields": {"weights": [interval]}}})
@@ -189,10 +189,10 @@ def test_what_is_no_interval_is_refused_on_either_side(interval: Any) -> None:
 @pytest.mark.parametrize("interval", ["10sp", "1iter", "90sec", "5tok", "1ep+end", "end"])
 def test_what_cannot_be_told_within_a_batch_is_refused_there(interval: str) -> None:
     with pytest.raises(ConfigurationError, match="does not divide a batch, at before_forward"):
-        Demand({INNER: Want(fields={"inputs": interval})})
+        Demand({INNER: EventDemand(fields={"inputs": interval})})
     with pytest.raises(ProtocolError, match="does not divide a batch"):
         Demand.from_wire({"eval_before_forward": {"every": [interval]}})
-    assert Demand({Event.BATCH_END: Want(fields={"weights": interval})})
+    assert Demand({Event.BATCH_END: EventDemand(fields={"weights": interval})})
 
 
 # -- what a callback sees ---------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ texts = st.sampled_from([1, 3, 4, "2ba", "1ep", "13sp", "0.25dur", "1ep+end", "e
 
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(1, 8), st.sampled_from([*CHECKPOINTS, Event.BATCH_END]))
 def test_it_sees_the_same_alone_and_beside_others(intervals: list[int | str], batch: int, event: Event) -> None:
-    demands = [Demand({event: Want(one, {"weights": one})}) for one in intervals]
+    demands = [Demand({event: EventDemand(one, {"weights": one})}) for one in intervals]
     merged = Demand.from_wire(Demand.merge(demands).to_wire())
     assert merged == Demand.merge(demands)
     published, alone = (view_for(demand, snapshot_at(batch, event, weights=1.5)) for demand in (merged, demands[0]))
@@ -224,13 +224,13 @@ def test_it_sees_the_same_alone_and_beside_others(intervals: list[int | str], ba
 
 
 def test_it_sees_the_first_microbatch_only_where_another_takes_all() -> None:
-    demand = Demand({INNER: Want("1ep", {"inputs": "1ep"})})
+    demand = Demand({INNER: EventDemand("1ep", {"inputs": "1ep"})})
     first = view_for(demand, snapshot_at(4, INNER, inputs=1.5))
     assert first is not None
     assert first.on_demand == ("inputs",)
     assert view_for(demand, snapshot_at(4, INNER, inputs=1.5, microbatch=1)) is None
     assert view_for(demand, snapshot_at(5, INNER, inputs=1.5)) is None
-    every = view_for(Demand({INNER: Want(1, {"inputs": 1})}), snapshot_at(4, INNER, inputs=1.5, microbatch=1))
+    every = view_for(Demand({INNER: EventDemand(1, {"inputs": 1})}), snapshot_at(4, INNER, inputs=1.5, microbatch=1))
     assert every is not None
     # It does not learn that another one counts them.
     assert every.on_demand == ("inputs",)
@@ -239,16 +239,16 @@ def test_it_sees_the_first_microbatch_only_where_another_takes_all() -> None:
 def test_what_comes_late_is_seen_by_whoever_was_to_have_it_and_by_no_other() -> None:
     late = {"weights": [["batch_checkpoint", [0, 0, 3, 18, *[0] * 10], [0, 0, 2, 12, *[0] * 10]]]}
     snapshot = snapshot_at(5, weights=1.5, late=late)
-    seen = view_for(Demand({Event.BATCH_CHECKPOINT: Want("3ba", {"weights": "3ba"})}), snapshot)
+    seen = view_for(Demand({Event.BATCH_CHECKPOINT: EventDemand("3ba", {"weights": "3ba"})}), snapshot)
     assert seen is not None
     assert (seen.on_demand, seen.weights) == (("weights",), 1.5)
     for other in ("2ba", 4):
-        assert view_for(Demand({Event.BATCH_CHECKPOINT: Want(other, {"weights": other})}), snapshot) is None
+        assert view_for(Demand({Event.BATCH_CHECKPOINT: EventDemand(other, {"weights": other})}), snapshot) is None
     # One that was due elsewhere is not.
-    assert view_for(Demand({Event.BATCH_CHECKPOINT: Want("1ep", {"weights": "1ep"})}), snapshot) is None
+    assert view_for(Demand({Event.BATCH_CHECKPOINT: EventDemand("1ep", {"weights": "1ep"})}), snapshot) is None
 
 
 @pytest.mark.parametrize("late", [5, {"weights": 5}, {"weights": [5]}, {"weights": [["no_event", [], None]]}, {5: []}])
 def test_what_makes_no_sense_of_being_late_is_not_heeded(late: Any) -> None:
-    demand = Demand({Event.BATCH_CHECKPOINT: Want("3ba", {"weights": "3ba"})})
+    demand = Demand({Event.BATCH_CHECKPOINT: EventDemand("3ba", {"weights": "3ba"})})
     assert view_for(demand, snapshot_at(5, weights=1.5, late=late)) is None

@@ -133,7 +133,7 @@ def test_fields_are_asked_for_and_looked_up() -> None:
     assert told.alert.fields == ("gradient_norm", "memory_stats")
     demand = Alert(["gradient_norm > 100"], every=10).demand()
     assert demand.to_wire()["batch_end"]["fields"] == {"gradient_norm": [10]}
-    assert [event for event, want in demand.to_wire().items() if want["fields"]] == ["batch_end"]
+    assert [event for event, request in demand.to_wire().items() if request["fields"]] == ["batch_end"]
     fields = {"gradient_norm": 101.0, "memory_stats": {"allocated_mem": 8}, "batch_size": 6}
     told.over([batch_end(1), batch_end(2, **fields), batch_end(3)])
     assert [(notice.metric, notice.value) for notice in told.notices] == [

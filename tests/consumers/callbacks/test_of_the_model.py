@@ -22,7 +22,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, JsonlLogger, Runner
@@ -139,7 +139,7 @@ def test_optimizer_monitor_asks_for_no_more_than_it_logs() -> None:
         OptimizerMonitor(only_global=True): ("gradient_norm", 10),
     }
     for monitor, (field, every) in demands.items():
-        assert monitor.demand() == Demand({Event.BATCH_END: Want(1, {field: every})})
+        assert monitor.demand() == Demand({Event.BATCH_END: EventDemand(1, {field: every})})
     with pytest.raises(ConfigurationError, match="batch_log_interval counts batches and is at least 1, not 0"):
         OptimizerMonitor(batch_log_interval=0)
 

@@ -112,7 +112,7 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
 
 
 def test_detailed_asks_for_three_more_events() -> None:
-    more = StallMonitor(detailed=True).wanted_events() - StallMonitor().wanted_events()
+    more = StallMonitor(detailed=True).requested_events() - StallMonitor().requested_events()
     assert more == {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
     stream: list[Snapshot] = []
     for batch in range(8):

@@ -157,13 +157,14 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (
             ["--replay", "r.mcap", "--start", "9ep", "--until", "12ep"],
             1,
-            "nothing was replayed: no event that these callbacks want is from 9ep on and until 12ep; "
+            "nothing was replayed: no event that these callbacks request is from 9ep on and until 12ep; "
             "'offloop show PATH' shows how long the run was",
         ),
         (
             ["--replay", "r.mcap", "--loop", "-c", "mine.py:Evaluations"],
             1,
-            "nothing was replayed: no event that these callbacks want is in this recording; 'offloop show PATH' shows",
+            "nothing was replayed: no event that these callbacks request is in this recording; 'offloop show PATH' "
+            "shows",
         ),
     ],
 )

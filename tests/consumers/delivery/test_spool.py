@@ -270,7 +270,7 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: Ru
     spool = opened(context, server, no_pause)
     for step in (1, 2):
         log(spool, step)
-        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+        wait_for(lambda expected=step: len(server.rows) == expected, "the row")
     log(spool, 3)
     spool.close()
     assert server.steps == [1, 2, 1, 2, 3]
@@ -496,7 +496,7 @@ def test_records_that_were_sent_do_not_fill_the_disk(context: RunContext, monkey
     state: dict[str, Any] = {}
     for step in range(1, 40):
         state = log_committed(spool, step)
-        wait_for(lambda wanted=step: len(server.rows) == wanted, "the row")
+        wait_for(lambda expected=step: len(server.rows) == expected, "the row")
     (directory,) = spool_directories(context)
     wait_for(lambda: sum(file.stat().st_size for file in directory.glob("records-*")) < 2000, "a short file")
     spool.close()

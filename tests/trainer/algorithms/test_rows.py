@@ -106,16 +106,16 @@ def test_truncation_keeps_the_beginning_of_every_tensor() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(rows=st.integers(1, 4), length=st.integers(1, 20), wanted=st.integers(1, 20))
-def test_without_truncation_all_tokens_that_fill_a_row_are_kept_in_order(rows: int, length: int, wanted: int) -> None:
-    warmup = SequenceLengthWarmup(min_seq_length=wanted, max_seq_length=wanted, truncate=False)
+@given(rows=st.integers(1, 4), length=st.integers(1, 20), expected=st.integers(1, 20))
+def test_without_truncation_all_tokens_that_fill_a_row_are_kept_in_order(rows: int, length: int, expected: int) -> None:
+    warmup = SequenceLengthWarmup(min_seq_length=expected, max_seq_length=expected, truncate=False)
     tokens = text(rows, length)
     inputs, targets = seen_batches(warmup, [(tokens, tokens)])[0]
     assert torch.equal(inputs, targets)
-    if wanted >= length:
+    if expected >= length:
         assert torch.equal(inputs, tokens)
     else:
-        assert inputs.shape == (rows * length // wanted, wanted)
+        assert inputs.shape == (rows * length // expected, expected)
         assert torch.equal(inputs.flatten(), torch.arange(inputs.numel()))
 
 

@@ -54,13 +54,13 @@ def test_what_does_not_match_is_not_applied() -> None:
 
 def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted() -> None:
     calls: list[str] = []
-    wanted = {Event.BATCH_END}
+    requested = {Event.BATCH_END}
     state = make_state(algorithms=[Noting("a", calls)])
-    engine = Engine(state, AlgorithmLogger(state), wanted, lambda event: calls.append(f"publish:{event.value}"))
+    engine = Engine(state, AlgorithmLogger(state), requested, lambda event: calls.append(f"publish:{event.value}"))
     engine.run_event(Event.BATCH_START)
     engine.run_event(Event.BATCH_END)
-    wanted.add(Event.BATCH_START)
-    wanted.discard(Event.BATCH_END)
+    requested.add(Event.BATCH_START)
+    requested.discard(Event.BATCH_END)
     engine.run_event(Event.BATCH_START)
     engine.run_event(Event.BATCH_END)
     published = [call for call in calls if call.startswith("publish")]

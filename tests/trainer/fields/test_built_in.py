@@ -14,7 +14,7 @@ from gold import GoldMLP, gold_loader
 from torch import Tensor, nn
 from training import Act
 
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import State
 from offloop.trainer.device.device import CpuDevice
@@ -96,7 +96,9 @@ def test_norms_of_each_parameter(monkeypatch: pytest.MonkeyPatch, frozen: bool) 
     model.net[0].bias.requires_grad_(not frozen)
     optimizer = NotingSGD(model, lr=0.1, momentum=0.9, weight_decay=0.1)
     asked = {"gradient_norms": 1, "parameter_norms": 1, "moment_norms": 1, "update_norms": 1, "gradient_norm": 1}
-    stream = Stream(Demand({BATCH_END: Want(1, asked), AFTER_TRAIN_BATCH: Want(1, {"gradient_norms": 1})}))
+    stream = Stream(
+        Demand({BATCH_END: EventDemand(1, asked), AFTER_TRAIN_BATCH: EventDemand(1, {"gradient_norms": 1})})
+    )
     train(monkeypatch, stream, 6, model=model, optimizers=optimizer)
     trained = [name for name in NAMES if not (frozen and name == "net.0.bias")]
     for event in (AFTER_TRAIN_BATCH, BATCH_END):
@@ -144,7 +146,7 @@ def test_weights_are_copied_where_updates_are_due_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, interval: int | str, batches: list[int]
 ) -> None:
     copied = copies_of_weights(monkeypatch)
-    stream = Stream(Demand({BATCH_END: Want(1, {"update_norms": interval})}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, {"update_norms": interval})}))
     train(monkeypatch, stream, 35)
     assert stream.batches_with("update_norms") == batches
     if interval != "60sp":
@@ -161,7 +163,7 @@ def test_without_anybody_who_asks_nothing_is_watched(monkeypatch: pytest.MonkeyP
         hooks.append(sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules))
 
     both = {"update_norms": 1, "activations": 1}
-    stream = Stream(Demand({BATCH_END: Want(1, both)}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, both)}))
     stream.after_sending = {10: Demand()}
     train(monkeypatch, stream, 12, algorithms=[Act(look, AFTER_TRAIN_BATCH)])
     last = stream.batches_with("activations")[-1]
@@ -178,8 +180,8 @@ def test_what_takes_watching_for_is_there_as_soon_as_a_demand_is_met(
     monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
     both = {"update_norms": 1, "activations": 1}
-    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want()}))
-    stream.after_sending = {sent: Demand({BATCH_END: Want(1, both)})}
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand()}))
+    stream.after_sending = {sent: Demand({BATCH_END: EventDemand(1, both)})}
     train(monkeypatch, stream, 12)
     [(before, _)] = stream.in_effect
     fields = [fields for event, _, fields in stream.sent[before:] if event is BATCH_END]
@@ -284,7 +286,7 @@ def test_the_model_s_summary_counts_each_parameter_once() -> None:
 def test_what_a_gpu_tells_is_left_out_on_a_cpu_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = Stream(Demand({BATCH_END: Want(1, {"memory_stats": 1, "gpu_utilization": 1})}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, {"memory_stats": 1, "gpu_utilization": 1})}))
     with caplog.at_level(logging.WARNING, "offloop"):
         train(monkeypatch, stream, 5)
     reasons = [fields["not_sent"] for event, _, fields in stream.sent if event is BATCH_END]
@@ -359,7 +361,7 @@ def test_activations_are_those_of_the_first_forward_pass_of_the_batch(
     monkeypatch: pytest.MonkeyPatch, microbatch: int | None
 ) -> None:
     model = Seen()
-    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(1, {"activations": 2})}))
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand(1, {"activations": 2})}))
     train(
         monkeypatch, stream, 6, model=model, eval_dataloader=gold_loader("eval_a", 12, 5), eval_interval="1ba",
         device_train_microbatch_size=microbatch,
@@ -393,7 +395,7 @@ def test_activations_of_tuples_maps_and_whole_numbers(monkeypatch: pytest.Monkey
             self.odd(batch[0], [batch[0] > 0, batch[0] + 1])
             return super().forward(batch)
 
-    stream = Stream(Demand({BATCH_END: Want(1, {"activations": 1})}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, {"activations": 1})}))
     train(monkeypatch, stream, 1, model=Model())
     [found] = values_of(stream, "activations")
     places = {key.partition("/")[2] for key in found}
@@ -486,7 +488,7 @@ def test_what_an_optimizer_reports_stands_before_the_gradient_of_the_same_parame
 
 
 def everywhere(names: Iterable[str]) -> Demand:
-    return Demand(dict.fromkeys(Event, Want(1, dict.fromkeys(names, 1))))
+    return Demand(dict.fromkeys(Event, EventDemand(1, dict.fromkeys(names, 1))))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -554,7 +556,7 @@ def test_a_model_that_is_trained_no_more_has_no_hooks(monkeypatch: pytest.Monkey
 
 
 def test_an_event_for_the_sake_of_a_field_that_never_comes_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(None, {"memory_stats": 1})}))
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})}))
     train(monkeypatch, stream, 5)
     assert [batch for event, batch, _ in stream.sent if event is AFTER_TRAIN_BATCH] == [0]
 
@@ -565,7 +567,7 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
 
     monkeypatch.setattr(torch, "empty_like", full)
     monkeypatch.setattr("offloop.trainer.fields.activations.statistics", full)
-    stream = Stream(Demand({BATCH_END: Want(1, {"update_norms": 1, "activations": 1, "gradient_norm": 1})}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, {"update_norms": 1, "activations": 1, "gradient_norm": 1})}))
     train(monkeypatch, stream, 3)
     sent = [fields for event, _, fields in stream.sent if event is BATCH_END]
     assert len(sent) == 3
@@ -574,6 +576,6 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
 
 
 def test_a_complex_number_is_refused_and_not_the_training_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({BATCH_END: Want(1, {"phase": 1})}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, {"phase": 1})}))
     train(monkeypatch, stream, 2, fields={"phase": lambda state: torch.tensor(1j)})
     assert all("phase" in fields["not_sent"] for event, _, fields in stream.sent if event is BATCH_END)

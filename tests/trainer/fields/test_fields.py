@@ -14,7 +14,7 @@ from gold import GoldMLP, gold_loader
 from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, State
 from offloop.trainer.algorithms.gradient_clipping import GradientClipping
@@ -60,7 +60,9 @@ def test_a_field_is_computed_when_somebody_asks_for_it_and_only_then(
 
 
 def test_an_inner_event_is_published_as_often_as_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    demand = Demand({AFTER_TRAIN_BATCH: Want(4), Event.BATCH_START: Want(), Event.EVAL_BATCH_END: Want(3)})
+    demand = Demand(
+        {AFTER_TRAIN_BATCH: EventDemand(4), Event.BATCH_START: EventDemand(), Event.EVAL_BATCH_END: EventDemand(3)}
+    )
     stream = Stream(demand)
     train(monkeypatch, stream, 10, eval_dataloader=gold_loader("eval_a", 24, 4), eval_interval="5ba")
     numbers = {event: [batch + 1 for one, batch, _ in stream.sent if one is event] for event in demand.events}
@@ -71,7 +73,7 @@ def test_an_inner_event_is_published_as_often_as_it_is_wanted(monkeypatch: pytes
 
 
 def test_what_is_recorded_in_any_case_comes_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want(4, {"count": 8})}), always=BASE_EVENTS | {AFTER_TRAIN_BATCH})
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand(4, {"count": 8})}), always=BASE_EVENTS | {AFTER_TRAIN_BATCH})
     train(monkeypatch, stream, 16, fields={"count": Counting()}, record=["after_train_batch"])
     assert [batch for one, batch, _ in stream.sent if one is AFTER_TRAIN_BATCH] == list(range(16))
     assert stream.batches_with("count", AFTER_TRAIN_BATCH) == [8, 16]
@@ -85,7 +87,7 @@ def test_a_demand_takes_effect_with_the_next_batch_and_never_within_one(
     monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
     events = (Event.BATCH_START, AFTER_TRAIN_BATCH, BATCH_END, Event.BATCH_CHECKPOINT)
-    stream = Stream(Demand({AFTER_TRAIN_BATCH: Want()}))
+    stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand()}))
     stream.after_sending = {sent: asking(1, *events)}
     train(monkeypatch, stream, 20, fields={"count": Counting()})
     with_count = {event: stream.batches_with("count", event) for event in events}
@@ -132,7 +134,13 @@ def norm_by_hand(tensors: Iterable[torch.Tensor]) -> float:
 def test_norms_are_of_what_the_optimizers_use(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]) -> None:
     both = {"gradient_norm": 1, "parameter_norm": 1}
     stream = Stream(
-        Demand({AFTER_TRAIN_BATCH: Want(1, both), BATCH_END: Want(1, both), Event.EPOCH_END: Want(1, both)})
+        Demand(
+            {
+                AFTER_TRAIN_BATCH: EventDemand(1, both),
+                BATCH_END: EventDemand(1, both),
+                Event.EPOCH_END: EventDemand(1, both),
+            }
+        )
     )
     model = GoldMLP()
     gradients: list[float] = []
@@ -173,7 +181,8 @@ def test_computing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch, precisi
         return tensors, losses, torch.get_rng_state()
 
     plain, asked = (
-        outcome(demand) for demand in (Demand(), Demand(dict.fromkeys(Event, Want(1, dict.fromkeys(BUILT_IN, 1)))))
+        outcome(demand)
+        for demand in (Demand(), Demand(dict.fromkeys(Event, EventDemand(1, dict.fromkeys(BUILT_IN, 1)))))
     )
     assert all(torch.equal(one, other) for one, other in zip(plain[0], asked[0], strict=True))
     assert plain[1] == asked[1]

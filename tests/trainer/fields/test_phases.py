@@ -10,7 +10,7 @@ from fake_gpu import TimedGpu
 from field_stream import Stream, asking, train
 from gold import gold_loader
 
-from offloop.bus.types.demand import BASE_EVENTS, Demand, Want
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer.fields.phases import MAX_SPANS, PhaseProbe
 
@@ -91,7 +91,7 @@ def test_nobody_who_does_not_ask_is_sent_the_events_that_phases_are_told_from(mo
     assert {event for event, _, _ in stream.sent} <= BASE_EVENTS
     unasked = Stream()
     train(monkeypatch, unasked, batches=10)
-    assert unasked.wanted <= BASE_EVENTS
+    assert unasked.requested_events <= BASE_EVENTS
     assert [event for event, _, _ in stream.sent] == [event for event, _, _ in unasked.sent]
 
 
@@ -179,11 +179,11 @@ def test_an_evaluation_is_in_no_batch(monkeypatch: pytest.MonkeyPatch, clock: Cl
 
 
 def test_another_demand_in_between_costs_a_batch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = asking(1, field="phases")
-    stream = Stream(wanted)
-    stream.after_sending[9] = Demand.merge([wanted, Demand({Event.BEFORE_LOSS: Want(2)})])
+    requested = asking(1, field="phases")
+    stream = Stream(requested)
+    stream.after_sending[9] = Demand.merge([requested, Demand({Event.BEFORE_LOSS: EventDemand(2)})])
     stream.after_sending[20] = Demand()
-    stream.after_sending[30] = wanted
+    stream.after_sending[30] = requested
     train(monkeypatch, stream, batches=60)
     batches = list(phases_of(stream))
     without = [batch for batch in range(1, 61) if batch not in batches]
@@ -194,9 +194,9 @@ def test_another_demand_in_between_costs_a_batch_at_most(monkeypatch: pytest.Mon
 
 
 def test_who_asks_in_the_middle_of_a_batch_gets_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({Event.AFTER_LOSS: Want(1)}))
+    stream = Stream(Demand({Event.AFTER_LOSS: EventDemand(1)}))
     # In the middle of the fifth batch: FIT_START, EPOCH_START, and two events of each batch come before.
-    stream.after_sending[13] = Demand.merge([Demand({Event.AFTER_LOSS: Want(1)}), asking(1, field="phases")])
+    stream.after_sending[13] = Demand.merge([Demand({Event.AFTER_LOSS: EventDemand(1)}), asking(1, field="phases")])
     train(monkeypatch, stream, batches=9)
     assert list(phases_of(stream))[-4:] == [6, 7, 8, 9]
     reasons = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]
@@ -224,11 +224,11 @@ class Asks:
 def test_a_batch_within_which_another_demand_comes_is_not_told_in_part(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = asking(1, field="phases")
-    stream = Stream(wanted)
-    more = Demand.merge([wanted, Demand({Event.AFTER_LOSS: Want(1)})])
+    requested = asking(1, field="phases")
+    stream = Stream(requested)
+    more = Demand.merge([requested, Demand({Event.AFTER_LOSS: EventDemand(1)})])
     # As in a pause, in which the publisher listens although nothing is published.
-    loader = Asks(gold_loader("train", 30, 6), {4: lambda: stream.want(more), 8: lambda: stream.want(wanted)})
+    loader = Asks(gold_loader("train", 30, 6), {4: lambda: stream.request(more), 8: lambda: stream.request(requested)})
     train(monkeypatch, stream, batches=12, train_dataloader=loader)
     found = phases_of(stream)
     assert len(found) >= 8
@@ -248,11 +248,11 @@ def test_a_stream_that_has_closed_is_not_opened_again(monkeypatch: pytest.Monkey
         send(event, timestamp, *rest)
         if timestamp[2] == 4 and event is BATCH_END:
             # As a publisher does when no broker takes the run any more.
-            stream.wanted.clear()
+            stream.requested_events.clear()
 
     monkeypatch.setattr(stream, "send", lose_broker)
     train(monkeypatch, stream, batches=12)
-    assert stream.wanted == set()
+    assert stream.requested_events == set()
     assert max(batch for _, batch, _ in stream.sent) == 4
 
 
@@ -312,7 +312,7 @@ def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch
     stream.after_sending[5] = Demand()
     train(monkeypatch, stream, batches=20)
     assert 0 < len(calls) < 60
-    assert stream.wanted <= BASE_EVENTS
+    assert stream.requested_events <= BASE_EVENTS
 
 
 def test_a_batch_begins_by_the_clock_that_events_are_timed_by(monkeypatch: pytest.MonkeyPatch) -> None:

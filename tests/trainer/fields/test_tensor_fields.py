@@ -22,7 +22,7 @@ from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import Segment, SegmentPool
 from offloop.bus.tensors.view import Tensors, open_tensors
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
@@ -47,7 +47,7 @@ class Taker(Callback):
         self.taken: list[tuple[int, dict[str, Any]]] = []
 
     def demand(self) -> Demand:
-        return Demand({self._event: Want(self._every, dict.fromkeys(self._names, self._every))})
+        return Demand({self._event: EventDemand(self._every, dict.fromkeys(self._names, self._every))})
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         copies = {

@@ -188,11 +188,11 @@ def test_what_cannot_be_pickled_is_named(argument: str, tmp_path: Path) -> None:
 
 
 def test_the_events_of_callbacks_are_published_from_the_start() -> None:
-    class Wants:
-        def wanted_events(self) -> set[str]:
+    class Requests:
+        def requested_events(self) -> set[str]:
             return {"batch_start", "AFTER_LOSS"}
 
-    assert demand_of([Wants(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+    assert demand_of([Requests(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
 
 
 def test_ctrl_c_reaches_no_process_that_is_asked_about_callbacks() -> None:

@@ -8,7 +8,7 @@ from field_stream import BATCH_END, Stream, asking, train
 from training import Act, FakeClock
 
 from offloop.bus.broker.leases import Leases
-from offloop.bus.types.demand import Demand, Want
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import AT_END
 from offloop.trainer.stream import publishing
@@ -66,7 +66,7 @@ def test_what_those_ask_for_who_may_command_comes_every_time(monkeypatch: pytest
 def test_an_event_that_comes_for_its_fields_alone_does_not_come_without_them(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    stream = Stream(Demand({Event.AFTER_LOSS: Want(None, {"large": 1})}))
+    stream = Stream(Demand({Event.AFTER_LOSS: EventDemand(None, {"large": 1})}))
     stream.unlimited_demand = Demand()
     viewed(monkeypatch, stream, clock)
     assert stream.batches_with("large", Event.AFTER_LOSS) == [1, 12, 23]
@@ -75,7 +75,7 @@ def test_an_event_that_comes_for_its_fields_alone_does_not_come_without_them(
 
 def test_fields_that_are_watched_for_are_spread_too(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     both = {"large": 1, "update_norms": 1}
-    stream = Stream(Demand({BATCH_END: Want(1, both)}))
+    stream = Stream(Demand({BATCH_END: EventDemand(1, both)}))
     stream.unlimited_demand = Demand()
     viewed(monkeypatch, stream, clock)
     first, *others = stream.batches_with("large")
@@ -118,7 +118,7 @@ def test_leases_of_those_who_may_only_view_are_told_apart() -> None:
 def test_what_viewers_ask_for_at_the_end_comes_whatever_came_before(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    at_end = Demand({Event.FIT_END: Want(AT_END, {"large": AT_END})})
+    at_end = Demand({Event.FIT_END: EventDemand(AT_END, {"large": AT_END})})
     stream = Stream(Demand.merge([asking(1, field="large"), at_end]))
     stream.unlimited_demand = Demand()
     viewed(monkeypatch, stream, clock, batches=25)

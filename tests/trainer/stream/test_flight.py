@@ -56,7 +56,7 @@ class Recorded(Stream):
             self._gpu.run(self._issued)
             self._issued = len(self._gpu._copies)
             if len(self.batches_with("loss")) == self._broker_until:
-                self.wanted.clear()
+                self.requested_events.clear()
 
 
 @pytest.fixture
