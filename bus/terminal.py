@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -17,8 +17,52 @@ _A_MOMENT = 0.01
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
 
+_COLUMN = 30
+"""The widest first column of the help: wider options have a line of their own, as in click."""
+
 _HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """What a group raises that is given no command, in newer versions of click. Its message is the help."""
+
+
+class Command(click.Command):
+    """A command whose help has the frequent options first, and the others under "More options".
+
+    Args:
+        frequent: Names of the frequent options, such as ``--where``, in the order of the help. Without any, there is
+            one list of options.
+    """
+
+    def __init__(self, *arguments: Any, frequent: Sequence[str] = (), **settings: Any) -> None:
+        settings["context_settings"] = {**HELP, **(settings.get("context_settings") or {})}
+        super().__init__(*arguments, **settings)
+        self._frequent = frequent
+
+    def split_options(self, ctx: click.Context) -> tuple[list[click.Option], list[click.Option]]:
+        """The frequent options, and the others."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        by_name = {name: one for one in options for name in one.opts}
+        first = [by_name[name] for name in self._frequent] or options
+        return first, [one for one in options if one not in first]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the frequent options, then the others."""
+        first, others = self.split_options(ctx)
+        write_options({"Options": first, "More options": others}, ctx, formatter)
+
+
+def write_options(
+    sections: Mapping[str, Sequence[click.Option]], ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    """Writes options under headings, all in the same columns."""
+    records = {
+        heading: [record for one in options if (record := one.get_help_record(ctx))]
+        for heading, options in sections.items()
+    }
+    width = max(len(names) for listed in records.values() for names, _ in listed)
+    for heading, listed in records.items():
+        if listed:
+            with formatter.section(heading):
+                formatter.write_dl([(names.ljust(min(width, _COLUMN)), text) for names, text in listed])
 
 
 def run_command(command: click.Command) -> NoReturn:

@@ -17,7 +17,7 @@ from offloop.automatic import ATTACHED, VARIABLE
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 from offloop.bus.types.disabled import VARIABLE as DISABLED
 from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
@@ -27,17 +27,19 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 
 
 @click.command(
+    cls=Command,
     short_help="Run a script as a run, without a line in it.",
-    context_settings={**HELP, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
+    frequent=("--name", "--callbacks", "--log", "-o"),
 )
 @click.option("--name", metavar="NAME", help="The run's name [default: a new one].")
 @callbacks_option
 @loggers_option
 @settings_option
 @click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Where runs live [default: $OFFLOOP_RUNS_DIR or runs]."
+    "--runs-dir", type=click.Path(path_type=Path), help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
 )
-@click.option("--broker", metavar="ADDRESS", help="A broker to publish through, such as tcp://10.0.0.1:5570.")
+@click.option("--broker", metavar="ADDRESS", help="Publish through the broker at tcp://HOST:5570.")
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Your secret key for that broker.")
 @click.option("--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="That broker's public key.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")

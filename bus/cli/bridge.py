@@ -8,7 +8,7 @@ import click
 
 from offloop.bus.cli.options import runs_dir_option
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
@@ -26,7 +26,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return size
 
 
-@click.command(short_help="Copy a run into NATS JetStream.", context_settings=HELP)
+@click.command(cls=Command, short_help="Copy a run into NATS JetStream.")
 @click.argument("run")
 @runs_dir_option
 @click.option(

@@ -14,7 +14,7 @@ from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
 from offloop.bus.strict_json import plain
-from offloop.bus.terminal import HELP, describe_os_error
+from offloop.bus.terminal import Command, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
 
 if TYPE_CHECKING:
@@ -59,21 +59,26 @@ def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-@click.command(name="compare", short_help="Compare the results or events of runs.", context_settings=HELP)
+@click.command(
+    cls=Command,
+    name="compare",
+    short_help="Compare the results or events of runs.",
+    frequent=("--events", "--all", "--json", "--runs-dir"),
+)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("--events", is_flag=True, help="Compare every event of two runs.")
-@click.option("--all", "everything", is_flag=True, help="Also what says by what and where they were started.")
+@click.option("--all", "everything", is_flag=True, help="Also the command, versions and machine.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.option(
     "--tolerance",
     type=float,
     metavar="NUMBER",
-    help="With --events: numbers are the same up to this distance, or this share of the larger one. Default: 0.",
+    help="With --events: accept numbers that differ by this much, or by this share of the larger one. Default: 0.",
 )
-@click.option("--times", is_flag=True, help="With --events: also when things happened and how long they took.")
+@click.option("--times", is_flag=True, help="With --events: also times and durations.")
 @runs_dir_option
 @_check_events
-@broker_options("With --events: runs of the broker there, such as tcp://10.0.0.1:5570.")
+@broker_options("With --events: runs of the broker at tcp://HOST:5570.")
 def compare_runs(
     runs: tuple[str, ...],
     events: bool,

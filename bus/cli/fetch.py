@@ -11,7 +11,7 @@ import click
 from offloop.bus.cli.options import parse_bound_option, stream_options
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2
 
 
-@click.command(name="fetch", short_help="Get a part of a recording from a host.", context_settings=HELP)
+@click.command(cls=Command, name="fetch", short_help="Get a part of a recording from a host.")
 @click.argument("run")
 @click.option("--host", required=True, metavar="NAME", help="Whose recording: $OFFLOOP_HOST there, or its host name.")
 @click.option("--from", "start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")

@@ -27,7 +27,7 @@ from offloop.bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.plugins.registry import list_entry_points
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP, run_command
+from offloop.bus.terminal import HELP, Command, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
 if TYPE_CHECKING:
@@ -147,7 +147,13 @@ effect yet: during a long evaluation, for example.
 """.format("\n".join(f"{name:<12}{effect}" for name, effect in COMMANDS.items()))
 
 
-@bus.command(help=_SEND_HELP, short_help="Command a live run.", context_settings={"ignore_unknown_options": True})
+@bus.command(
+    cls=Command,
+    help=_SEND_HELP,
+    short_help="Command a live run.",
+    context_settings={"ignore_unknown_options": True},
+    frequent=("--reason", "--wait", "--runs-dir"),
+)
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")

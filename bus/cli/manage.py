@@ -10,7 +10,7 @@ import click
 from offloop.bus.cli.options import runs_dir_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, table
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 
 EXIT_KEPT = 1
 
@@ -28,7 +28,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return [tag.strip() for value in values for tag in value.split(",")]
 
 
-@click.command(name="edit", short_help="Tag, pin, archive or rename runs, or write a note.", context_settings=HELP)
+@click.command(cls=Command, name="edit", short_help="Tag, pin, archive or rename runs, or write a note.")
 @_chosen_runs
 @click.option("--tag", callback=_tags, multiple=True, metavar="TAG,...", help="Add these tags; more than once.")
 @click.option("--untag", callback=_tags, multiple=True, metavar="TAG,...", help="Remove these tags; more than once.")
@@ -76,7 +76,7 @@ def edit_runs(
             say(f"run {path.name} is now {target.name}, in {target}")
 
 
-@click.command(name="rm", short_help="Delete runs.", context_settings=HELP)
+@click.command(cls=Command, name="rm", short_help="Delete runs.")
 @_chosen_runs
 @click.option("--archived", is_flag=True, help="With --where: also runs that are archived.")
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloop.bus.net.nkeys import public_nkey
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,17 +23,22 @@ def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callab
     return click.option(f"--{role}", role, multiple=True, metavar="[TEAM:]KEY", help=help_text)
 
 
-@click.command("nats-config", short_help="Write the configuration of a NATS server.", context_settings=HELP)
+@click.command(
+    "nats-config",
+    cls=Command,
+    short_help="Write the configuration of a NATS server.",
+    frequent=("--publish", "--view", "--command", "--cert", "--cert-key", "--cluster"),
+)
 @_users("publish", "Who copies runs to the servers: the training's hosts. More than once.")
 @_users("view", "Who reads runs, and asks for fields within the viewers' budget.")
 @_users("command", "Who also commands trainings.")
 @click.option("--cert", type=_FILE, metavar="FILE", help="The server's certificate, in PEM.")
 @click.option("--cert-key", type=_FILE, metavar="FILE", help="The certificate's secret key.")
-@click.option("--ca", type=_FILE, metavar="FILE", help="With --cluster: who signed the servers' certificates.")
+@click.option("--ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
 @click.option("--listen", metavar="HOST:PORT", help="Default: 0.0.0.0:4222 with --cert, else 127.0.0.1:4222.")
 @click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
 @click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
-@click.option("--name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE of its environment.")
+@click.option("--name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
 def nats_config(
     publish: tuple[str, ...],
     view: tuple[str, ...],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 runs_dir_option = click.option(
-    "--runs-dir", metavar="DIR", help="Where runs live. Default: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."
+    "--runs-dir", metavar="DIR", help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
 )
 
 
@@ -52,12 +52,10 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
             "--ca",
             type=_FILE,
             metavar="FILE",
-            help="With --stream: who signed their certificates. Default: $OFFLOOP_CA.",
+            help="With --stream: CA file. Default: $OFFLOOP_CA.",
         ),
-        click.option(
-            "--nkey", type=_FILE, metavar="FILE", help="With --stream: the seed of your nkey. Default: $OFFLOOP_NKEY."
-        ),
-        click.option("--stream", metavar="ADDRESS", help="Reads runs from NATS JetStream there: nats://HOST:4222."),
+        click.option("--nkey", type=_FILE, metavar="FILE", help="With --stream: nkey seed. Default: $OFFLOOP_NKEY."),
+        click.option("--stream", metavar="ADDRESS", help="Read runs from NATS JetStream: nats://HOST:4222."),
     ):
         with_gateway = option(with_gateway)
     return with_gateway

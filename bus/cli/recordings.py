@@ -10,7 +10,7 @@ import click
 from offloop.bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 from offloop.bus.tools.logs import SOURCES
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
@@ -38,8 +38,15 @@ def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 
 _force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
 _choice_options = _options(
-    click.option("--events", metavar="NAME,...", help="Only these events, such as batch_end,epoch_end."),
-    click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this rank; more than once."),
+    click.option("--events", metavar="NAME,...", help="Only these events: batch_end,epoch_end."),
+    click.option(
+        "--rank",
+        "ranks",
+        type=click.IntRange(min=0),
+        multiple=True,
+        metavar="N",
+        help="Only this rank; may be repeated.",
+    ),
 )
 
 
@@ -47,14 +54,19 @@ def _output_option(default: str) -> Callable[[_Command], _Command]:
     return click.option("-o", "--output", metavar="FILE", help=f"What to write. Default: {default}.")
 
 
-@click.command(name="export", short_help="Write a recording for other tools.", context_settings=HELP)
+@click.command(
+    cls=Command,
+    name="export",
+    short_help="Write a recording for other tools.",
+    frequent=("--to", "--output", "--events", "--rank", "--force"),
+)
 @click.argument("file")
-@click.option("--to", required=True, type=click.Choice(FORMATS), help="In which form.")
+@click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
 @_output_option("beside it, such as recording-1.csv")
 @_choice_options
 @_force_option
 @runs_dir_option
-@broker_options("Export a run of the broker there, such as tcp://10.0.0.1:5570.")
+@broker_options("Export a run of the broker at tcp://HOST:5570.")
 def export_recording(
     file: str,
     to: str,
@@ -93,20 +105,20 @@ def export_recording(
     _say_findings(done)
 
 
-@click.command(name="import", short_help="Make a run of another tool's log.", context_settings=HELP)
+@click.command(cls=Command, name="import", short_help="Make a run of another tool's log.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
-@click.option("--from", "source", required=True, type=click.Choice(list(SOURCES)), help="What wrote it.")
-@click.option("--name", metavar="NAME", help="What to call the run. Default: the name of the log's folder or file.")
 @click.option(
-    "--step-column", metavar="NAME", help="Of csv and jsonl: what counts the steps. Default: step or the like."
+    "--from", "source", required=True, type=click.Choice(list(SOURCES)), metavar="TOOL", help="What wrote it."
 )
+@click.option("--name", metavar="NAME", help="The run's name. Default: that of the log's folder or file.")
+@click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
 @runs_dir_option
 def import_log(path: Path, source: str, name: str | None, step_column: str | None, runs_dir: str | None) -> None:
     """Make a finished run of a log of another tool, to replay it, compare it, and see it beside other runs.
 
     \b
-    tensorboard       a folder of event files, or several of them, each of which becomes a run
-    csv               a table with a column of steps, such as Lightning's metrics.csv
+    tensorboard       a folder of event files, or several; each becomes a run
+    csv               a table with a column of steps: Lightning's metrics.csv
     jsonl             a JSON object for each step in a line of its own
     hf-trainer-state  the trainer_state.json of a Hugging Face trainer
 
@@ -138,7 +150,7 @@ def convert_recordings() -> None:
     """Write recordings that are made of other recordings, which stay as they are."""
 
 
-@convert_recordings.command(name="cut", short_help="Write a part of a recording.", context_settings=HELP)
+@convert_recordings.command(cls=Command, name="cut", short_help="Write a part of a recording.")
 @click.argument("file")
 @click.option("--start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
 @click.option("--until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
@@ -174,7 +186,7 @@ def cut_recording(
     _say_findings(replace(done, left_out=()))
 
 
-@convert_recordings.command(name="merge", short_help="Join recordings of one attempt of a run.", context_settings=HELP)
+@convert_recordings.command(cls=Command, name="merge", short_help="Join recordings of one attempt of a run.")
 @click.argument("files", nargs=-1, required=True)
 @_output_option("beside the first, such as recording-1.merged.mcap")
 @_force_option
@@ -196,9 +208,7 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
     _say_findings(done)
 
 
-@convert_recordings.command(
-    name="recover", short_help="Write a clean recording from a damaged one.", context_settings=HELP
-)
+@convert_recordings.command(cls=Command, name="recover", short_help="Write a clean recording from a damaged one.")
 @click.argument("run")
 @_output_option("beside it, such as recording-1.recovered.mcap")
 @runs_dir_option

@@ -21,7 +21,7 @@ from offloop.bus.cli.options import (
 )
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 EXIT_TROUBLE = 1
 
 
-@click.command(short_help="Serve a recording as if it were live.", context_settings=HELP)
+@click.command(
+    cls=Command,
+    short_help="Serve a recording as if it were live.",
+    frequent=("--rate", "--start", "--until", "--loop", "--name"),
+)
 @click.argument("run", metavar="RECORDING")
 @click.option(
     "--rate",
@@ -45,16 +49,13 @@ EXIT_TROUBLE = 1
     "--start",
     callback=parse_bound_option,
     metavar="TIME",
-    help="From there on, after the events before the first batch: 2ep, 100ba, 0.5dur; 90sec of training; +90s after "
-    "the recording began; 2026-11-21T10:00.",
+    help="From there on: 2ep, 100ba, 0.5dur, 90sec, +90s, 2026-11-21T10:00.",
 )
-@click.option(
-    "--until", callback=parse_bound_option, metavar="TIME", help="Up to there; what is at that time is included."
-)
-@click.option("--loop", is_flag=True, help="Again and again, each time as a new attempt of the run, until Ctrl-C.")
-@click.option("--name", metavar="NAME", help="What the served run is called. Default: a new name.")
+@click.option("--until", callback=parse_bound_option, metavar="TIME", help="Up to there, inclusive.")
+@click.option("--loop", is_flag=True, help="Repeat until Ctrl-C, each time as a new attempt.")
+@click.option("--name", metavar="NAME", help="Name of the served run. Default: a new name.")
 @runs_dir_option
-@broker_options("Serve it through the broker there. Default: a broker of its own is started.", reads=False)
+@broker_options("Serve through this broker. Default: a new one.", reads=False)
 @functools.partial(stream_options, into="stream")
 def replay(
     run: str,

@@ -14,7 +14,7 @@ from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, shor
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, table
 from offloop.bus.strict_json import plain
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 """The details that are among the results too."""
 
 
-@click.command(name="runs", short_help="List the runs.", context_settings=HELP)
+@click.command(
+    cls=Command,
+    name="runs",
+    short_help="List the runs.",
+    frequent=("--where", "--sort", "--columns", "--live", "--json"),
+)
 @runs_dir_option
 @broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
@@ -229,7 +234,9 @@ def _reached(listed: dict[str, Any]) -> str:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-@click.command(name="show", short_help="Show one run or recording.", context_settings=HELP)
+@click.command(
+    cls=Command, name="show", short_help="Show one run or recording.", frequent=("--details", "--json", "--runs-dir")
+)
 @click.argument("run")
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with the details, for programs.")

@@ -14,8 +14,8 @@ COMMANDS: Mapping[str, str] = {
     "checkpoint": "writes a checkpoint",
     "pause": "pauses until 'resume' or 'stop'",
     "resume": "continues after 'pause'",
-    "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or a setting of the trainer's own",
-    "dump": "writes the flight recorder's last batches to a recording; at once, also while the loop hangs",
+    "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
+    "dump": "writes the flight recorder's batches, even while the loop hangs",
 }
 """What a trainer understands, and what it does then, as ``offloop send --help`` shows it. Takes effect at
 the next boundary between two batches; but for ``dump``, which the broker obeys."""

@@ -2,11 +2,13 @@
 
 import contextlib
 import inspect
+import itertools
 import os
 import re
 import shlex
 import signal
 import sys
+import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ import click
 
 from offloop.bus import printing
 from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
-from offloop.bus.terminal import run_command
+from offloop.bus.terminal import HELP, Command, run_command, write_options
 from offloop.trainer.arguments import missing_extra
 from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from offloop.trainer.config import expand_groups
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
 _PATIENCE = 10.0
+_FREQUENT = ("--max-duration", "--run-name", "--seed", "--device", "--save-folder", "--autoresume")
+"""The options of all tasks that the help of a task explains."""
 
 
 class _Refused(click.ClickException):
@@ -189,17 +193,23 @@ def _built_in_tasks() -> list[tuple[str, str]]:
     return [(name, find_task(name).help.partition("\n")[0]) for name in sorted(BUILT_IN)]
 
 
-class _TaskCommand(click.Command):
-    """Shows its options under headings."""
+class _TaskCommand(Command):
+    """Names the options that all tasks have by their headings, but for the frequent ones."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        common = [option for options in COMMON_OPTIONS.values() for option in options]
-        # Those of the task, and the one for help.
-        own = [parameter for parameter in self.get_params(ctx) if parameter not in common]
-        sections: list[tuple[str, Sequence[click.Parameter]]] = [("Options", own), *COMMON_OPTIONS.items()]
-        for heading, options in sections:
-            with formatter.section(heading):
-                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx))])
+        first, others = self.split_options(ctx)
+        write_options({"Options": first}, ctx, formatter)
+        width = formatter.width - max(map(len, COMMON_OPTIONS)) - 6
+        with formatter.section("More options ('trainer --list-options' explains them)"):
+            for heading, options in COMMON_OPTIONS.items():
+                names = ", ".join(_names(option) for option in options if option in others)
+                # Wrapped here, as click breaks lines within names of options.
+                lines = textwrap.fill(names, width, break_on_hyphens=False)
+                formatter.write_dl([(heading.ljust(max(map(len, COMMON_OPTIONS))), f"\b\n{lines}")])
+
+
+def _names(option: click.Option) -> str:
+    return "/".join((option.opts[-1], *option.secondary_opts))
 
 
 _OWN_TASK = (
@@ -213,14 +223,15 @@ _OWN_TASK = (
     invoke_without_command=True,
     short_help="Train a task, such as digits, as a run.",
     subcommand_metavar="TASK [OPTIONS]",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=HELP,
 )
 @click.option("--list", "show_list", is_flag=True, help="Show the tasks, and exit.")
+@click.option("--list-options", is_flag=True, help="Show the options that all tasks have, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
 @click.option("--list-fields", is_flag=True, help="Show what consumers can ask a training for, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fields: bool) -> None:
+def trainer(ctx: click.Context, show_list: bool, list_options: bool, list_algorithms: bool, list_fields: bool) -> None:
     """Train a model and publish what happens, for consumers to watch.
 
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
@@ -233,6 +244,9 @@ def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fie
         for name, text in _built_in_tasks():
             click.echo(f"{name:<{width}}  {text}")
         click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
+        ctx.exit()
+    if list_options:
+        _print_options()
         ctx.exit()
     if list_algorithms:
         _print_algorithms()
@@ -247,6 +261,13 @@ def trainer(ctx: click.Context, show_list: bool, list_algorithms: bool, list_fie
 def main() -> None:
     """Entry point."""
     run_command(trainer)
+
+
+def _print_options() -> None:
+    context = click.get_current_context()
+    formatter = context.make_formatter()
+    write_options(COMMON_OPTIONS, context, formatter)
+    click.echo(formatter.getvalue().strip())
 
 
 def _print_algorithms() -> None:
@@ -281,8 +302,14 @@ def _task_command(task: Task) -> click.Command:
         _run_task(task, values, beginning)
 
     own = [_click_option(option) for option in task.options if option.name not in OPTION_NAMES]
-    common = [option for options in COMMON_OPTIONS.values() for option in options]
-    return _TaskCommand(task.name, params=[*own, *common], callback=run, help=task.help, short_help=task.help)
+    return _TaskCommand(
+        task.name,
+        params=[*own, *itertools.chain(*COMMON_OPTIONS.values())],
+        callback=run,
+        help=task.help,
+        short_help=task.help,
+        frequent=(*(option.opts[0] for option in own), *_FREQUENT, "--help"),
+    )
 
 
 def _click_option(option: TaskOption) -> click.Option:

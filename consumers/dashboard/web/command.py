@@ -10,7 +10,7 @@ import click
 
 from offloop.bus.cli.options import runs_dir_option, stream_options
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP
+from offloop.bus.terminal import Command
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
 
 if TYPE_CHECKING:
@@ -29,14 +29,12 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=10,
             show_default=True,
             metavar="N",
-            help="After how many batches the phases of a step are measured.",
+            help="Batches between two measurements of the phases.",
         ),
-        click.option("--open-browser", is_flag=True, help="Opens the page in a browser of this machine."),
+        click.option("--open-browser", is_flag=True, help="Open the page in a browser of this machine."),
         click.option("--certificate-key", type=_FILE, metavar="FILE", help="Its key."),
         click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM."),
-        click.option(
-            "--tokens", type=_FILE, metavar="FILE", help="The secrets that links carry; made if it does not exist."
-        ),
+        click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing."),
         click.option(
             "--port",
             type=click.IntRange(0, 65535),
@@ -44,14 +42,18 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=f"Default: {FIRST_PORT}, or the next that is free.",
         ),
         click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others take --tokens and TLS."
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
         ),
     ):
         command = option(command)
     return command
 
 
-@click.command(short_help="Show all runs, or the named ones, in the browser.", context_settings=HELP)
+@click.command(
+    cls=Command,
+    short_help="Show all runs, or the named ones, in the browser.",
+    frequent=("--runs-dir", "--port", "--open-browser", "--wait"),
+)
 @click.argument("arguments", nargs=-1, metavar="[RUN | RUNS_DIR]...")
 @runs_dir_option
 @click.option("--broker", "brokers", multiple=True, metavar="ADDRESS", help="Also the runs of the broker there.")
@@ -61,10 +63,10 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "broker_keys",
     multiple=True,
     metavar="FILE",
-    help="A broker's public key: one for all, or one for each in their order. Default: $OFFLOOP_BROKER_KEY.",
+    help="Its public key: one for all, or one each. Default: $OFFLOOP_BROKER_KEY.",
 )
 @functools.partial(stream_options, into="stream")
-@click.option("--wait", is_flag=True, help="Waits for each RUN that does not exist yet.")
+@click.option("--wait", is_flag=True, help="Wait for each RUN that does not exist yet.")
 @_serving_options
 def ui(
     arguments: tuple[str, ...],

@@ -235,6 +235,40 @@ def test_every_command_has_help():
         assert all(option.help for option in command.params if isinstance(option, click.Option))
 
 
+def contexts(command=bus, name="offloop", parent=None):
+    """The contexts of all commands that are no groups."""
+    context = click.Context(command, parent=parent, info_name=name, terminal_width=80, **command.context_settings)
+    if not isinstance(command, click.Group):
+        yield context
+        return
+    for child in command.list_commands(context):
+        yield from contexts(command.get_command(context, child), child, context)
+
+
+@pytest.mark.parametrize("context", list(contexts()), ids=lambda context: context.command_path)
+def test_the_help_of_a_command_begins_with_its_frequent_options(context):
+    lines = context.get_help().splitlines()
+    assert len(lines) <= 46
+    assert max(map(len, lines)) <= 80
+    options = [line for line in lines if re.match("  -", line)]
+    is_split = any(line.startswith("More options") for line in lines)
+    assert is_split or len(options) <= 9
+    if is_split:
+        frequent = lines[lines.index("Options:") + 1 : lines.index("", lines.index("Options:"))]
+        assert 3 <= len([line for line in frequent if re.match("  -", line)]) <= 13
+        # Every option is in one of the two lists.
+        shown = context.get_help()
+        assert all(max(one.opts, key=len) in shown for one in context.command.params if isinstance(one, click.Option))
+
+
+def test_the_options_of_all_tasks_are_explained_apart():
+    help_text, listed = invoke("train", "digits", "--help"), invoke("train", "--list-options")
+    assert "'trainer --list-options' explains them" in help_text
+    assert "--load-weights-only" in help_text
+    assert re.search(r"--keep N +How many checkpoints to keep", listed)
+    assert "How many checkpoints to keep" not in help_text
+
+
 def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
     points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
     monkeypatch.setattr(cli, "list_entry_points", lambda group: (points.select(group=group), []))
