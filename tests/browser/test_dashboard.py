@@ -169,6 +169,11 @@ def test_the_theme_follows_the_system_and_can_be_chosen(served, browser):
         there.page.get_by_role("button", name="Theme: as the system has it").click()
         there.page.get_by_role("button", name="Theme: dark").click()
         there.page.locator("body:not(.body--dark)").wait_for()
+        assert "theme" not in there.page.url
+        there.page.goto("about:blank")
+        there.page.goto(served.url)
+        there.page.get_by_role("button", name="Theme: light").wait_for()
+        there.page.locator("body:not(.body--dark)").wait_for()
 
 
 def test_a_page_on_a_phone_fits_its_width(served, browser):

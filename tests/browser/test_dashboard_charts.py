@@ -53,7 +53,7 @@ def _sees_the_whole_run(there: Visit) -> None:
     there.waits_for(lambda: there.drawn(PHASES, "forward"), "the phases")
 
 
-def test_the_pointer_over_one_chart_shows_its_place_in_the_others(served, browser):
+def test_the_pointer_over_one_chart_shows_its_values_and_its_place_in_the_others(served, browser):
     with visit(browser, served.url, viewport={"width": 900, "height": 2000}) as there:
         _sees_the_whole_run(there)
         box = there.box(LOSS)
@@ -61,15 +61,20 @@ def test_the_pointer_over_one_chart_shows_its_place_in_the_others(served, browse
         assert there.box(PHASES)["width"] > 1.5 * box["width"]
         tips = there.page.locator(".tip").filter(visible=True)
 
-        def shown() -> list[int]:
-            there.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 100)
-            heads = [tip.splitlines()[0] for tip in tips.all_inner_texts()]
-            return [int(head.split(":")[0].removeprefix("batch ").replace(",", "")) for head in heads]
+        line = "chart.getModel().getComponent('xAxis', 0).get(['axisPointer', 'status']) === 'show'"
+        at = "chart.getModel().getComponent('xAxis', 0).get(['axisPointer', 'value'])"
 
-        there.waits_for(lambda: len(shown()) == 5, "the values of that place in each chart")
-        assert all(abs(place - 0.75 * BATCHES) < 0.05 * BATCHES for place in shown()), shown()
+        def heads() -> list[str]:
+            there.page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 100)
+            return [tip.splitlines()[0] for tip in tips.all_inner_texts()]
+
+        there.waits_for(
+            lambda: all(there.plot(chart, line) for chart in (LOSS, RATE, PHASES) if heads()), "a line in each"
+        )
+        assert len(heads()) == 1, "the values of the chart below the pointer"
+        assert all(abs(there.plot(one, at) - 0.75 * BATCHES) < 0.05 * BATCHES for one in (LOSS, RATE, PHASES))
         there.page.mouse.move(1, 1)
-        there.waits_for(lambda: tips.count() == 0, "no chart to show a place")
+        there.waits_for(lambda: tips.count() == 0 and not there.plot(PHASES, line), "no place in any chart")
 
 
 def test_smoothing_is_an_average_with_weights_that_fall_with_the_distance(served, browser):

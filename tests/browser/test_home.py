@@ -225,8 +225,12 @@ def test_selected_runs_are_drawn_over_one_another_beside_what_differs_in_them(se
         table = there.page.get_by_label("Hyperparameters")
         first = table.locator("tbody tr").first
         there.waits_for(lambda: first.locator("td").all_inner_texts() == ["config/lr", "≠", "0.1", "0.01"], "the rates")
+        same = table.get_by_text("config/width")
+        assert same.count() == 0, "what is the same in both"
+        there.page.get_by_role("switch", name="also what is the same").click()
+        same.wait_for()
         there.page.get_by_role("link", name="all runs").click()
-        shows(there, 12)
+        there.sees("2 selected")
         row(there, BEST).get_by_role("link").click()
         there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
 

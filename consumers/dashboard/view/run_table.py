@@ -94,7 +94,7 @@ class RunTable:
     @property
     def usual_columns(self) -> tuple[str, ...]:
         """The columns that are shown unless others are chosen: among them the hyperparameters in which the newest runs
-        differ, and what they are measured by."""
+        differ, and what they are measured by; first those that most of them have."""
         if self._usual is None:
             newest = self._newest_first[:_LOOKED_AT]
             folder = ("folder",) if self.has_folders else ()
@@ -109,18 +109,22 @@ class RunTable:
         return self._usual
 
     def _metrics_of(self, entries: Sequence[RunEntry]) -> list[str]:
-        """The loss, and the metrics that most runs have, by their best values where they have such."""
+        """The loss, and metrics that most runs have, by their best values where they have such."""
         count: dict[str, int] = {}
         for entry in entries:
             for name in entry.metrics:
                 if name.startswith(("metrics/", "loss/")):
                     count[name] = count.get(name, 0) + 1
         losses = [name for name in count if name.startswith("loss/")]
-        loss = "loss/train/total" if "loss/train/total" in count else min(losses, default=None)
+        rare = {name for name in count if 2 * count[name] < len(entries)}
+        loss = min(losses, key=lambda name: (name in rare, name != "loss/train/total", name), default=None)
         better = {name: self.names.direction(name) for name in count if name.startswith("metrics/")}
         measured = sorted(
             better,
-            key=lambda name: (better[name] is None, "/train/" in name, better[name] == "min", -count[name], name),
+            key=lambda name: (
+                *(name in rare, better[name] is None, "/train/" in name, better[name] == "min"),
+                *(-count[name], name),
+            ),
         )
         return [
             *([loss] if loss else []),
@@ -337,15 +341,20 @@ def _has_words(entry: RunEntry, words: Sequence[str]) -> bool:
 
 
 def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
-    """The hyperparameters of which there are several values; first those that people compare runs by."""
+    """The hyperparameters of which there are several values; first those that half of the runs have, and that people
+    compare runs by."""
     values: dict[str, set[str]] = {}
+    count: dict[str, int] = {}
     for entry in entries:
         for name, value in entry.hyperparameters.items():
             if is_of_the_training(name):
                 values.setdefault(name, set()).add(str(value))
+                count[name] = count.get(name, 0) + 1
     several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(_SAID_ELSEWHERE)]
     # What it was started with says most; then what has few values, of which runs are compared.
-    several.sort(key=lambda name: (not name.startswith("config/"), len(values[name]), name))
+    several.sort(
+        key=lambda name: (2 * count[name] < len(entries), not name.startswith("config/"), len(values[name]), name)
+    )
     titles: dict[str, str] = {}
     for name in several:
         titles.setdefault(name.rpartition("/")[2], name)

@@ -178,7 +178,7 @@ class HomePage:
         ui.html('<a class="skip" href="#table">Skip to the table</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
         opening = self._opening
-        top = PageTop(opening.role, opening.view_link, _KEYS, "")
+        top = PageTop(opening.role, opening.view_link, _KEYS)
         self._table = _home_class()()
         self._table.props["runsPage"] = "/runs"
         self._table.props["mayChange"] = opening.role is Role.COMMAND

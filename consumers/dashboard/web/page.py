@@ -119,7 +119,7 @@ class Page:
             ui.add_css(style)
         ui.html('<a class="skip" href="#charts">Skip to the charts</a>', sanitize=False)
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
-        self._top = top = PageTop(opening.role, opening.view_link, _KEYS, self._home)
+        self._top = top = PageTop(opening.role, opening.view_link, _KEYS)
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
         self._cards = RunCards(self._runs, opening.role, self.refresh)
@@ -127,6 +127,7 @@ class Page:
         key = opening.exports.add(self._exported)
         ui.context.client.on_delete(lambda: opening.exports.remove(key))
         self._board.props["exports"] = f"{PATH}/{key}"
+        self._board.props["allRuns"] = self._home
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
         self._board.on("compare", self._on_compare)

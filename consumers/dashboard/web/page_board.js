@@ -10,9 +10,9 @@ import { EXTREMES, EXTREMES_TABLE, withExtremes } from "page_extremes";
 import { marked, MARKS_SWITCH, MARKS_TIP } from "page_marks";
 import { MENU, pinnable, withPinned } from "page_pins";
 import { horizontalAxis, isSmoothed, smoothed, usualRange, verticalAxis } from "page_scales";
-import { AXES, hashOf, MOST_SMOOTHING, settingsOf } from "page_settings";
+import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
-import { isDark, THEME_BUTTON, themed } from "page_theme";
+import { isDark, redrawn, THEME_BUTTON, themed } from "page_theme";
 import { isZooming, zoomByWheel, zoomLightly } from "page_zoom";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
@@ -45,6 +45,7 @@ export default {
   template: `
     <div class="board">
       ${THEME_BUTTON}
+      <Teleport v-if="home" to="#home" defer><a class="home-link" :href="home"><q-icon name="arrow_back" aria-hidden="true"></q-icon>all runs</a></Teleport>
       <div class="controls" role="toolbar" aria-label="How charts are drawn">
         <div class="named" role="group" aria-label="X axis">
           <span>x axis</span>
@@ -115,9 +116,9 @@ export default {
       ${MARKS_TIP}
       ${MENU}
     </div>`,
-  mixins: [themed, marked, pinnable, exporting, withExtremes],
+  mixins: [themed, redrawn, marked, pinnable, exporting, withExtremes],
   components: { Compare },
-  props: { empty: String },
+  props: { empty: String, allRuns: String },
   directives: {
     plot: {
       mounted: (element, binding) => binding.instance.watchPlot(element, binding.value),
@@ -141,6 +142,9 @@ export default {
     mostValues: MOST_VALUES,
   }),
   computed: {
+    home() {
+      return this.allRuns && this.allRuns + (storeOf("sessionStorage")?.getItem(ALL_RUNS) || "");
+    },
     shownGroups() {
       const wanted = this.settings.find.toLowerCase();
       return withPinned(this.groups, this.settings.pinned)
@@ -182,9 +186,6 @@ export default {
   mounted() {
     this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.onSize(entry.target)));
-    this.dark = isDark();
-    this.theme = new MutationObserver(() => this.onTheme());
-    this.theme.observe(document.body, { attributeFilter: ["class"] });
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
     window.addEventListener("keydown", this.onShortcut);
@@ -194,7 +195,6 @@ export default {
   beforeUnmount() {
     this.observer.disconnect();
     this.sizes.disconnect();
-    this.theme.disconnect();
     document.removeEventListener("visibilitychange", this.onVisibility);
     window.removeEventListener("keydown", this.onShortcut);
     window.removeEventListener("hashchange", this.onLink);
@@ -291,9 +291,6 @@ export default {
       this.tell();
     },
     onTheme() {
-      // The class is written anew with every update of the page.
-      if (isDark() === this.dark) return;
-      this.dark = isDark();
       this.drawAll(true);
     },
     onSize(element) {
@@ -357,6 +354,7 @@ export default {
     },
     start(id, plot) {
       plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
+      plot.element.addEventListener("pointerenter", () => (this.pointed = plot));
       zoomByWheel(this, plot);
       plot.pointer = new CrowdPointer(plot, () => (plot.kind === "metric" ? this.shownLines(id) : []), (run) => this.focusRun(run), (x) => `${this.settings.x} ${this.placeText(x)}`);
       plot.chart.on("datazoom", () => this.onZoom(plot));
@@ -389,7 +387,7 @@ export default {
         if (plot?.isCrowd) plot.chart?.setOption({ series: [{ id: "crowd" }] }, { lazyUpdate: true });
       }));
     },
-    // The pointer shows its place in all charts; without a value it has left.
+    // The pointer shows its place in all charts, and the values of the one that it is over; without a value it has left.
     onPointer(plot, value) {
       for (const { chart } of this.others(plot)) {
         const place = value === undefined
@@ -618,7 +616,7 @@ export default {
       this.cut.set(id, outlierText(outliers, axis, plot.scale));
       this.setVertical(option, axis, this.settings.log, label, line);
       const digits = axis.ticks.length > 1 ? Math.log10(Math.max(Math.abs(axis.max), Math.abs(axis.min)) / (axis.ticks[1] - axis.ticks[0])) : 0;
-      option.tooltip.formatter = (shown) => this.tooltip(shown, plot.scale, Math.max(EXACT_DIGITS, Math.ceil(digits) + 2));
+      option.tooltip.formatter = (shown) => this.pointed !== plot ? "" : this.tooltip(shown, plot.scale, Math.max(EXACT_DIGITS, Math.ceil(digits) + 2));
       option.series = series;
       return option;
     },
@@ -672,6 +670,7 @@ export default {
       });
       option.legend.data = phases.map(([name]) => name);
       option.tooltip.formatter = (all) => {
+        if (this.pointed !== plot) return "";
         const shown = all.filter((one) => one.data && one.seriesId !== CUT);
         const whole = shown.reduce((sum, one) => sum + one.value[1], 0) || 1;
         const rows = shown

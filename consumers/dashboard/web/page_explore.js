@@ -2,7 +2,7 @@
 // "look" of the table; what is drawn of them and how is decided here.
 import { bestOf, canBeLog, isUsuallyLog, valueIn } from "page_explore_axes";
 import { AXIS_PIXELS, paintRanges, parallelOption, scatterOption, SIDE_PIXELS } from "page_explore_options";
-import { isDark } from "page_theme";
+import { isDark, redrawn } from "page_theme";
 
 const MOST_SELECTED = 1000; // as _MOST_SELECTED in home.py
 const MOST_OPTIONS = 200;
@@ -69,6 +69,7 @@ export const Explore = {
       </div>
       <span class="sr-only" aria-live="polite">{{ spoken }}</span>
     </section>`,
+  mixins: [redrawn],
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
   emits: ["look"],
   // `within`: how many runs are within the ranges on axes; null without ranges.
@@ -175,13 +176,6 @@ export const Explore = {
       this.redraw();
     });
     this.sizes.observe(this.$refs.plot);
-    this.dark = isDark();
-    this.theme = new MutationObserver(() => {
-      if (isDark() === this.dark) return;
-      this.dark = isDark();
-      this.redraw();
-    });
-    this.theme.observe(document.body, { attributeFilter: ["class"] });
     this.tellLook();
     // Not before it is needed: the table is there without it.
     const { echarts } = await import("nicegui-echart");
@@ -195,12 +189,14 @@ export const Explore = {
   },
   beforeUnmount() {
     this.sizes.disconnect();
-    this.theme.disconnect();
     for (const name of ["pointerup", "pointercancel"]) window.removeEventListener(name, this.onRelease);
     this.chart?.dispose();
   },
   methods: {
     canBeLog,
+    onTheme() {
+      this.redraw();
+    },
     column(name) {
       return this.explored.columns.get(name);
     },

@@ -3,7 +3,7 @@
 import { Explore, takeExplored } from "page_explore";
 import { exploreLookOf, VIEWS } from "page_explore_settings";
 import { GroupHead, GroupMenu, toggledOf } from "page_groups";
-import { homeHashOf, homeSettingsOf } from "page_settings";
+import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf } from "page_settings";
 import { THEME_BUTTON, themed } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
@@ -260,8 +260,11 @@ export default {
   watch: {
     settings: {
       deep: true,
+      immediate: true,
       handler() {
-        history.replaceState(history.state, "", homeHashOf(this.settings) || location.pathname + location.search);
+        const hash = homeHashOf(this.settings);
+        history.replaceState(history.state, "", hash || location.pathname + location.search);
+        storeOf("sessionStorage")?.setItem(ALL_RUNS, hash);
       },
     },
     "settings.find"() {
@@ -413,8 +416,7 @@ export default {
       if (runs.length > 1) {
         for (const name of ["group", "baseline"]) if (this.settings[name]) asked.set(name, this.settings[name]);
       }
-      const theme = this.settings.theme === "auto" ? "" : `#theme=${this.settings.theme}`;
-      return `${this.runsPage}?${asked.toString().replaceAll("%2F", "/")}${theme}`;
+      return `${this.runsPage}?${asked.toString().replaceAll("%2F", "/")}`;
     },
     annotate(runs, changes) {
       this.$emit("annotate", { runs: [...runs], ...changes });

@@ -2,7 +2,7 @@
 // of them. The server sends values of two bytes each, and only while the panel can be seen.
 import { keep, keptOf } from "page_settings";
 import { grouped, valueText } from "page_text";
-import { isDark } from "page_theme";
+import { redrawn } from "page_theme";
 import { markRaw } from "vue";
 
 const USUAL = "arrival";
@@ -77,6 +77,7 @@ export default {
       </div>
       </div>
     </div>`,
+  mixins: [redrawn],
   data: () => ({
     runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null, detail: null,
     columns: [], rows: [], title: "",
@@ -122,14 +123,6 @@ export default {
     this.observer.observe(this.$el);
     this.sizes = new ResizeObserver(() => this.draw());
     this.sizes.observe(this.$el);
-    this.dark = isDark();
-    this.theme = new MutationObserver(() => {
-      // The class is written anew with every update of the page.
-      if (isDark() === this.dark) return;
-      this.dark = isDark();
-      this.draw();
-    });
-    this.theme.observe(document.body, { attributeFilter: ["class"] });
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
     this.tell(true);
@@ -137,10 +130,12 @@ export default {
   beforeUnmount() {
     this.observer.disconnect();
     this.sizes.disconnect();
-    this.theme.disconnect();
     document.removeEventListener("visibilitychange", this.onVisibility);
   },
   methods: {
+    onTheme() {
+      this.draw();
+    },
     // What the server calls: all that has changed. The answer, once it is drawn, lets it send the next.
     async frame(update) {
       const began = performance.now();

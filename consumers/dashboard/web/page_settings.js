@@ -3,7 +3,6 @@ import { exploreSettingsOf, tellExploreSettings } from "page_explore_settings";
 // How the page is set: in the address, so that it survives a reload and goes along with a link.
 
 export const AXES = ["batch", "sample", "epoch", "time"];
-export const THEMES = ["auto", "dark", "light"];
 export const NEWEST_FIRST = "-started";
 export const MOST_SMOOTHING = 0.99;
 
@@ -22,7 +21,6 @@ export function settingsOf(hash) {
     tables: [...new Set(given.getAll("values"))],
     marks: { 0: false, 1: true }[given.get("marks")] ?? null,
     rank: Number(given.get("rank")) || 0,
-    theme: one("theme", THEMES),
   };
 }
 
@@ -38,7 +36,6 @@ export function hashOf(settings) {
   settings.tables.forEach((id) => told.append("values", id));
   if (settings.marks !== null) told.set("marks", settings.marks ? "1" : "0");
   if (settings.rank) told.set("rank", settings.rank);
-  if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
   KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
   return asHash(told);
 }
@@ -76,7 +73,6 @@ export function homeSettingsOf(hash) {
     toggled: [...new Set(given.getAll("toggled"))],
     baseline: given.get("baseline") || "",
     ...exploreSettingsOf(given),
-    theme: THEMES.includes(given.get("theme")) ? given.get("theme") : THEMES[0],
   };
 }
 
@@ -94,7 +90,17 @@ export function homeHashOf(settings) {
   }
   if (settings.baseline) told.set("baseline", settings.baseline);
   tellExploreSettings(told, settings);
-  if (settings.theme !== THEMES[0]) told.set("theme", settings.theme);
-  const text = told.toString().replaceAll("%2F", "/");
-  return text ? "#" + text : "";
+  return asHash(told);
 }
+
+// What the browser keeps: localStorage, or sessionStorage for a tab. Null where it keeps nothing.
+export function storeOf(name) {
+  try {
+    return window[name];
+  } catch {
+    return null;
+  }
+}
+
+// The address of all runs as it was last shown in this tab, behind its path.
+export const ALL_RUNS = "all runs";

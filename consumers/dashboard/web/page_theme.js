@@ -1,6 +1,7 @@
-// Dark, light, or as the system has it: the same on every page. A component that mixes it in has `settings.theme`.
-import { THEMES } from "page_settings";
+// Dark, light, or as the system has it: the same on every page, and remembered by the browser.
+import { storeOf } from "page_settings";
 
+const THEMES = ["auto", "dark", "light"];
 const WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
 const ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
 
@@ -10,26 +11,45 @@ export const THEME_BUTTON = `
   </Teleport>`;
 
 export const themed = {
+  data: () => ({ theme: THEMES.find((theme) => theme === storeOf("localStorage")?.getItem("theme")) || THEMES[0] }),
   computed: {
     themeIcon() {
-      return ICONS[this.settings.theme];
+      return ICONS[this.theme];
     },
     themeWords() {
-      return WORDS[this.settings.theme];
+      return WORDS[this.theme];
     },
   },
   watch: {
-    "settings.theme": {
+    theme: {
       immediate: true,
       handler(theme) {
         setDark(theme === "auto" ? null : theme === "dark");
+        storeOf("localStorage")?.setItem("theme", theme);
       },
     },
   },
   methods: {
     nextTheme() {
-      this.settings.theme = THEMES[(THEMES.indexOf(this.settings.theme) + 1) % THEMES.length];
+      this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
     },
+  },
+};
+
+// For a component that draws on a canvas: its method onTheme is called when dark becomes light, or the other way round.
+export const redrawn = {
+  mounted() {
+    let dark = isDark();
+    this.themes = new MutationObserver(() => {
+      // The class is written anew with every update of the page.
+      if (isDark() === dark) return;
+      dark = isDark();
+      this.onTheme();
+    });
+    this.themes.observe(document.body, { attributeFilter: ["class"] });
+  },
+  beforeUnmount() {
+    this.themes.disconnect();
   },
 };
 

@@ -123,7 +123,7 @@ class LogPanel(Panel):
 
 
 class HyperparametersPanel(Panel):
-    """What describes each run, with a box to search in it."""
+    """What describes each run, with a box to search in it; of several runs first only what differs."""
 
     def __init__(self, is_open: bool) -> None:
         from nicegui import ui
@@ -136,6 +136,7 @@ class HyperparametersPanel(Panel):
         with self.box:
             self._find = ui.input(placeholder="find by name or value", on_change=self._show)
             self._find.props('dense outlined clearable aria-label="Find hyperparameters"').classes("panel-find")
+            self._all = ui.switch("also what is the same", on_change=self._show)
             self._table = table("Hyperparameters", "name", "wrap-cells")
 
     def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
@@ -145,14 +146,17 @@ class HyperparametersPanel(Panel):
         if self.is_open:
             self._rows = hyperparameter_rows(told, self.baseline)
             self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(labels))]
+            self._all.set_visibility(len(told) > 1)
             if len(told) > 1:
                 self._columns.insert(1, ("differs", "differs"))
             self._show()
 
     def _show(self) -> None:
         words = str(self._find.value or "").lower().split()
-        found = [row for row in self._rows if _has_words(row, words)]
-        self.fill(self._table, self._columns, found)
+        rows = self._rows
+        if not words and not self._all.value:
+            rows = [row for row in rows if row["differs"]] or rows
+        self.fill(self._table, self._columns, [row for row in rows if _has_words(row, words)])
 
 
 class ValuesPanel(Panel):

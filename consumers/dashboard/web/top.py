@@ -15,19 +15,17 @@ _ABOUT_LINK = "Whoever opens this link sees everything and cannot command the tr
 
 
 class PageTop:
-    """The header of a page, with the link for viewers and the list of keys."""
+    """The header of a page, with the link for viewers and the list of keys. Scripts put the way to all runs and the
+    choice of a theme there."""
 
-    def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]], home: str) -> None:
+    def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]]) -> None:
         from nicegui import ui
 
         self.view_link = view_link
         """The address of the same page for viewers; empty without tokens."""
         with ui.element("header").classes("top"):
             ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
-            if home:
-                with ui.link(target=home).classes("home-link"):
-                    ui.icon("arrow_back").props('aria-hidden="true"')
-                    ui.label("all runs")
+            ui.html('<span id="home"></span>', sanitize=False)
             ui.element("div").classes("spread")
             if role is Role.VIEW:
                 ui.label("view only").classes("pill")

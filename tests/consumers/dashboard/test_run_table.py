@@ -104,6 +104,18 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
     assert ("accuracy", "best") in titles
 
 
+def test_columns_that_most_runs_have_come_before_those_of_a_few():
+    few = {f"metrics/eval/{name}": MetricValues(0.5, 9, 0.5, 9, 0.5, 9) for name in ("a_accuracy", "b_accuracy")}
+    runs = [
+        entry(f"r{number}", hyperparameters={"config/width": number, "config/zeta": number % 3}) for number in range(5)
+    ]
+    runs.append(entry("odd", hyperparameters={"config/alpha": 1}, metrics=few))
+    runs.append(entry("even", hyperparameters={"config/alpha": 2}, metrics=few))
+    usual = table(*runs).usual_columns
+    assert usual[:4] == ("status", "config/zeta", "config/width", "config/alpha")
+    assert usual[4] == f"{ACCURACY}.best"
+
+
 def test_names_of_columns_that_no_run_has_are_left_out_and_equal_titles_are_written_out():
     runs = table(entry("a", hyperparameters={"config/lr": 1, "a_rather_long_prefix/lr": 2}))
     columns = runs.columns(["config/lr", "nonsense", "a_rather_long_prefix/lr", "config/lr"])
