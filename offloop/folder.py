@@ -32,7 +32,6 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Point
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
-from offloop.consumers.dashboard.view.metrics import BULK
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, load, usable
 
@@ -523,7 +522,6 @@ class _ByName(Mapping[str, Value]):
 def _read_metrics(recording: Recording) -> dict[str, _Points]:
     """All values of each metric, by step."""
     view = RunView(recording.run_name, recording.attempt, max_points=sys.maxsize)
-    recording.read_in_blocks(BULK, view.see_block)
     for snapshot in recording:
         view.see(snapshot)
     found = {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}

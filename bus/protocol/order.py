@@ -1,15 +1,11 @@
 """From frames to snapshots in order: what the event feed and recordings have in common."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, repeat
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from offloop.bus.errors import InvalidRunNameError, ProtocolError
-from offloop.bus.protocol.blocks import WINDOW, WINDOW_BYTES, BlockReader, BlockTable, Bulk, EventBlock
 from offloop.bus.protocol.frames import (
     ALL,
     BASE,
@@ -152,9 +148,6 @@ class Missing(NamedTuple):
     numbers: Numbers
 
 
-_TOPIC, _BODY = itemgetter(0), itemgetter(1)
-
-
 class _Route(NamedTuple):
     """What a topic's text means; marks, and events that this version does not know, have no event."""
 
@@ -206,9 +199,6 @@ class StreamOrder:
         self.checkpoints: list[CheckpointMark] = []
         """The checkpoints that the first rank has saved and loaded, as far as it was read."""
         self._demand = (demand or Demand()).content
-        self._blocks: BlockReader | None = None
-        self._window: list[tuple[str, bytes]] = []
-        self._window_bytes = 0
         self.in_effect: dict[int, DemandActive] = {}
         """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
 
@@ -282,67 +272,13 @@ class StreamOrder:
             self.gaps.append(Gap(route.rank, expected, first - 1))
         return self._accept(route, event)
 
-    def read_in_blocks(self, bulk: Bulk) -> None:
-        """Has :meth:`from_records` give events of one kind in blocks."""
-        self._blocks = BlockReader(self.run, self.attempt, bulk)
-
-    def from_records(self, records: Iterable[tuple[str, bytes]]) -> "Iterator[Snapshot | CheckpointMark | EventBlock]":
-        """As :meth:`from_record`, of several records. With :meth:`read_in_blocks` some thousand are gathered; then
-        :meth:`rest` gives what is left where there are no more. After every few thousand events a snapshot comes."""
-        if self._blocks is None:
-            yield from self._singles(records)
-            return
-        before = len(self._window)
-        self._window += records
-        self._window_bytes += sum(map(len, map(_BODY, self._window[before:])))
-        if len(self._window) >= WINDOW or self._window_bytes >= WINDOW_BYTES:
-            yield from self.rest()
-
-    def rest(self) -> "Iterator[Snapshot | CheckpointMark | EventBlock]":
-        """What :meth:`from_records` has gathered."""
-        window, self._window, self._window_bytes = self._window, [], 0
-        if self._blocks is None or not window:
-            return
-        # All but the last one, so that the reader has a snapshot from time to time.
-        runs = [(topic, list(map(_BODY, of_topic))) for topic, of_topic in groupby(window[:-1], _TOPIC)]
-        bodies: dict[tuple[str, int], list[bytes]] = {}
-        for topic, of_topic in runs:
-            route = self._route(topic)
-            if route is not None and route.is_requested and route.event is self._blocks.bulk.event:
-                bodies.setdefault((topic, route.rank), []).extend(of_topic)
-        tables = {topic: self._blocks.table(rank, found) for (topic, rank), found in bodies.items()}
-        begun: Counter[str] = Counter()
-        gathered: Counter[str] = Counter()
-        for topic, of_topic in runs:
-            if topic in tables:
-                gathered[topic] += len(of_topic)
-            else:
-                yield from self._from_tables(tables, begun, gathered)
-                yield from self._singles(zip(repeat(topic), of_topic))
-        yield from self._from_tables(tables, begun, gathered)
-        yield from self._singles(window[-1:])
-
-    def _singles(self, records: Iterable[tuple[str, bytes]]) -> Iterator[Snapshot | CheckpointMark]:
+    def from_records(self, records: Iterable[tuple[str, bytes]]) -> Iterator[Snapshot | CheckpointMark]:
+        """As :meth:`from_record`, of several records."""
         for found in self.in_batches(records):
             if isinstance(found, CheckpointMark):
                 yield found
             else:
                 yield from found
-
-    def _from_tables(
-        self, tables: Mapping[str, BlockTable], begun: "Counter[str]", gathered: "Counter[str]"
-    ) -> Iterator[Snapshot | CheckpointMark | EventBlock]:
-        """The next rows of each topic, as many as were ``gathered``."""
-        for topic, count in gathered.items():
-            begin, end = begun[topic], begun[topic] + count
-            begun[topic], table = end, tables[topic]
-            block = table.block(begin, end, self._numbering.last(table.rank), not self._base_only)
-            if block is None:
-                yield from self._singles(zip(repeat(topic), table.bodies[begin:end]))
-            else:
-                self._numbering.skip_to(table.rank, Numbers(*block.numbers_of_last))
-                yield block
-        gathered.clear()
 
     def from_live(self, topic: bytes, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
         """The snapshot in a live frame, if it is requested, new and next, or the first rank's mark of a checkpoint;
@@ -410,6 +346,11 @@ class StreamOrder:
     def is_filled(self, missing: Missing) -> bool:
         """Whether the missing events have been read."""
         return self._last_number(missing.rank) >= self._number(missing.numbers)
+
+    def skip_to(self, positions: Mapping[int, tuple[int, int]]) -> None:
+        """Continues after these positions, of each rank ``(seq, base_seq)``: what lies before is not missing."""
+        for rank, position in positions.items():
+            self._numbering.skip_to(rank, Numbers(*position))
 
     def accept_gap(self, missing: Missing) -> None:
         """Counts the missing events as lost for good: a gap."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection,
 from pathlib import Path
 from typing import TypeVar
 
-from offloop.bus.protocol.blocks import Bulk, EventBlock
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import Snapshot
@@ -49,9 +48,9 @@ class RunStream:
             async for snapshot in snapshots:
                 yield (snapshot,)
 
-    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
-        """Has history given to ``take`` in blocks as far as that is possible, between the snapshots before and after
-        them. A stream may give single snapshots all the same."""
+    def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
+        """Begins at an offset of :attr:`recording`, the end of a check record, which is at these positions: of each
+        rank ``(seq, base_seq)``. To be called before anything is read."""
 
     @property
     def ending(self) -> Ending | None:

@@ -3,12 +3,11 @@
 import itertools
 import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from offloop.bus.errors import RecordingError, RunNotFoundError
-from offloop.bus.protocol.blocks import Bulk, EventBlock
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, END
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
@@ -57,7 +56,8 @@ class Recording(RunStream):
         self._ending: Ending | None = None
         self._damage: str | None = None
         self._order = StreamOrder(self.run_name, self.attempt, None)
-        self._in_blocks: tuple[Bulk, Callable[[EventBlock], object]] | None = None
+        self._begin = 0
+        self._begin_after: Mapping[int, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
@@ -79,9 +79,9 @@ class Recording(RunStream):
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         return in_turns(self.snapshots())
 
-    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
-        """As :meth:`offloop.bus.protocol.stream.RunStream.read_in_blocks`, in every iteration from now on."""
-        self._in_blocks = bulk, take
+    def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
+        """As :meth:`offloop.bus.protocol.stream.RunStream.skip_to`, in every iteration from now on."""
+        self._begin, self._begin_after = offset, positions
 
     def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
@@ -124,11 +124,9 @@ class Recording(RunStream):
     def _iterate(
         self, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None
     ) -> Generator[list[Snapshot], None, None]:
-        self._order = order = StreamOrder(self.run_name, self.attempt, events, after)
+        self._order = order = StreamOrder(self.run_name, self.attempt, events, {**self._begin_after, **(after or {})})
         with RecordingReader(self.path) as reader:
-            if self._in_blocks is not None:
-                for snapshot in self._snapshots_between_blocks(reader, *self._in_blocks):
-                    yield [snapshot]
+            reader.position = self._begin
             for records in reader.read():
                 for batch in order.in_batches(records):
                     if isinstance(batch, CheckpointMark):
@@ -139,19 +137,18 @@ class Recording(RunStream):
         self._damage = "; ".join(problems) or None
         self._ending = order.ending or Ending("lost")
 
-    def _snapshots_between_blocks(
-        self, reader: RecordingReader, bulk: Bulk, take: Callable[[EventBlock], object]
-    ) -> Iterator[Snapshot]:
-        order = self._order
-        order.read_in_blocks(bulk)
-        for items in itertools.chain(map(order.from_records, reader.read()), [order.rest()]):
-            for item in items:
-                if isinstance(item, EventBlock):
-                    take(item)
-                elif isinstance(item, CheckpointMark):
-                    self.on_checkpoint(item)
-                else:
-                    yield item
+    def part(self, begin: int, end: int, rank: int = 0) -> Iterator[list[Snapshot]]:
+        """The snapshots of one rank from one place of the file to another, many at a time: ``begin`` and ``end`` are
+        offsets at which parts of the file begin, and the part at ``end`` is the last one."""
+        order, topics = StreamOrder(self.run_name, self.attempt, None), f"/{rank}"
+        with RecordingReader(self.path) as reader:
+            reader.position = begin
+            for records in reader.read():
+                if reader.position > end:
+                    return
+                for batch in order.in_batches(record for record in records if record.topic.endswith(topics)):
+                    if not isinstance(batch, CheckpointMark):
+                        yield batch
 
     def answered(self) -> tuple[Outcome, ...]:
         """The commands that the training answered, in order, as far as the iteration has come."""

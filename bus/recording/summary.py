@@ -1,5 +1,5 @@
-"""A summary of a recording: hyperparameters, and each metric of its first rank thinned to what a picture of the whole
-run needs.
+"""A summary of a recording: hyperparameters, each metric of its first rank thinned to what a picture of the whole run
+needs, some of its other events, and where in the file each part of the training is.
 
 The recording is the record. A summary may lag behind it, be deleted or be damaged: it is continued, or made again."""
 
@@ -10,14 +10,15 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.files import open_file
-from offloop.bus.protocol.frames import EventBody, decode_whole_event, parse_topic
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
 from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
@@ -30,14 +31,18 @@ MIN_BYTES = 4 << 20
 """A shorter recording is read in a moment and has no summary."""
 MAX_BUCKETS = 1024
 """Of a metric; of many metrics each has fewer, :data:`MAX_ALL` in all."""
-MAX_ALL = 8192
+MAX_ALL = 32768
 MAX_METRICS = 256
 """Further metrics are left out."""
+MAX_EVENTS = 256
+"""Of each kind of event that is kept; of more, evenly spread ones are."""
+MAX_EVENT_BYTES = 4096
+"""Larger events are not kept."""
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
-_VERSION = 2
+_VERSION = 3
 _MAGIC = b"OFLSUM\r\n"
-_MAX_BYTES = 4 << 20
+_MAX_BYTES = 16 << 20
 _TRACE_BYTES = 64
 _RECORDS_AT_ONCE = 16
 
@@ -146,6 +151,32 @@ class Tick(NamedTuple):
     token: int
     total_wct: int
     """Microseconds of training."""
+    flops: float
+    """FLOPs of the batch; 0 where that is not known."""
+    offset: int
+    """Where the part of the recording begins that has this batch: a reader can begin there."""
+
+
+class KeptEvent(NamedTuple):
+    """An event of the first rank, as it was recorded."""
+
+    offset: int
+    """Where the part of the recording begins that has it."""
+    body: bytes
+
+
+class KeptEvents(msgspec.Struct, array_like=True):
+    """The events of one kind that are kept: the last one of each ``width`` numbers."""
+
+    width: _Width = 1
+    events: dict[int, KeptEvent] = msgspec.field(default_factory=dict)
+    """By ``seq``, divided by the width."""
+
+    def add(self, seq: int, event: KeptEvent) -> None:
+        """Takes an event."""
+        self.events[seq // self.width] = event
+        if len(self.events) > MAX_EVENTS:
+            self.width, self.events = 2 * self.width, _halved(self.events)
 
 
 class Summary(msgspec.Struct, array_like=True):
@@ -175,9 +206,15 @@ class Summary(msgspec.Struct, array_like=True):
     hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
     """By name: see :func:`offloop.bus.types.hyperparameters.hyperparameters_in`."""
     is_imported: bool = False
+    events: dict[str, KeptEvents] = msgspec.field(default_factory=dict)
+    """By name, events and marks that say what happened when; those of ``batch_end`` have ``phases``."""
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
-        """Takes an event of the first rank. One that comes again changes nothing."""
+        """Takes an event or a mark of the first rank. One that comes again changes nothing."""
+        if (event in _KEPT or "phases" in body.fields) and len(recorded) <= MAX_EVENT_BYTES:
+            self.events.setdefault(event, KeptEvents()).add(body.seq, KeptEvent(self.offset, recorded))
+        if event in _MARKS:
+            return
         self.began = self.began or body.time
         timestamp, fields = body.timestamp, body.fields
         batch = timestamp.batch
@@ -193,11 +230,14 @@ class Summary(msgspec.Struct, array_like=True):
             length = fields["dataloader_len"] if "dataloader_len" in fields else body.context.get("dataloader_len")
             part = timestamp.batch_in_epoch / length if length.__class__ is int and length > 0 else 0.0
             epoch = timestamp.epoch + part
-            tick = Tick(batch, timestamp.sample, epoch, body.time, timestamp.token, timestamp.total_wct)
-            self.clock[batch // self.clock_width] = tick
+            flops = fields.get("flops_per_batch")
+            self.clock[batch // self.clock_width] = Tick(
+                *(batch, timestamp.sample, epoch, body.time, timestamp.token, timestamp.total_wct),
+                float(flops) if isinstance(flops, float | int) else 0.0,
+                self.offset,
+            )
             if len(self.clock) > MAX_BUCKETS:
-                self.clock_width *= 2
-                self.clock = {place // 2: self.clock[place] for place in sorted(self.clock)}
+                self.clock_width, self.clock = 2 * self.clock_width, _halved(self.clock)
             self.last = recorded
         elif event == Event.EPOCH_END:
             self._add("metrics/train", batch, fields.get("train_metrics"))
@@ -276,6 +316,12 @@ class Summary(msgspec.Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(Summary).decode
+_Kept = TypeVar("_Kept")
+
+
+def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
+    """What is kept at half as many places: of two the later one."""
+    return {place // 2: kept[place] for place in sorted(kept)}
 
 
 def path_beside(recording: Path) -> Path:
@@ -374,13 +420,17 @@ class Summarizer:
             self.summary.take(event, decode_whole_event(recorded), recorded)
 
 
-_TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPERPARAMETERS))
+_MARKS = frozenset((COMMAND, CHECKPOINT))
+# How long an evaluation took takes two events, of which only one may be kept.
+_KEPT = (BASE_EVENTS - {Event.BATCH_END, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL}) | _MARKS
+_TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPERPARAMETERS)) | _KEPT
 
 
 def _event_of(topic: str, run: str) -> str | None:
-    """The name of the event, if it is one of the first rank."""
+    """The name of the event or mark, if it is one of the first rank that may be taken."""
     try:
         parsed = parse_topic(topic.encode())
     except ProtocolError:
         return None
-    return parsed.name if (parsed.run, parsed.rank) == (run, 0) and not parsed.name.startswith("$") else None
+    is_taken = not parsed.name.startswith("$") or parsed.name in _MARKS
+    return parsed.name if (parsed.run, parsed.rank) == (run, 0) and is_taken else None

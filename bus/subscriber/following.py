@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.protocol.blocks import EventBlock
 from offloop.bus.protocol.frames import (
     HEARTBEAT,
     decode_body,
@@ -76,7 +75,7 @@ class Following:
     def __init__(self, order: StreamOrder, timeouts: Timeouts) -> None:
         self.order = order
         self._timeouts = timeouts
-        self.ready: deque[Snapshot | CheckpointMark | EventBlock] = deque()
+        self.ready: deque[Snapshot | CheckpointMark] = deque()
         self.phase = Phase.HISTORY
         self.ending: Ending | None = None
         """How the run ended; ``None`` until all of it was passed in."""
@@ -105,8 +104,6 @@ class Following:
     def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
         """Takes note that the recording was read to its end, then that the run has ``status``; with ``is_pending``,
         a part that was requested is still on its way."""
-        self.ready.extend(self.order.rest())
-        self.ending = self.order.ending
         if self.ending is not None:
             return Step()
         if is_pending:

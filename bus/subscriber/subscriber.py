@@ -14,7 +14,6 @@ from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailabl
 from offloop.bus.net.curve import ClientSecurity, client_security_for
 from offloop.bus.net.requests import RequestClient
 from offloop.bus.net.sockets import is_stand_in
-from offloop.bus.protocol.blocks import Bulk, EventBlock
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
@@ -165,7 +164,6 @@ class Subscriber(RunStream):
         self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._following = Following(self._order, self._timeouts)
-        self._take_block: Callable[[EventBlock], object] = lambda block: None
         self._closed = False
         self._subscription: LiveSubscription | None = None
         self._given = self._last_seq = 0
@@ -258,10 +256,12 @@ class Subscriber(RunStream):
         so."""
         return self._order.in_effect.get(rank)
 
-    def read_in_blocks(self, bulk: Bulk, take: Callable[[EventBlock], object]) -> None:
-        """As :meth:`offloop.bus.protocol.stream.RunStream.read_in_blocks`: what is recorded comes in blocks."""
-        self._order.read_in_blocks(bulk)
-        self._take_block = take
+    def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
+        """As :meth:`offloop.bus.protocol.stream.RunStream.skip_to`."""
+        self._order.skip_to(positions)
+        self._handled |= {rank: seq for rank, (seq, _) in positions.items()}
+        self._reader.position = offset
+        self._chunks = self._reader.read()
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -413,17 +413,10 @@ class Subscriber(RunStream):
         return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _next(self) -> Snapshot | None:
-        """The next snapshot; ``None`` where a mark of a checkpoint or a block came instead, or one of another
-        rank."""
+        """The next snapshot; ``None`` where a mark of a checkpoint came instead, or one of another rank."""
         snapshot = self._following.ready.popleft()
         if self._ranks and not isinstance(snapshot, CheckpointMark) and snapshot.rank not in self._ranks:
-            if isinstance(snapshot, Snapshot):
-                self._note_handled(snapshot)
-            return None
-        if isinstance(snapshot, EventBlock):
-            self._take_block(snapshot)
-            self._given += len(snapshot)
-            self._handled[snapshot.rank], _ = snapshot.numbers_of_last
+            self._note_handled(snapshot)
             return None
         if isinstance(snapshot, CheckpointMark):
             self.on_checkpoint(snapshot)

@@ -2,14 +2,13 @@
 
 import inspect
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.protocol.blocks import Bulk, EventBlock
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import RunStream
 from offloop.bus.types.demand import Demand, EventDemand, check_max_delay
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
@@ -79,10 +78,6 @@ class Callback:
     """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
     ``False`` for a state that is about one attempt, such as a position in its file or the time of its last event."""
 
-    bulk: ClassVar[Bulk | None] = None
-    """Which events of a long history :meth:`take_block` takes many at a time, in the place of :meth:`run_event`; for a
-    callback with ``all_ranks`` that shares its stream with no other."""
-
     owns_terminal: ClassVar[bool] = False
     """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
 
@@ -116,11 +111,9 @@ class Callback:
         request = EventDemand(self.every, dict.fromkeys(self.fields, self.every))
         return Demand(dict.fromkeys(self.requested_events(), request))
 
-    def begin_history(self, recording: Path) -> None:
-        """Called before a recording on this machine is read from its front, for a callback with :attr:`bulk`."""
-
-    def take_block(self, block: EventBlock) -> None:
-        """Handles events of :attr:`bulk` that followed one another; single ones still come to :meth:`run_event`."""
+    def prepare(self, stream: RunStream, logger: Logger) -> MaybeAwaitable:
+        """Called before a stream that the callback shares with no other is read from its front. What the callback knows
+        of the history in another way need not come: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
         """Of a run on several hosts: what its hosts say of their ranks about once a second, the first host's too. Comes

@@ -10,11 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.blocks import EventBlock
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
@@ -157,7 +155,7 @@ class Dispatcher:
             return
         self._waiting = True
         try:
-            self._read_in_blocks()
+            await self._prepare()
             events = {*self._table, *self._with_hyperparameters}
             self._look_for_windows()
             async with contextlib.aclosing(self.stream.read(events, self.positions)) as batches:
@@ -242,29 +240,15 @@ class Dispatcher:
             with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(cancel)
 
-    def _read_in_blocks(self) -> None:
-        """Has history come in blocks where that is all the same to the callback."""
-        for entry in self.entries if len(self.entries) == 1 else ():
-            bulk = entry.callback.bulk
-            if bulk is not None and entry.all_ranks and entry.demand.is_at_every_batch(bulk.event):
-                self.stream.read_in_blocks(bulk, partial(self._take_block, entry))
-                if self.stream.recording is not None and not self.positions:
-                    entry.callback.begin_history(self.stream.recording)
-
-    def _take_block(self, entry: CallbackEntry, block: EventBlock) -> None:
-        if not entry.is_active or self.stopping:
-            return
-        block.filter(partial(view_for, entry.demand))
-        for body in block.decoded.values():
-            on_demand = body.fields.get("on_demand", ())
-            for name in on_demand:
-                self.fields_since.setdefault(name, body.timestamp.batch)
-        self.positions[block.rank] = block.numbers_of_last
-        self.handled += len(block)
-        try:
-            entry.callback.take_block(block)
-        except RAISED as error:  # a callback may raise anything, and is shown with its traceback
-            self._take_error(entry, error, block.event.value)
+    async def _prepare(self) -> None:
+        """Lets a callback that reads the stream alone, from its front, pass over what it knows."""
+        for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
+            try:
+                result = entry.callback.prepare(self.stream, self._logger)
+                if result is not None and inspect.isawaitable(result):
+                    await result
+            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
+                self._take_error(entry, error, "prepare")
 
     async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
         next_flush = time.monotonic() + _FLUSH_SECONDS

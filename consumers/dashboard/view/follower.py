@@ -121,7 +121,7 @@ class RunFollower(threading.Thread):
         """Handles every event; what goes wrong is shown on the page."""
         try:
             if self._recording is not None:
-                self._feed.begin_history(self._recording)
+                self._feed.show_summary(self._recording)
             with self._turns.take(self._run.view, lambda: self._left) as turn:
                 if turn is not None:
                     self._feed.turn = turn

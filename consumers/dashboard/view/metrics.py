@@ -2,15 +2,16 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.protocol.blocks import CONTEXT, FIELDS, PREVIOUS, TIMESTAMP, Bulk, EventBlock, Path, steps_of
-from offloop.bus.protocol.frames import EventBody
+from offloop.bus.errors import ProtocolError
+from offloop.bus.protocol.frames import EventBody, decode_whole_event
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Summary
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.types.metrics import shown_step
 from offloop.bus.types.source import Source
-from offloop.bus.types.timestamp import TrainingTime
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks.peak_flops import peak_flops
 from offloop.consumers.dashboard.view.series import Clock, NumericTable, Series
@@ -28,15 +29,6 @@ MAX_SERIES = 2_000
 SPEED_WINDOW = 100
 """Over so many batches throughput is measured, as by :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
 
-BULK = Bulk(
-    Event.BATCH_END,
-    numbers=frozenset(("loss", "lr", "losses", "train_metrics", "flops_per_batch")),
-    by_step=frozenset(("logged",)),
-    whole=frozenset(("phases", "dataloader_len")),
-)
-"""What a view takes many at a time."""
-
-_NOTHING: tuple[list[int], list[float]] = ([], [])
 _SETTLE_EVERY = 4096
 _NAN = float("nan")
 _BATCH, _SAMPLE, _EPOCH, _SECONDS, _TOKEN, _TRAINED, _FLOPS = range(7)
@@ -49,7 +41,7 @@ class Metrics:
     def __init__(self, lock: "threading.RLock", max_points: int = MAX_POINTS) -> None:
         self.series: dict[str, Series] = {}
         self.clock = Clock()
-        self._is_imported = False
+        self.is_imported = False
         self.first_left_out: str | None = None
         """The first name for which there was no room."""
         self._lock = lock
@@ -106,62 +98,42 @@ class Metrics:
         if self._unsettled >= _SETTLE_EVERY:
             self.settle()
 
-    def batch_ends(self, block: EventBlock, last: EventBody, seconds: "Floats") -> None:
-        """As :meth:`batch_end`, of many batches, the last of which is ``last``."""
+    def load(self, summary: Summary, until: float) -> None:
+        """Takes what a summary says of the batches in a recording before that offset."""
         import numpy as np
 
-        count = len(block)
-        timestamp = dict(zip(TrainingTime._fields, range(len(TrainingTime._fields)), strict=True))
-        rows = np.full((count, len(self._appends)), _NAN)
-        for place, name in ((_BATCH, "batch"), (_SAMPLE, "sample"), (_TOKEN, "token"), (_TRAINED, "total_wct")):
-            rows[:, place] = block.whole_numbers(TIMESTAMP, timestamp[name])
-        rows[:, _SECONDS] = seconds
-        lengths, steps = np.zeros(count), rows[:, _BATCH].copy()
-        numbers = {path: (places, values) for path, places, values in block.numbers()}
-        places, values = numbers.get((CONTEXT, "dataloader_len"), _NOTHING)
-        lengths[places] = values
-        for place, body in block.decoded.items():
-            if "dataloader_len" in body.fields:
-                length = body.fields["dataloader_len"]
-                lengths[place] = length if length.__class__ is int else 0
-        rows[:, _EPOCH] = block.whole_numbers(TIMESTAMP, timestamp["epoch"])
-        known, in_epoch = lengths > 0, block.whole_numbers(TIMESTAMP, timestamp["batch_in_epoch"])
-        rows[known, _EPOCH] += in_epoch[known] / lengths[known]
-        places, values = numbers.get((FIELDS, "flops_per_batch"), _NOTHING)
-        rows[places, _FLOPS] = values
-        places, values = numbers.get((PREVIOUS, timestamp["batch"]), _NOTHING)
-        steps[places] = values
-        self._settle_batches()
-        self._last = last
-        self._take_batches(rows)
-        pieces: dict[str, list[tuple[Any, Floats]]] = {}
-        for path in sorted((path for path in numbers if path[0] == FIELDS and path[1] in _DRAWN), key=_order_of):
-            drawn, (places, values) = _name_of(path), numbers[path]
-            if drawn is None:
+        self.is_imported = summary.is_imported
+        ticks = [tick for _, tick in sorted(summary.clock.items()) if tick.offset < until]
+        if ticks:
+            rows = [[one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9] for one in ticks]
+            self.clock.replace(np.array(rows, dtype=np.float64))
+        for name, metric in summary.metrics.items():
+            # Those of an imported log stand at its own steps.
+            shown = [(step if self.is_imported else shown_step(name, step), value) for step, value in metric.points()]
+            if shown:
+                self._extend(name, np.array(shown, dtype=np.float64))
+        last = _context_of(summary.last)
+        world_size, peak = last.get("world_size") or 1, peak_flops(last.get("device_name"), last.get("precision"))
+        for before, now in pairwise(ticks):
+            elapsed, batches = (now.total_wct - before.total_wct) / 1e6, now.batch - before.batch
+            if elapsed <= 0 or before.batch < SPEED_WINDOW:
                 continue
-            at = (rows[:, _BATCH] if path[1] == "lr" else steps)[places]
-            if path[1] == "logged":
-                having, logged_at = numbers[(*path[:3], 0)]
-                at = logged_at[having.searchsorted(places)]
-            pieces.setdefault(drawn, []).append((places, np.column_stack([at, values])))
-        for name, parts in pieces.items():
-            points = np.concatenate([one for _, one in parts])
-            if len(parts) > 1:
-                points = points[np.concatenate([places for places, _ in parts]).argsort(kind="stable")]
-            if is_of_evaluation(name) and not self._is_imported:
-                # As shown_step does.
-                points[:, 0] -= points[:, 0] >= 1
-            self._extend(name, points)
-        self._unsettled += count
-        if self._unsettled >= _SETTLE_EVERY:
-            self.settle()
+            for name, amount in (
+                ("throughput/batches_per_sec", batches),
+                ("throughput/samples_per_sec", now.sample - before.sample),
+                ("throughput/tokens_per_sec", now.token - before.token),
+                ("throughput/flops_per_sec", batches * now.flops),
+                ("device/mfu", batches * now.flops / world_size / peak if peak else 0.0),
+            ):
+                if amount > 0:
+                    self._append(name, now.batch, amount / elapsed)
 
     def event(self, state: Snapshot, seconds: float) -> None:
         """Takes an event in that is no end of a batch."""
         body, event = state._body, state.event
         batch = body.timestamp.batch
         if event is Event.INIT:
-            self._is_imported = Source.of(body.fields).is_imported
+            self.is_imported = Source.of(body.fields).is_imported
         elif event is Event.FIT_START and not len(self.clock):
             import numpy as np
 
@@ -177,7 +149,7 @@ class Metrics:
 
     def logged(self, field: Any) -> None:
         """Takes the field ``logged``: what algorithms logged, by step."""
-        for _, step, values in steps_of(field):
+        for step, values in _steps_of(field):
             self._take("", values, step)
 
     def rows(self, rows: Sequence[Row]) -> None:
@@ -218,7 +190,7 @@ class Metrics:
     def _append(self, name: str, step: int, value: float) -> None:
         series = self._find(name)
         if series is not None:
-            series.append(step if self._is_imported else shown_step(name, step), value)
+            series.append(step if self.is_imported else shown_step(name, step), value)
 
     def _find(self, name: str) -> Series | None:
         found = self.series.get(name)
@@ -277,30 +249,20 @@ class Metrics:
                 extend("device/mfu", flops / (context.get("world_size") or 1) / peak, ~np.isnan(flops))
 
 
-_DRAWN = ("loss", "lr", "losses", "train_metrics", "logged")
-_PREFIXES = {"losses": "loss/train/", "train_metrics": "metrics/train/"}
+def _steps_of(field: Any) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+    """Each pair of a step and a map in a list; what else is in there is left out."""
+    for entry in field if isinstance(field, list) else ():
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and isinstance(entry[1], Mapping):
+            yield entry[0], entry[1]
 
 
-def _order_of(path: Path) -> tuple[int, Any]:
-    """Orders numbers as :meth:`Metrics.batch_end` and :meth:`Metrics.logged` take them: of several values for a step
-    the last one holds."""
-    return _DRAWN.index(str(path[1])), path[2] if path[1] == "logged" else 0
-
-
-def _name_of(path: Path) -> str | None:
-    """The series of a number of a field of the end of a batch; ``None`` for one that is not drawn."""
-    field, *parts = path[1:]
-    if field == "loss":
-        return _joined("loss/train/total", *parts)
-    if field == "logged":
-        # The place of a pair; in it 0 for its step, 1 for its map; then keys.
-        return _joined("", *parts[2:]) if parts[1] else None
-    if not parts or not isinstance(parts[0], str):
-        return None
-    if field == "lr":
-        is_rate = len(parts) > 1 and isinstance(parts[1], int)
-        return _joined(f"lr-{parts[0]}/group{parts[1]}", *parts[2:]) if is_rate else None
-    return _PREFIXES[str(field)] + _joined("", *parts)
+def _context_of(recorded: bytes) -> Mapping[str, Any]:
+    """The context and fields of an event; empty where there is none."""
+    try:
+        body = decode_whole_event(recorded)
+    except ProtocolError:
+        return {}
+    return {**body.context, **body.fields}
 
 
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -4,7 +4,6 @@ import math
 from typing import NamedTuple
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.blocks import EventBlock
 from offloop.bus.protocol.order import Reached
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
@@ -85,15 +84,6 @@ class RunProgress:
         self._batches += 1
         if self._batches <= self._WARM_UP_BATCHES + 1:
             self._estimate()
-
-    def batch_ends(self, block: EventBlock, last: Snapshot) -> None:
-        """Takes ends of batches of the first rank in, of which ``last`` is the last one."""
-        first = [] if self._batches > self._WARM_UP_BATCHES else block.first(self._WARM_UP_BATCHES + 1)
-        for state in first:
-            self.batch_end(state)
-        if len(block) > len(first):
-            self._batches += len(block) - len(first) - 1
-            self.batch_end(last)
 
     def event(self, state: Snapshot) -> None:
         """Takes another event of the first rank in."""

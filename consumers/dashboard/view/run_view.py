@@ -3,6 +3,7 @@
 Whoever reads the stream feeds it with events, and with what callbacks log; dashboards ask it for what they draw.
 """
 
+import contextlib
 import itertools
 import math
 import threading
@@ -10,25 +11,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offloop.bus.errors import require
-from offloop.bus.protocol.blocks import TIME, TIMESTAMP, EventBlock
-from offloop.bus.protocol.frames import EventBody
+from offloop.bus.errors import ProtocolError, require
+from offloop.bus.protocol.frames import EventBody, decode_event, decode_whole_event
 from offloop.bus.protocol.host_windows import HostWindow
-from offloop.bus.protocol.order import CheckpointMark, Ending
+from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import Summary
 from offloop.bus.trace.phases import read_phases
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
-from offloop.bus.types.timestamp import TrainingTime
 from offloop.consumers.api.logger import Images, Row, Text
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
 from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
-from offloop.consumers.dashboard.view.preview import Preview
 from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
 from offloop.consumers.dashboard.view.rank_map import RankMap, RankView
 from offloop.consumers.dashboard.view.ranks import RankTracker
@@ -39,7 +37,6 @@ _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 _LAST_GROUP = len(_FIRST_GROUPS) + 1
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
-_BATCH = TrainingTime._fields.index("batch")
 
 
 class RunView:
@@ -66,12 +63,13 @@ class RunView:
         """Grows with everything that comes."""
         self.error: str | None = None
         """The text of the failure, when the run ended with one."""
+        self.is_loading = False
+        """Whether its history is being read, and only a summary of it is shown."""
         self.reason: str | None = None
         """Why the run was stopped, and by whom."""
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points)
-        self._preview: Preview | None = None
         self._progress = RunProgress()
         self._phases: dict[int, RankPhases] = {}
         self._ranks = RankTracker()
@@ -88,6 +86,7 @@ class RunView:
         self._ended_before: Ending | None = None
         self._reached: ProgressView | None = None
         self._said_left_out = False
+        self._loads = 0
         self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
         self._outcomes_read = 0
         self._read_checkpoints: Callable[[], Sequence[CheckpointMark]] = tuple
@@ -107,8 +106,6 @@ class RunView:
                 self._ranks.batch_end(state.rank, body.timestamp.batch, body.time)
                 if state.rank == 0:
                     self._progress.batch_end(state)
-                    if self._preview is not None:
-                        self._drop_preview(body.timestamp.batch)
                     self._metrics.batch_end(body, seconds)
                     if self._status != "live" and (self._paused_at is None or body.timestamp.batch > self._paused_at):
                         self._go_on()
@@ -122,42 +119,52 @@ class RunView:
             if state.rank == 0 and "logged" in body.fields:
                 self._metrics.logged(body.fields["logged"])
 
-    def see_block(self, block: EventBlock) -> None:
-        """Takes ends of batches of one rank in, as :meth:`see` takes one after the other."""
-        times, batches = block.whole_numbers(TIME), block.whole_numbers(TIMESTAMP, _BATCH)
-        with self._lock:
-            self.version += len(block)
-            if self._first_ns == 0:
-                self._first_ns = int(times[0])
-            recent = slice(-self._ranks.RECENT - 1, None)
-            for batch, time in zip(batches[recent].tolist(), times[recent].tolist(), strict=True):
-                self._ranks.batch_end(block.rank, batch, time)
-            last = block.last
-            if block.rank == 0:
-                self._progress.batch_ends(block, last)
-                self._drop_preview(int(batches[-1]))
-                self._metrics.batch_ends(block, last._body, (times - self._first_ns) / 1e9)
-                if self._status != "live" and (self._paused_at is None or batches[-1] > self._paused_at):
-                    self._go_on()
-            for body in block.decoded.values():
-                if "phases" in body.fields:
-                    self._see_phases(block.rank, body)
-
     def take_windows(self, windows: Sequence[HostWindow]) -> None:
         """Takes what hosts say of their ranks."""
         with self._lock:
             self.version += 1
             self._ranks.take_windows(window for window in windows if window.attempt == self.attempt)
 
-    def preview(self, summary: Summary) -> None:
-        """Shows what a summary says of the run until the events up to there have come."""
+    def begin_within(self, began_ns: int, is_imported: bool) -> None:
+        """Says of which run a part comes: when that began, and whether it was imported."""
+        with self._lock:
+            self._first_ns, self._metrics.is_imported = began_ns, is_imported
+
+    def load(self, summary: Summary, until: int | None = None) -> None:
+        """Takes what a summary says of the run. With ``until`` that is its history up to this offset of the recording,
+        whose events need not come; without, only what is shown until then."""
         with self._lock:
             self.version += 1
-            self._preview = Preview(summary, self._lock)
+            self._loads += 1
+            self.is_loading = until is None
+            self._first_ns = self._progress.first_ns = summary.began
+            self._metrics.load(summary, math.inf if until is None else until)
+            if until is not None:
+                self._load_events(summary, until)
+            with contextlib.suppress(ProtocolError):
+                self._progress.last = Snapshot(_BATCH_END, summary.run, 0, decode_whole_event(summary.last))
 
-    def _drop_preview(self, batch: int) -> None:
-        if self._preview is not None and batch >= self._preview.batch:
-            self._preview = None
+    def _load_events(self, summary: Summary, until: int) -> None:
+        """Takes the events that a summary has kept."""
+        order = StreamOrder(summary.run, summary.attempt, None)
+        kept = [
+            (decode_event(event.body).seq, name, event.body)
+            for name, of_kind in summary.events.items()
+            for event in of_kind.events.values()
+            if event.offset < until
+        ]
+        for _, name, recorded in sorted(kept):
+            found = order.from_record(f"{summary.run}/{name}/0", recorded)
+            if isinstance(found, CheckpointMark):
+                self._mark_checkpoint(found)
+            elif found is None:
+                for outcome in order.outcomes:
+                    self.take_outcome(outcome)
+                order.outcomes.clear()
+            elif found.event is _BATCH_END:
+                self._see_phases(0, found._body)
+            else:
+                self.see(found)
 
     def take_rows(self, rows: Sequence[Row]) -> None:
         """Takes what callbacks logged."""
@@ -243,7 +250,7 @@ class RunView:
         with self._lock:
             self.version += 1
             self._take_outcomes()
-            self._preview = self._reached = None
+            self.is_loading, self._reached = False, None
             if ending is None:
                 return
             self._is_over = True
@@ -269,20 +276,27 @@ class RunView:
         with self._lock:
             if self._reached is not None:
                 return self._reached
-            return self._progress.view() if self._preview is None else self._preview.progress.view()
+            return self._progress.view()
 
-    @property
-    def is_previewed(self) -> bool:
-        """Whether its history is still being read, and what it shows is what a summary says."""
+    def batches_at(self, x: Axis, first: float, last: float) -> tuple[float, float]:
+        """Which batches are at two places of an axis; infinite beyond its ends."""
+        import numpy as np
+
         with self._lock:
-            return self._preview is not None
+            self._metrics.settle()
+            begin, end = self._metrics.clock.steps_at(np.array([first, last]), x).tolist()
+            return begin, end
+
+    def note_change(self) -> None:
+        """Says that charts of it are to be drawn anew."""
+        with self._lock:
+            self.version += 1
 
     def names(self) -> list[str]:
         """The metrics that there are, sorted."""
         with self._lock:
             self._metrics.settle()
-            previewed = self._preview.series if self._preview is not None else {}
-            return sorted({*self._metrics.series, *previewed})
+            return sorted(self._metrics.series)
 
     def groups(self) -> dict[str, list[str]]:
         """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the
@@ -296,8 +310,6 @@ class RunView:
     def series(self, name: str) -> Series:
         """The values of a metric. Raises ``KeyError`` when there is none of that name."""
         with self._lock:
-            if self._preview is not None and name in self._preview.series:
-                return self._preview.series[name]
             return self._metrics.series[name]
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
@@ -348,7 +360,7 @@ class RunView:
         with self._lock:
             self._take_outcomes()
             self._metrics.settle()
-            clock = self._metrics.clock if self._preview is None else self._preview.clock
+            clock = self._metrics.clock
             reached = math.inf if self._is_over else clock.reached
             found = list(itertools.takewhile(lambda one: one.batch <= reached, self._marks.after(after)))
             samples, epochs = (clock.places([one.batch for one in found], axis) for axis in _COUNTED)
@@ -357,7 +369,7 @@ class RunView:
                 PlacedMark(mark, sample, epoch, max(mark.time - began, 0.0))
                 for mark, sample, epoch in zip(found, samples, epochs, strict=True)
             ]
-            return Placed((self._marks.generation, self._preview is None), placed)
+            return Placed((self._marks.generation, self._loads), placed)
 
     @property
     def _time(self) -> float:
@@ -409,11 +421,14 @@ class RunView:
         self._outcomes_read = len(outcomes)
         checkpoints = self._read_checkpoints()
         for mark in checkpoints[self._checkpoints_read :]:
-            self.version += 1
-            source = "" if mark.run == self.run_name else f" of {mark.run}"
-            text = "checkpoint saved" if mark.action == "save" else f"checkpoint{source} loaded"
-            self._marks.add(CHECKPOINT, mark.timestamp.values.batch, mark.time_ns / 1e9, text)
+            self._mark_checkpoint(mark)
         self._checkpoints_read = len(checkpoints)
+
+    def _mark_checkpoint(self, mark: CheckpointMark) -> None:
+        self.version += 1
+        source = "" if mark.run == self.run_name else f" of {mark.run}"
+        text = "checkpoint saved" if mark.action == "save" else f"checkpoint{source} loaded"
+        self._marks.add(CHECKPOINT, mark.timestamp.values.batch, mark.time_ns / 1e9, text)
 
 
 def _group_place(prefix: str) -> int:

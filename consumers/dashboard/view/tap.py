@@ -1,18 +1,21 @@
 """A run that a dashboard shows, and what brings its events there."""
 
+import asyncio
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.blocks import EventBlock
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.summary import Summary
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.commands import Outcome
@@ -20,9 +23,13 @@ from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Images, Logger, LoggerDestination, Row, RunContext, Text
-from offloop.consumers.dashboard.view.metrics import BULK
+from offloop.consumers.dashboard.view.history import TAIL_BYTES, History
 from offloop.consumers.dashboard.view.progress import progress_of
 from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Axis, Series
+
+_SHOWN_SECONDS = 0.25
+"""So often what a summary has is shown while it is made."""
 
 
 class MonitoredRun:
@@ -38,6 +45,20 @@ class MonitoredRun:
         """By what the addresses of its images and files name it."""
         self.run_dir: Path | None = None
         """Its directory, where that is on this machine."""
+        self.history: History | None = None
+        """Where its view has a summary of a long recording: the recording."""
+
+    def series(self, name: str, x: Axis = "batch", shown: tuple[float, float] | None = None) -> Series:
+        """The values of a metric, with all of those in the part of an axis that is shown, once they have been read.
+        Raises ``KeyError`` when there is none of that name."""
+        part = self.part(x, shown)
+        return (part if name in part.names() else self.view).series(name)
+
+    def part(self, x: Axis, shown: tuple[float, float] | None, rank: int = 0) -> RunView:
+        """The view of a part of an axis at full resolution, of one rank, once it has been read; until then that of the
+        run."""
+        detail = None if shown is None or self.history is None else self.history.detail(x, *shown, rank)
+        return detail or self.view
 
     @property
     def name(self) -> str:
@@ -120,7 +141,6 @@ class RunTap(Callback):
     background: ClassVar[bool] = True
     max_delay: ClassVar[float | None] = 0.1
     events = BASE_EVENTS
-    bulk = BULK
 
     def __init__(self, run: MonitoredRun, every: int | str = 10) -> None:
         self._run = run
@@ -143,16 +163,33 @@ class RunTap(Callback):
         """Takes in what hosts say of their ranks."""
         self._run.view.take_windows(windows)
 
-    def begin_history(self, recording: Path) -> None:
-        """Shows what the summary beside the recording says, if there is one."""
+    def show_summary(self, recording: Path) -> None:
+        """Shows what the summary beside a recording says, if there is one."""
         view = self._run.view
         summary = Summary.load(recording)
         if summary is not None and (summary.run, summary.attempt) == (view.run_name, view.attempt):
-            view.preview(summary)
+            view.load(summary)
 
-    def take_block(self, block: EventBlock) -> None:
-        """Takes in many ends of batches of one rank."""
-        self._run.view.see_block(block)
+    async def prepare(self, stream: RunStream, logger: Logger) -> None:
+        """Takes the history of a long recording from its summary, which is brought up to date here, or made; then only
+        the newest events need be read."""
+        recording, view = stream.recording, self._run.view
+        if recording is None or not recording.exists() or recording.stat().st_size < MIN_BYTES:
+            return
+        with contextlib.closing(Summarizer(recording, stream.run_name, stream.attempt, stream.run_id)) as summarizer:
+            while not summarizer.work(time.monotonic() + _SHOWN_SECONDS, saves=False):
+                view.load(summarizer.summary)
+                await asyncio.sleep(0)
+        summary = summarizer.summary
+        with contextlib.closing(RecordingReader(recording)) as reader:
+            found = reader.seek(summary.offset - TAIL_BYTES)
+            until = reader.position
+        if found is None or not summary.clock:
+            return
+        view.load(summary, until)
+        self._run.history = History(view, recording, summary, until)
+        logger.take_from_run(summary.hyperparameters)
+        stream.skip_to(until, {rank: (one.seq, one.base_seq) for rank, one in found.positions.items()})
 
     def run_ended(self, ending: Ending | None) -> None:
         """Takes in how the run ended."""

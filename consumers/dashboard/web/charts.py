@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
-from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.comparison import Compared
@@ -196,7 +195,7 @@ class Lines:
                 if compared is not None and not compared.draws(number):
                     continue
                 try:
-                    series = run.view.series(name)
+                    series = run.series(name, look.x, look.range)
                 except KeyError:
                     continue
                 line = self._line(series, name, number, look, look.buckets(name, len(runs)))
@@ -206,7 +205,7 @@ class Lines:
 
     def _line(self, series: Series, chart: str, run: int, look: Look, buckets: int) -> dict[str, Any] | None:
         version = series.version
-        # A preview's series gives way to another one.
+        # A part that was read has series of its own.
         shown = (look.range, buckets, id(series))
         sent = self._sent.get((chart, run, look.x))
         if sent is not None and sent.shown == shown:
@@ -232,7 +231,7 @@ class Lines:
         for group in compared.groups:
             for number in compared.shown_members(group):
                 try:
-                    members.setdefault(group.id, []).append(runs[number].view.series(chart))
+                    members.setdefault(group.id, []).append(runs[number].series(chart, look.x, look.range))
                 except KeyError:
                     continue
         buckets = look.buckets(chart, 3 * len(members))
@@ -280,7 +279,7 @@ class Lines:
         run = int(chart.id.rpartition("/")[2])
         rank = look.rank if look.rank in chart.ranks else chart.ranks[0]
         buckets = look.buckets(chart.id)
-        found = _phases_of(runs[run].view, rank, look, buckets)
+        found = _phases_of(runs[run], rank, look, buckets)
         shown = (look.x == "batch" and look.range, buckets, rank)
         count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
         sent = self._sent.get((chart.id, run, "batch"))
@@ -299,10 +298,10 @@ def _range(told: Any) -> tuple[float, float] | None:
     return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
 
 
-def _phases_of(view: RunView, rank: int, look: Look, buckets: int) -> PhaseView:
+def _phases_of(run: MonitoredRun, rank: int, look: Look, buckets: int) -> PhaseView:
     if look.range is None or look.x != "batch":
-        return view.phases(rank, buckets)
-    found = view.phases(rank)
+        return run.view.phases(rank, buckets)
+    found = run.part(look.x, look.range, rank).phases(rank)
     begin = max(int(found.batches.searchsorted(look.range[0], "left")) - 1, 0)
     end = int(found.batches.searchsorted(look.range[1], "right")) + 1
     stride = max((end - begin) // buckets, 1)

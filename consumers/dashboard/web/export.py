@@ -3,13 +3,17 @@
 import asyncio
 import csv
 import io
+import itertools
+import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from offloop.bus.printing import one_line
+from offloop.consumers.dashboard.view.history import History, Part
+from offloop.consumers.dashboard.view.phases import PHASES
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
 
@@ -39,6 +43,13 @@ class ChartedRun(NamedTuple):
     number: int
     label: str
     view: RunView
+    history: History | None = None
+
+    def parts(self, chart: str) -> Iterable[Part]:
+        """All of the run, of which the recording has more than the view, part by part."""
+        if self.history is None or not (chart.startswith(PHASES_PREFIX) or self.history.has(chart)):
+            return [Part(self.view, -math.inf, math.inf)]
+        return self.history.parts(_phases_rank(self, chart) or 0)
 
 
 Offer: TypeAlias = Callable[[], Sequence[ChartedRun]]
@@ -81,7 +92,7 @@ class Exports:
         if not runs:
             return PlainTextResponse(f"there is no chart {one_line(chart[:_LONGEST_NAME])!r}", 404)
         patience = time.monotonic() + _READING_SECONDS
-        while any(run.view.is_previewed for run in runs):
+        while any(run.view.is_loading for run in runs):
             if time.monotonic() >= patience:
                 return PlainTextResponse("the history of the run is still being read: try again", 503)
             await asyncio.sleep(_LOOK_SECONDS)
@@ -105,14 +116,16 @@ def csv_lines(runs: Sequence[ChartedRun], chart: str) -> Iterator[bytes]:
     """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
     phases in seconds with a column each."""
     if (rank := _phases_rank(runs[0], chart)) is not None:
-        yield from _phase_lines(runs[0], rank)
+        yield from _phase_lines(runs[0], chart, rank)
         return
     yield _lines([COLUMNS])
     for run in runs:
         label = one_line(run.label)
-        for rows in run.view.series(chart).chunks(_ROWS_AT_ONCE):
-            rows[:, :-1] = rows[:, :-1].round(_DECIMALS)
-            yield _lines((label, *map(_number, row)) for row in rows.tolist())
+        for view, low, high in run.parts(chart):
+            for rows in view.series(chart).chunks(_ROWS_AT_ONCE) if chart in view.names() else ():
+                kept = rows[(rows[:, 0] >= low) & (rows[:, 0] < high)]
+                kept[:, :-1] = kept[:, :-1].round(_DECIMALS)
+                yield _lines((label, *map(_number, row)) for row in kept.tolist())
 
 
 def _phases_rank(run: ChartedRun, chart: str) -> int | None:
@@ -121,15 +134,15 @@ def _phases_rank(run: ChartedRun, chart: str) -> int | None:
     return next((rank for rank in ranks if chart == f"{PHASES_PREFIX}/{run.number}/{rank}"), None)
 
 
-def _phase_lines(run: ChartedRun, rank: int) -> Iterator[bytes]:
-    phases = run.view.phases(rank)
-    yield _lines([("run", "batch", *phases.seconds)])
-    label, columns = one_line(run.label), [column.tolist() for column in phases.seconds.values()]
-    batches = phases.batches.tolist()
-    for begin in range(0, len(batches), _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
-        rows = zip(batches[part], *(column[part] for column in columns), strict=True)
-        yield _lines((label, *map(_number, row)) for row in rows)
+def _phase_lines(run: ChartedRun, chart: str, rank: int) -> Iterator[bytes]:
+    label = one_line(run.label)
+    yield _lines([("run", "batch", *PHASES)])
+    for view, low, high in run.parts(chart):
+        phases = view.phases(rank)
+        rows = zip(phases.batches.tolist(), *(column.tolist() for column in phases.seconds.values()), strict=True)
+        kept = (row for row in rows if low <= row[0] < high)
+        while part := list(itertools.islice(kept, _ROWS_AT_ONCE)):
+            yield _lines((label, *map(_number, row)) for row in part)
 
 
 def _number(value: float) -> str:

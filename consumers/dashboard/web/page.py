@@ -234,7 +234,7 @@ class Page:
     def _exported(self) -> list[ChartedRun]:
         runs = list(self._runs)
         return [
-            ChartedRun(number, label, run.view)
+            ChartedRun(number, label, run.view, run.history)
             for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
             if number not in self._cards.hidden
         ]

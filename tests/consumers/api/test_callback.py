@@ -15,9 +15,9 @@ from offloop.consumers import Callback, Logger, Runner
 def test_there_is_a_method_for_each_event_and_nothing_else() -> None:
     names = {name for name, _ in inspect.getmembers(Callback, inspect.isfunction) if not name.startswith("_")}
     others = {"run_event", "close", "post_close", "state_dict", "load_state_dict", "requested_events", "demand"}
-    others |= {"check", "destinations", "run_ended", "hold_open", "take_block", "begin_history", "host_windows"}
+    others |= {"check", "destinations", "run_ended", "hold_open", "prepare", "host_windows"}
     assert names == {event.value for event in Event} | others
-    assert len(names) == 54
+    assert len(names) == 53
 
 
 def test_public_names_are_what_the_package_says() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from offloop.bus import Event, Publisher, Recording
-from offloop.bus.protocol.blocks import EventBlock
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
 from offloop.consumers.api.logger import Row
+from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
@@ -59,25 +59,21 @@ def batch_of(batch: int) -> Snapshot:
     )
 
 
-def read(recording: Path, bulk: bool = True) -> tuple[RunView, int]:
-    """The view of it, and how many events came in blocks."""
-    run, counts = MonitoredRun(RunView("marked")), [0]
-
-    class Tap(RunTap):
-        def take_block(self, block: EventBlock) -> None:
-            counts.append(len(block))
-            super().take_block(block)
-
-    if not bulk:
-        Tap.bulk = None
-    Runner(Recording(recording), [Tap(run)], [ViewDestination(run)]).run()
-    return run.view, sum(counts)
+def read(recording: Path) -> RunView:
+    """The view of it."""
+    run = MonitoredRun(RunView("marked"))
+    Runner(Recording(recording), [RunTap(run)], [ViewDestination(run)]).run()
+    return run.view
 
 
-@pytest.mark.parametrize("bulk", [True, False])
-def test_marks_stand_where_it_happened_on_every_axis(recording: Path, bulk: bool) -> None:
-    view, in_blocks = read(recording, bulk)
-    assert (in_blocks > BATCHES / 2) is bulk
+@pytest.mark.parametrize("from_summary", [True, False])
+def test_marks_stand_where_it_happened_on_every_axis(
+    recording: Path, from_summary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if from_summary:
+        monkeypatch.setattr(tap, "MIN_BYTES", 0)
+        monkeypatch.setattr(tap, "TAIL_BYTES", 0)
+    view = read(recording)
     marks = view.marks().marks
     places = {(one.mark.kind, one.mark.batch, one.sample, one.epoch) for one in marks}
     assert places == {
@@ -171,7 +167,7 @@ def test_the_extremes_of_a_metric_are_those_of_all_its_values(thins: bool) -> No
 
 
 def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:
-    view, _ = read(recording)
+    view = read(recording)
     runs = [ChartedRun(0, "marked", view), ChartedRun(1, "=other, one", view)]
     lines = b"".join(csv_lines(runs, "loss/train/total")).decode().splitlines()
     header, *rows = csv.reader(lines)

@@ -1,0 +1,290 @@
+"""The history of a long run: what its summary shows, and what zooming reads."""
+
+import asyncio
+import csv
+import math
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import wait_for
+
+from offloop.bus import Event, Publisher, Recording, Subscriber
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, Topic, event_encoder, pack_map
+from offloop.bus.recording import records
+from offloop.bus.recording import summary as summaries
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.summary import Summarizer, path_beside
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.commands import Command
+from offloop.consumers import Runner
+from offloop.consumers.api.logger import Logger
+from offloop.consumers.dashboard.view import history, tap
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
+from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines
+
+START = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+BATCHES, PER_EPOCH, PER_CHUNK = 6000, 1000, 50
+LOW, HIGH = 3456, 1200
+AXES = ("batch", "sample", "epoch", "time")
+PHASES = {"began": START, "spans": [["forward", 0, SECOND // 10]], "device": False}
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording of some kilobytes counts as a long one."""
+    monkeypatch.setattr(tap, "MIN_BYTES", 0)
+    monkeypatch.setattr(tap, "TAIL_BYTES", 20_000)
+    monkeypatch.setattr(history, "_STRETCH_BYTES", 20_000)
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of two ranks, with evaluations, a command and a checkpoint in its middle."""
+    path = tmp_path_factory.mktemp("run") / "recording-1.mcap"
+    seqs, context = [0, 0], {"dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba", "dataloader_label": "eval"}
+    with closing(RecordingWriter(path, "run", 1)) as writer:
+
+        def send(event: str, batch: int, fields: dict, rank: int = 0) -> None:
+            seqs[rank] += 1
+            topic, seq = Topic("run", event, rank), seqs[rank]
+            counts = (0, batch // PER_EPOCH, batch, 8 * batch, 16 * batch, 0, 0, batch % PER_EPOCH, 0, 0)
+            now = (*counts, batch * 10**6, 0, 0, 10**6)
+            before = (0, 0, batch - 1, *now[3:]) if batch else None
+            time = START + batch * SECOND + seq
+            frame = event_encoder(topic, 1)(seq, seq, time, now, before, fields, pack_map(context))
+            writer.append(topic.encode()[:-1], seq, seq, time, frame[len(topic.encode()) :])
+
+        send("init", 0, {"config": {"lr": 0.5}})
+        send("fit_start", 0, {})
+        for batch in range(1, BATCHES + 1):
+            loss = {LOW: -9.0, HIGH: 9.0}.get(batch, 1 / batch)
+            fields = {"loss": loss, "lr": {"SGD": [loss / 2]}, "logged": [[batch, {"mine": loss, "count": batch % 7}]]}
+            if batch % 10 == 0:
+                fields |= {"phases": PHASES, "on_demand": ["phases"]}
+            send("batch_end", batch, fields)
+            of_other = {name: fields[name] for name in ("phases", "on_demand") if name in fields}
+            send("batch_end", batch, {"loss": 5.0, **of_other}, rank=1)
+            if batch % PER_EPOCH == 0:
+                send("eval_end", batch, {"eval_metrics": {"eval": {"accuracy": batch / BATCHES}}})
+            if batch == LOW:
+                send(CHECKPOINT, batch, {"action": "save"})
+                send(COMMAND, batch, {**Command("stop", id="a").to_wire(), "event": "batch_checkpoint"})
+            if batch % PER_CHUNK == 0:
+                writer.flush()
+        send("fit_end", BATCHES, {})
+        send("$end", BATCHES, {"status": "finished", "error": None})
+    return path
+
+
+@pytest.fixture
+def recording(long_run: Path, tmp_path: Path) -> Path:
+    """The recording, without a summary."""
+    copy = tmp_path / long_run.name
+    copy.write_bytes(long_run.read_bytes())
+    return copy
+
+
+def summed_up(recording: Path) -> Path:
+    summarizer = Summarizer(recording, "run", 1, None)
+    summarizer.work(math.inf)
+    summarizer.save()
+    summarizer.close()
+    return recording
+
+
+def show(recording: Path) -> tuple[MonitoredRun, int]:
+    """The run as a dashboard has it, and how many events came one by one."""
+    run = MonitoredRun(RunView("run"))
+    handled = Runner(Recording(recording), [RunTap(run)], [ViewDestination(run)]).run().handled
+    return run, handled
+
+
+@pytest.fixture
+def whole(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> RunView:
+    """The view of all events."""
+    with monkeypatch.context() as patched:
+        patched.setattr(tap, "MIN_BYTES", 1 << 40)
+        run, handled = show(long_run)
+    assert handled > 2 * BATCHES
+    return run.view
+
+
+@pytest.mark.parametrize("has_summary", [True, False])
+def test_a_long_run_is_shown_from_its_summary_and_its_newest_events(
+    recording: Path, whole: RunView, has_summary: bool
+) -> None:
+    if has_summary:
+        summed_up(recording)
+    run, handled = show(recording)
+    view = run.view
+    assert 10 < handled < BATCHES / 4, "only the newest events came"
+    assert view.names() == whole.names()
+    for name in whole.names():
+        if name.startswith("throughput/"):
+            continue
+        shown, everything = view.series(name).points(width=10**9), whole.series(name).points(width=10**9)
+        values = dict(zip(everything.xs.tolist(), everything.ys.tolist(), strict=True))
+        assert dict(zip(shown.xs.tolist(), shown.ys.tolist(), strict=True)).items() <= values.items()
+        assert view.series(name).extremes() == whole.series(name).extremes()
+        assert view.series(name).last == whole.series(name).last
+    speed = view.series("throughput/batches_per_sec").points(width=10**9).ys
+    assert np.allclose(speed, 1.0)
+    assert (view.status, view.progress()) == (whole.status, whole.progress())
+    assert view.hyperparameters == whole.hyperparameters
+    assert {one.rank for one in view.ranks()} == {0, 1}
+    assert [one.text for one in view.log()] == [one.text for one in whole.log()]
+    marks, expected = (
+        [(one.mark.kind, one.mark.batch, round(one.sample), round(one.seconds)) for one in each.marks().marks]
+        for each in (view, whole)
+    )
+    assert sorted(marks) == sorted(expected)
+    assert len(marks) == BATCHES // PER_EPOCH + 2
+    phases = view.phases(0)
+    assert phases.batches[0] < 200
+    assert phases.batches[-1] == BATCHES
+    assert not view.is_loading
+
+
+def test_a_zoom_reads_the_part_that_is_shown_and_no_more(
+    recording: Path, whole: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = show(summed_up(recording))
+    decoded: list[int] = []
+    decode = records.Chunk.decode
+    monkeypatch.setattr(records.Chunk, "decode", lambda record: decoded.append(len(record)) or decode(record))
+    for axis, first, last in (
+        ("batch", 3400, 3500),
+        ("sample", 8 * 3400, 8 * 3500),
+        ("epoch", 3.4, 3.5),
+        ("time", 3400, 3500),
+    ):
+        wait_for(partial(run.history.detail, axis, first, last), "the part")
+        for name in ("loss/train/total", "lr-SGD/group0", "mine", "throughput/batches_per_sec"):
+            found = run.series(name, axis, (first, last)).points(axis, first, last, 10**6)
+            expected = whole.series(name).points(axis, first, last, 10**6)
+            np.testing.assert_allclose(found.xs, expected.xs)
+            np.testing.assert_allclose(found.ys, expected.ys)
+        assert len(found.xs) > 99
+    assert len(decoded) <= 10, "of 120 chunks"
+    assert len(run.part("batch", (3400, 3500)).phases(0).batches) >= 10
+    wait_for(partial(run.history.detail, "batch", 3400, 3500, 1), "the part of the other rank")
+    assert len(run.part("batch", (3400, 3500), 1).phases(1).batches) >= 10
+
+
+def test_what_is_not_zoomed_far_enough_or_is_new_is_shown_as_it_is(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = show(summed_up(recording))
+    monkeypatch.setattr(history, "MAX_BYTES", 20_000)
+    for shown in (None, (0, BATCHES), (-10, 2 * BATCHES), (BATCHES - 3, BATCHES), (2 * BATCHES, 3 * BATCHES)):
+        assert run.part("batch", shown) is run.view
+    assert run.series("loss/train/total") is run.view.series("loss/train/total")
+    with pytest.raises(KeyError):
+        run.series("nothing", "batch", (3, 9))
+
+
+def test_what_is_asked_for_last_is_read_when_one_zooms_on_and_on(recording: Path) -> None:
+    run, _ = show(summed_up(recording))
+    assert run.history is not None
+    for begin in range(0, 4000, 50):
+        run.part("batch", (begin, begin + 20))
+    wait_for(lambda: run.history.detail("batch", 3950, 3970) is not None, "the last part")
+    assert len(run.history._read) <= history._KEPT_PARTS
+
+
+def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -> None:
+    summed_up(recording)
+    with RecordingReader(recording) as reader:
+        damaged = next(reader.position for found in reader.read() for one in found if b"\xcb\xc0\x22\0\0" in one.body)
+    with recording.open("r+b") as file:
+        file.seek(damaged + 200)
+        file.write(b"damage")
+    run, _ = show(recording)
+    assert run.view.series("loss/train/total").extremes().low == -9.0, "the summary has it"
+    run.part("batch", (3300, 3600))
+    wait_for(lambda: run.history.detail("batch", 3300, 3600) is not None, "the part")
+    steps = run.series("loss/train/total", "batch", (3300, 3600)).points("batch", 3300, 3600, 10**6).xs
+    assert 200 < len(steps) < 300
+    recording.unlink()
+    run.part("batch", (100, 120))
+    wait_for(lambda: not run.history._is_reading, "the reader to end")
+    assert run.part("batch", (100, 120)) is run.view
+
+
+@pytest.mark.parametrize(
+    "chart", ["loss/train/total", "metrics/eval/accuracy", "mine", f"{PHASES_PREFIX}/0/0", f"{PHASES_PREFIX}/0/1"]
+)
+def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, chart: str) -> None:
+    run, _ = show(summed_up(recording))
+    rows, expected = (
+        list(csv.reader(b"".join(csv_lines([one], chart)).decode().splitlines()))
+        for one in (ChartedRun(0, "run", run.view, run.history), ChartedRun(0, "run", whole))
+    )
+    if chart.startswith(PHASES_PREFIX):
+        rows, expected = ([row[:3] for row in each] for each in (rows, expected))
+    assert rows == expected
+
+
+def test_a_metric_that_a_callback_logs_is_exported_from_the_view(recording: Path) -> None:
+    from offloop.consumers.api.logger import Row
+
+    run, _ = show(summed_up(recording))
+    run.view.take_rows([Row(step, 0.0, {"of a callback": 1.0}) for step in range(100)])
+    lines = b"".join(csv_lines([ChartedRun(0, "run", run.view, run.history)], "of a callback")).splitlines()
+    assert len(lines) == 101
+
+
+def test_a_live_run_continues_behind_what_its_summary_has(runs_dir: Path) -> None:
+    with Publisher("live") as publisher:
+        for batch in range(1, 2001):
+            publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
+        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= 2000, "events on disk")
+        run, seen = MonitoredRun(RunView("live")), []
+
+        async def follow() -> None:
+            with closing(Subscriber("live")) as subscriber:
+                await RunTap(run).prepare(subscriber, Logger())
+                publisher.publish(Event.BATCH_END, batch=2001, loss=7.0)
+                publisher.close("finished")
+                async for state in subscriber:
+                    seen.append(state.timestamp.values.batch)
+                    run.view.see(state)
+
+        asyncio.run(follow())
+    assert seen == list(range(seen[0], 2002))
+    assert run.view.series("loss/train/total").last == 7.0
+    assert run.view.series("loss/train/total").points(width=10**6).ys[0] == 1.0
+
+
+def test_a_recording_that_cannot_be_summed_up_is_read_event_by_event(recording: Path) -> None:
+    other = MonitoredRun(RunView("run"))
+    summed_up(recording)
+    stream = Recording(recording)
+    path_beside(recording).write_bytes(b"damaged")
+    data = bytearray(recording.read_bytes())
+    for found in records.SIGNS.finditer(bytes(data)):
+        if found[0] == records.CHECK_SIGN:
+            data[found.start() + 9] ^= 1
+    recording.write_bytes(data)
+    statistics = Runner(stream, [RunTap(other)], [ViewDestination(other)]).run()
+    assert statistics.handled > 2 * BATCHES
+    assert other.history is None
+
+
+def test_events_that_are_kept_are_evenly_spread(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries, "MAX_EVENTS", 32)
+    summarizer = Summarizer(recording, "run", 1, None)
+    summarizer.work(math.inf)
+    kept = summarizer.summary.events
+    assert 16 <= len(kept["batch_end"].events) <= 32
+    assert len(kept["eval_end"].events) == BATCHES // PER_EPOCH
+    assert kept.keys() == {"init", "fit_start", "batch_end", "eval_end", "$checkpoint", "$command", "fit_end"}
+    offsets = [one.offset for _, one in sorted(kept["batch_end"].events.items())]
+    assert offsets == sorted(offsets)
+    assert all(isinstance(one.body, bytes) for one in kept["init"].events.values())
