@@ -109,7 +109,7 @@ def test_every_page_of_the_navigation_is_there_and_found_by_the_search(site: Pat
         home = [link for link in pages[site / "index.html"].links if link == (location or ".")]
         assert home, f"{source} cannot be reached from the first page"
     assert "starts that broker when none is named" in found["reference/bus/#offloop.bus.Publisher"]["text"]
-    assert "--tolerance" in found["commands/#offloop-diff"]["text"]
+    assert "--tolerance" in found["commands/#offloop-compare"]["text"]
 
 
 def test_nothing_is_loaded_from_anywhere_else(site: Path, pages: dict[Path, Page]) -> None:
