@@ -2,9 +2,8 @@
 
 The first host is a real one: eight publishers, their broker, its bridge. The others are connections that send what
 their bridges would send: a window of their eight ranks and how the bridge is doing, once a second, all in the same
-moment, as ranks that step together do. Those who read are a real ``consumer --stream``, and a real gateway that takes
-every window. What a cluster adds
-to that, networks and a machine for each part, is not in the figures.
+moment, as ranks that step together do. Those who read are a real ``consumer --stream``, and a connection
+that takes every window. What a cluster adds to that, networks and a machine for each part, is not in the figures.
 """
 
 import asyncio
@@ -33,11 +32,10 @@ from nats_servers import NatsServer
 from offloop.bus import Event, Publisher
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsServers
-from offloop.bus.jetstream.gateway import Gateway
-from offloop.bus.net.requests import RequestClient
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.processes import allow_many_connections
 from offloop.bus.protocol import host_windows
-from offloop.bus.protocol.host_windows import HostWindow, decode_window, encode_window, summarize
+from offloop.bus.protocol.host_windows import HostWindow, encode_window, summarize
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.trace.phases import PHASES
 
@@ -213,18 +211,17 @@ def watch_windows(pipe: Connection, address: str) -> None:
     those were that came since the last one."""
     lags: list[float] = []
     hosts: set[str] = set()
-    with Gateway(NatsServers.parse(address)) as gateway:
-        ask = RequestClient(gateway.address)
+    with NatsConnection(NatsServers.parse(address)) as connection:
+        windows = connection.windows(RUN)
         pipe.send("connected")
         after = 0
         while True:
-            answer = ask("windows", {"run": RUN, "attempt": 1, "after": after})
-            for data in answer["windows"]:
-                window = decode_window(data)
+            before = after
+            found, after = windows.since(before, 1)
+            for window in found:
                 hosts.add(window.host)
                 lags.append((time.time_ns() - window.time_ns) / 1e9)
-            is_all = answer["after"] == after
-            after = answer["after"]
+            is_all = after == before
             if is_all and pipe.poll(LOOK):
                 pipe.recv()
                 pipe.send({"lags": sorted(lags), "hosts": len(hosts)})
@@ -386,7 +383,7 @@ def measure_hosts(report: Report, where: Path, sizes: Sizes) -> None:
                 "bridge of the first host": bridge.pid,
                 "nats-server": server_pid(nats.port),
                 "consumer --stream of the first host's ranks": consumer.pid,
-                "gateway that takes all windows": watcher.pid,
+                "reader that takes all windows": watcher.pid,
                 f"simulation of {sizes.beside} hosts": hosts.pid,
             }
             copied, lags = bridge.copied, []
@@ -455,7 +452,7 @@ def measure_doubling(report: Report, where: Path, sizes: Sizes) -> None:
         what = f"{hosts * RANKS:,} ranks on {hosts:,} hosts"
         report.add(f"{what}: nats-server", found["server"].percent, "% of a core")
         report.add(f"{what}: nats-server, memory", found["server"].mebibytes, "MiB")
-        report.add(f"{what}: gateway that takes all windows", found["reader"].percent, "% of a core")
+        report.add(f"{what}: reader that takes all windows", found["reader"].percent, "% of a core")
         report.add(f"{what}: simulation of the hosts", found["simulation"].percent, "% of a core")
         report.add(f"{what}: their windows are sent within", told["moment"], "s")
         add_lags(report, what, told, seen)
@@ -495,7 +492,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "KiB/s",
         "nats-server: of a core",
         "memory",
-        "gateway: of a core",
+        "reader: of a core",
         "lag, median / 99 %",
         "kept an hour",
         "base events/s in the brokers of all hosts (calculated)",

@@ -12,9 +12,8 @@ from typing import Any
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON
 from offloop.bus.net.curve import ClientSecurity
-from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
 from offloop.bus.net.requests import ask_broker, is_silent, list_remote_hosts, list_remote_runs
-from offloop.bus.net.sockets import is_stand_in
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap, Reached
@@ -100,7 +99,7 @@ def describe_remote_run(address: str, name: str, security: ClientSecurity | None
         BrokerError: no broker answers there.
     """
     for listed in list_remote_runs(address, security, name):
-        if is_stand_in(address):
+        if is_nats(address):
             listed["hosts"] = list_remote_hosts(address, name)
         if not listed.get("live"):
             return listed

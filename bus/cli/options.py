@@ -29,7 +29,7 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
     is for something else gets it as another argument, ``into``."""
 
     @functools.wraps(command)
-    def with_gateway(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
+    def with_stream(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
         broker = options.setdefault(into, None)
         if stream and broker:
             raise click.UsageError("--stream and --broker name two places to read from: give one of them")
@@ -40,12 +40,12 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
                 raise click.UsageError("--nkey and --ca are for NATS servers: name them with --stream")
             return command(*args, **options)
         from offloop.bus.jetstream.connection import NatsServers
-        from offloop.bus.jetstream.gateway import Gateway
+        from offloop.bus.jetstream.nats_connection import NatsConnection
 
         if into == "broker" and (options.get("key") or options.get("broker_key")):
             raise click.UsageError("--key and --broker-key are for brokers: NATS takes --nkey and --ca")
-        with Gateway.shared(NatsServers.parse(stream, nkey, ca)) as gateway:
-            return command(*args, **{**options, into: gateway.stands_for})
+        with NatsConnection.shared(NatsServers.parse(stream, nkey, ca)) as nats:
+            return command(*args, **{**options, into: nats.address})
 
     for option in (
         click.option(
@@ -57,8 +57,8 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
         click.option("--nkey", type=_FILE, metavar="FILE", help="With --stream: nkey seed. Default: $OFFLOOP_NKEY."),
         click.option("--stream", metavar="ADDRESS", help="Read runs from NATS JetStream: nats://HOST:4222."),
     ):
-        with_gateway = option(with_gateway)
-    return with_gateway
+        with_stream = option(with_stream)
+    return with_stream
 
 
 def broker_options(broker_help: str, *, reads: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

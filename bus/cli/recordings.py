@@ -267,10 +267,16 @@ def recording_of(
     if broker is None:
         path = _recording(name, runs_dir)
         return path, str(path)
+    from offloop.bus.jetstream import download as from_stream
     from offloop.bus.net.curve import client_security
     from offloop.bus.net.download import downloaded
+    from offloop.bus.net.nats_addresses import is_nats
 
-    given = downloaded(broker, name, client_security(key, broker_key))
+    given = (
+        from_stream.downloaded(broker, name)
+        if is_nats(broker)
+        else downloaded(broker, name, client_security(key, broker_key))
+    )
     return click.get_current_context().with_resource(given), f"run {name} at {broker}"
 
 

@@ -79,8 +79,8 @@ def replay(
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
     damaged.
     """
+    from offloop.bus.jetstream.download import downloaded
     from offloop.bus.net.curve import client_security
-    from offloop.bus.net.download import downloaded
     from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.pace import Pace
     from offloop.bus.replay.serving import ReplayServer

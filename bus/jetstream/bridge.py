@@ -21,7 +21,7 @@ from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.relay import Relay
-from offloop.bus.jetstream.run_stream import RunFileStream
+from offloop.bus.jetstream.run_stream import RunFileStream, make_bucket
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.bridged import BridgeStatus
@@ -348,14 +348,13 @@ class Bridge:
         await bucket.put(key, json.dumps(said).encode())
 
     async def _bucket(self) -> Any:
-        from nats.js.api import KeyValueConfig
         from nats.js.errors import BucketNotFoundError
 
         try:
             return await self._jetstream.key_value(names.RUNS_BUCKET)
         except BucketNotFoundError:
-            config = KeyValueConfig(names.RUNS_BUCKET, replicas=self._replicas)
-            return await self._jetstream.create_key_value(config)
+            await make_bucket(self._jetstream, names.RUNS_BUCKET, self._replicas)
+            return await self._jetstream.key_value(names.RUNS_BUCKET)
 
     def _write_status(self) -> None:
         self._note()

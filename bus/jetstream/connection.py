@@ -30,7 +30,6 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 NO_STREAM = 10059
 """The error of a server that has no such stream."""
 CONNECT_SECONDS = 10.0
-_FORGET_SECONDS = 60.0
 _LOST_SECONDS = 0.2
 """How often it is looked whether a connection was lost while an answer is waited for."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -134,33 +133,6 @@ async def answer_of(client: "NatsClient", asking: Coroutine[Any, Any, _Answer]) 
         return task.result()
     finally:
         task.cancel()
-
-
-async def pulled(
-    jetstream: "JetStreamContext", stream: str, subject: str, after: int | None
-) -> "JetStreamContext.PullSubscription":
-    """A consumer of a stream, which this reader alone pulls from and the servers forget a minute after it last has.
-
-    Args:
-        jetstream: where it is.
-        stream: the stream's name.
-        subject: which messages it gives.
-        after: those behind the message of that number; ``None`` for the last one of each subject and what follows.
-
-    Raises:
-        nats.js.errors.NotFoundError: there is no such stream.
-    """
-    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-
-    config = ConsumerConfig(
-        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT if after is None else DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=None if after is None else after + 1,
-        ack_policy=AckPolicy.NONE,
-        inactive_threshold=_FORGET_SECONDS,
-        mem_storage=True,
-        num_replicas=1,
-    )
-    return await jetstream.pull_subscribe(subject, stream=stream, config=config)
 
 
 def passing_errors() -> tuple[type[Exception], ...]:

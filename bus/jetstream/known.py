@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import API_SECONDS, passing_errors, pulled
+from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.stored import Stored, get, list_subjects
 from offloop.bus.protocol.listed_runs import listed_run
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.js.client import JetStreamContext
-    from nats.js.kv import KeyValue
+
+    from offloop.bus.jetstream.client import NatsClient
 
 FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
@@ -25,7 +26,9 @@ PATIENCE = 60.0
 """For how long the bridge of a run that continues is waited for, in seconds, when the stream lacks something."""
 _LONGEST_PAUSE = 80.0
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
-_FETCHED = 256
+_STREAM = f"KV_{names.RUNS_BUCKET}"
+_BATCH = 64
+_LOOK_SECONDS = 0.05
 _FIRST_SECONDS = 2.5
 """For how long an entry that was found is waited on to be said anew: bridges do so once a second."""
 
@@ -44,30 +47,52 @@ class _Entry:
 
 
 class KnownRuns:
-    """The entries of the bucket with runs. They are looked up once, and after that heard as bridges say them: whether
-    a bridge is there is decided by when this reader heard it, never by clocks of two machines."""
+    """The entries of the bucket with runs. They are looked up once, and after that heard as bridges write them: whether
+    a bridge is there is decided by when this reader heard it, never by clocks of two machines. Coroutines run in the
+    connection's thread, everything else in any."""
 
-    def __init__(self, client: "Client", jetstream: "JetStreamContext") -> None:
+    def __init__(self, client: "NatsClient") -> None:
         self._client = client
-        self._jetstream = jetstream
         self._entries: dict[str, dict[str, _Entry]] = {}
         """Those of each run by their keys; the run as the first token of these."""
-        self._is_listening = False
         self._connection = -1
         """After how many lost connections all entries were looked up; -1 before the first time."""
-        self._looking = asyncio.Lock()
-        self._bucket: KeyValue | None = None
-        self._task: asyncio.Task[None] | None = None
 
-    async def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
-        """The entries of all runs, or of one, the newest attempt of each; ``live`` says whether its bridge is there.
-        Of a run on several hosts that of the first rank's host, or of ``host``, or with ``*`` those of all of them.
+    async def follow(self) -> None:
+        """Keeps the entries up to date until it is cancelled: looks all of them up after each lost connection, and
+        once in a while those of which nothing is heard."""
+        # The subscription is there again after each lost connection.
+        await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
+        while True:
+            with suppress(*passing_errors()):
+                if self._client.stats["reconnects"] != self._connection:
+                    await self._look_up_all()
+                for key, entry in [one for entries in self._entries.values() for one in entries.items()]:
+                    now = time.monotonic()
+                    if entry.said.get("live") and now - max(entry.heard, entry.looked) > entry.pause:
+                        entry.looked, entry.pause = now, min(2 * entry.pause, _LONGEST_PAUSE)
+                        await self._look_up(f"{_SUBJECTS}{key}")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def until_known(self, run: str | None, seconds: float) -> None:
+        """Waits until all entries were looked up, and those that say that a run is live had time to be heard.
 
         Raises:
-            nats.errors.Error, OSError, TimeoutError: the servers do not answer, and never have.
+            TimeoutError: the servers do not answer.
         """
-        await self._look()
-        await self._await_first(name)
+        async with asyncio.timeout(seconds):
+            while self._connection < 0:
+                await asyncio.sleep(_LOOK_SECONDS)
+        while any(
+            entry.said.get("live") and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
+            for entry in self._of(run)
+        ):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
+        """The entries of all runs, or of one, the newest attempt of each; ``live`` says whether its bridge is there.
+        Of a run on several hosts that of the first rank's host, or of ``host``, or with ``*`` those of all of them. The
+        newest run comes first."""
         now = time.monotonic()
         newest: dict[tuple[str, str], dict[str, Any]] = {}
         for entry in self._of(name):
@@ -82,12 +107,13 @@ class KnownRuns:
             is_there = now - entry.heard < FRESH_SECONDS
             # Where the bridge is silent the run may continue unseen: more may come.
             newest[key] = {**said, "live": bool(said.get("live")) and is_there}
-        return list(newest.values())
+        return sorted(newest.values(), key=lambda run: run["started"] or 0.0, reverse=True)
 
     def _of(self, run: str | None) -> list[_Entry]:
         """The entries of a run, or of all."""
-        chosen = self._entries.values() if run is None else (self._entries.get(names.token(run), {}),)
-        return [entry for entries in chosen for entry in entries.values()]
+        # Copied in one step each: the connection's thread changes them.
+        chosen = list(self._entries.values()) if run is None else [self._entries.get(names.token(run), {})]
+        return [entry for entries in chosen for entry in list(entries.values())]
 
     def is_going_on(self, run: str, host: str | None = None, attempt: int | None = None) -> bool:
         """Whether more of a run may come, from one host or any, of one attempt or the newest, by what was last said of
@@ -121,75 +147,26 @@ class KnownRuns:
         copied = bridge.get("copied")
         return copied if type(copied) is int else 0
 
-    async def _look(self) -> None:
-        """Looks up all entries, and then without waiting: all after each lost connection, and once in a while those of
-        which nothing is heard."""
-        if self._connection < 0:
-            async with self._looking:
-                if self._connection < 0:
-                    await self._look_up_all()
-        elif self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look_again())
-
-    async def close(self) -> None:
-        """Ends what is under way."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _look_again(self) -> None:
-        with suppress(*passing_errors()):
-            if self._client.stats["reconnects"] != self._connection:
-                await self._look_up_all()
-            for key, entry in [one for entries in self._entries.values() for one in entries.items()]:
-                now = time.monotonic()
-                if entry.said.get("live") and now - max(entry.heard, entry.looked) > entry.pause:
-                    entry.looked, entry.pause = now, min(2 * entry.pause, _LONGEST_PAUSE)
-                    await self._look_up(key)
-
     async def _look_up_all(self) -> None:
-        from nats.js.errors import NotFoundError
-
         connection = self._client.stats["reconnects"]
-        subject = f"{_SUBJECTS}>"
-        if not self._is_listening:
-            # The subscription is there again after each lost connection.
-            await self._client.subscribe(subject, cb=self._hear)
-            self._is_listening = True
-        # Not the library's watch of a bucket: it may say that there is nothing before the first entry has come.
-        try:
-            consumer = await pulled(self._jetstream, f"KV_{names.RUNS_BUCKET}", subject, None)
-        except NotFoundError:
-            self._connection = connection
-            return
-        try:
-            left = (await consumer.consumer_info()).num_pending or 0
-            while left:
-                for found in await consumer.fetch(min(left, _FETCHED), timeout=API_SECONDS):
-                    left = found.metadata.num_pending
-                    if not _is_deleted(found):
-                        self._take(_key_of(found), found.data, is_heard=False)
-        finally:
-            with suppress(*passing_errors()):
-                await consumer.unsubscribe()
+        known = [f"{_SUBJECTS}{key}" for entries in self._entries.values() for key in entries]
+        subjects = list({*await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>"), *known})
+        for begin in range(0, len(subjects), _BATCH):
+            await asyncio.gather(*(self._look_up(subject) for subject in subjects[begin : begin + _BATCH]))
         self._connection = connection
 
-    async def _look_up(self, key: str) -> None:
-        from nats.js.errors import NotFoundError
-
-        try:
-            if self._bucket is None:
-                self._bucket = await self._jetstream.key_value(names.RUNS_BUCKET)
-            found = await self._bucket.get(key)
-        except NotFoundError:
-            self._drop(key)
-            return
-        self._take(key, found.value or b"", is_heard=False)
+    async def _look_up(self, subject: str) -> None:
+        found = await get(self._client, _STREAM, last_by_subj=subject)
+        if isinstance(found, Stored) and not _is_deleted(found.headers):
+            self._take(_key_of(subject), found.data, is_heard=False)
+        else:
+            self._drop(_key_of(subject))
 
     async def _hear(self, message: "Msg") -> None:
         if not message.subject.startswith(_SUBJECTS):
             return  # as in names.is_request
-        key = _key_of(message)
-        if _is_deleted(message):
+        key = _key_of(message.subject)
+        if _is_deleted(message.headers):
             self._drop(key)
         else:
             self._take(key, message.data, is_heard=True)
@@ -200,7 +177,7 @@ class KnownRuns:
     def _take(self, key: str, value: bytes, is_heard: bool) -> None:
         try:
             said = listed_run(json.loads(value))
-            msgpack.packb(said)  # as readers get it
+            msgpack.packb(said)  # texts without half characters, numbers that fit
         except (ValueError, OverflowError, RecursionError):
             return
         if said is None or names.token(said["run"]) != _run_of(key):
@@ -214,22 +191,14 @@ class KnownRuns:
         heard = now if is_heard or known is not None else float("-inf")
         entries[key] = _Entry(said, heard, now if known is None else known.found, now)
 
-    async def _await_first(self, name: str | None) -> None:
-        """Waits for entries that were found and say that a run is live to be said anew."""
-        while any(
-            entry.said.get("live") and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
-            for entry in self._of(name)
-        ):
-            await asyncio.sleep(0.05)
-
 
 def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
     """Of what hosts say of a run, the greatest counts: of the newest attempt, by the host of the first rank."""
     return said["attempt"], 0 in said["ranks"]
 
 
-def _key_of(message: "Msg") -> str:
-    return message.subject.split(".", 2)[-1]
+def _key_of(subject: str) -> str:
+    return subject.removeprefix(_SUBJECTS)
 
 
 def _run_of(key: str) -> str:
@@ -237,8 +206,8 @@ def _run_of(key: str) -> str:
     return key.partition(".")[0]
 
 
-def _is_deleted(message: "Msg") -> bool:
-    return "KV-Operation" in (message.headers or {})
+def _is_deleted(headers: Mapping[str, str] | None) -> bool:
+    return not {"KV-Operation", "Nats-Marker-Reason"}.isdisjoint(headers or {})
 
 
 def _time_of(said: dict[str, Any]) -> float:

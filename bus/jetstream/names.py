@@ -24,6 +24,16 @@ HOLDER = "Ol-Holder"
 ROLE_SUBJECT = "ol.q.role"
 """To publish here takes the permission to command: a reader tries once, and so learns its own role."""
 
+NO_BRIDGE = (
+    "this run has no bridge that answers: see with 'offloop runs' whether it is live, and start 'offloop server "
+    "bridge' on its host"
+)
+NO_BRIDGE_OF_HOST = (
+    "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; "
+    "'offloop convert cut' on that host gives the same"
+)
+"""What is said where the servers deliver a request to no bridge."""
+
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,64}")
 _SPECIAL = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -36,6 +46,11 @@ def token(text: str) -> str:
 def stream_of(run: str) -> str:
     """The stream that holds a run."""
     return f"ol_{token(check_run_name(run))}"
+
+
+def windows_stream_of(run: str) -> str:
+    """The stream that holds the windows of a run's hosts."""
+    return stream_of(run)
 
 
 def recording_subject(run: str, attempt: int | str, host: str) -> str:

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import NO_STREAM, WRONG_LAST_SEQUENCE, passing_errors
+from offloop.bus.jetstream.connection import WRONG_LAST_SEQUENCE, passing_errors
+from offloop.bus.jetstream.stored import Stored, get
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import host_name
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
 
-    from offloop.bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _Answer = TypeVar("_Answer")
 
@@ -75,8 +76,8 @@ class HeldPosition:
         BrokerError: the servers do not answer.
     """
 
-    def __init__(self, gateway: "Gateway", run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
-        self._gateway = gateway
+    def __init__(self, nats: "NatsConnection", run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
+        self._nats = nats
         self._run = run
         self._name = name
         self._say = say
@@ -88,9 +89,9 @@ class HeldPosition:
         self._silent = -1
         """The connection on which they have not answered."""
         self._renewal: Future[None] | None = None
-        self.found = gateway.call(self._claim, _CLAIM_SECONDS)
+        self.found = nats.call(self._claim(nats.jetstream), _CLAIM_SECONDS)
         """What was written last, under that name; empty when nothing was."""
-        self._renewal = gateway.begin(self._renew)
+        self._renewal = nats.begin(self._renew(nats.jetstream))
 
     def write(self, value: bytes) -> None:
         """Puts ``value`` in the place of what was there.
@@ -102,21 +103,21 @@ class HeldPosition:
         """
         if self._replaced is not None:
             raise self._replaced
-        most = self._gateway.max_payload - _ENVELOPE_BYTES
+        most = self._nats.max_payload - _ENVELOPE_BYTES
         if len(value) > most:
             raise ConfigurationError(
                 f"the state of consumer {self._name!r} has {len(value):,} bytes, and the servers take {most:,}: "
                 "'--state-dir DIR' keeps it in a file",
                 value=len(value),
             )
-        connection = self._gateway.connection
+        connection = self._nats.reconnects
         if time.monotonic() < self._rests_until and connection == self._silent:
-            raise BrokerError("the servers have not answered", address=self._gateway.stands_for)
+            raise BrokerError("the servers have not answered", address=self._nats.address)
         try:
-            self._gateway.call(lambda jetstream: self._write(jetstream, self._position, value), _WRITE_SECONDS)
+            self._nats.call(self._write(self._nats.jetstream, self._position, value), _WRITE_SECONDS)
         except BrokerError:
             # Servers that were away and are there again are asked at once.
-            if self._gateway.is_connected:
+            if self._nats.is_connected:
                 self._rests_until, self._silent = time.monotonic() + _REST_SECONDS, connection
             raise
 
@@ -128,13 +129,13 @@ class HeldPosition:
         renewal.cancel()
         if self._replaced is None:
             with suppress(BrokerError, ReplacedError):
-                self._gateway.call(lambda jetstream: self._write(jetstream, self._holder, b""), _WRITE_SECONDS)
+                self._nats.call(self._write(self._nats.jetstream, self._holder, b""), _WRITE_SECONDS)
 
-    # -- in the gateway's thread --------------------------------------------------------------------------------------
+    # -- in the connection's thread -----------------------------------------------------------------------------------
 
     async def _claim(self, jetstream: "JetStreamContext") -> bytes:
         # Servers of which one died choose a leader for some seconds.
-        found = await _until_answered(lambda: self._read(jetstream, self._holder))
+        found = await _until_answered(lambda: self._read(self._holder))
         since = time.monotonic()
         if found.value:
             self._say(
@@ -144,7 +145,7 @@ class HeldPosition:
         while found.value and time.monotonic() - since < STALE_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
             asked = time.monotonic()
-            again = await _until_answered(lambda: self._read(jetstream, self._holder))
+            again = await _until_answered(lambda: self._read(self._holder))
             if time.monotonic() - asked > _WRITE_SECONDS:
                 # Who works under the name could not say so either.
                 since = time.monotonic()
@@ -155,9 +156,9 @@ class HeldPosition:
         try:
             await _until_answered(lambda: self._write(jetstream, self._holder, self._identity.encode()))
         except ReplacedError:
-            raise self._at_work(await self._read(jetstream, self._holder)) from None
+            raise self._at_work(await self._read(self._holder)) from None
         for _ in range(_TRIES):
-            last = await _until_answered(lambda: self._read(jetstream, self._position))
+            last = await _until_answered(lambda: self._read(self._position))
             self._position.revision = last.revision
             # The one before may be writing just now.
             with suppress(ReplacedError):
@@ -169,12 +170,11 @@ class HeldPosition:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                await self._write(jetstream, self._holder, self._identity.encode())
+                with suppress(BrokerError, *passing_errors()):  # the next time comes soon
+                    await self._write(jetstream, self._holder, self._identity.encode())
             except ReplacedError as error:
                 self._replaced = error
                 return
-            except passing_errors():
-                """The next time comes soon."""
 
     async def _write(self, jetstream: "JetStreamContext", entry: _Entry, value: bytes) -> None:
         """Writes an entry, unless another process has."""
@@ -192,7 +192,7 @@ class HeldPosition:
             else:
                 entry.revision = written.seq
                 return
-            found = await self._read(jetstream, entry)
+            found = await self._read(entry)
             if found.revision and found.revision >= entry.revision and found.holder != self._identity:
                 raise ReplacedError(
                     f"consumer {self._name!r} of run {self._run!r} was taken over by {_in_words(found.holder)}: "
@@ -202,18 +202,17 @@ class HeldPosition:
             entry.revision = found.revision
         raise TimeoutError("the entry changes again and again")
 
-    async def _read(self, jetstream: "JetStreamContext", entry: _Entry) -> _Found:
-        from nats.js.errors import NotFoundError
-
-        try:
-            message = await jetstream.get_last_msg(_STREAM, _subject(entry.key))
-        except NotFoundError as error:
-            if error.err_code == NO_STREAM:
-                runs = await jetstream.stream_info(f"KV_{names.RUNS_BUCKET}")
-                await make_positions_bucket(jetstream, runs.config.num_replicas or 1)
-            return _Found()
-        headers = message.headers or {}
-        return _Found(message.seq or 0, headers.get(names.HOLDER, "?"), message.data or b"")
+    async def _read(self, entry: _Entry) -> _Found:
+        found = await get(self._nats.client, _STREAM, last_by_subj=_subject(entry.key))
+        if isinstance(found, Stored):
+            return _Found(found.sequence, found.headers.get(names.HOLDER, "?"), found.data)
+        if not found.has_stream:
+            raise BrokerError(
+                f"NATS at {self._nats.address} has no bucket {names.POSITIONS_BUCKET}: the next bridge that starts "
+                "there makes it; '--state-dir DIR' keeps the consumer's progress in a file",
+                address=self._nats.address,
+            )
+        return _Found()
 
     def _at_work(self, found: _Found) -> ConfigurationError:
         return ConfigurationError(
@@ -229,15 +228,6 @@ async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
             return await ask()
         except passing_errors():
             await asyncio.sleep(_LOOK_SECONDS)
-
-
-async def make_positions_bucket(jetstream: "JetStreamContext", replicas: int) -> None:
-    """Makes the bucket, if it is not there."""
-    from nats.js.api import KeyValueConfig
-    from nats.js.errors import BadRequestError
-
-    with suppress(BadRequestError):  # it is there, with other settings
-        await jetstream.create_key_value(KeyValueConfig(names.POSITIONS_BUCKET, replicas=replicas))
 
 
 _STREAM = f"KV_{names.POSITIONS_BUCKET}"

@@ -1,5 +1,5 @@
-"""The host's end of requests for what is in its recordings and not in the stream: how far one goes, ranges of it, and
-parts of it by training time."""
+"""The host's end of requests for what is in its recordings and not in the stream: ranges of one, and parts of it by
+training time."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ from typing import Any
 
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.processes import python_path
-from offloop.bus.protocol.frames import MAX_RANGE, Control, encode_control, encode_heartbeat
+from offloop.bus.protocol.frames import MAX_RANGE, Control, encode_control
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.window import parse_bound
 from offloop.bus.runs.directory import RunInfo, read_run
 
-KINDS = ("fetch", "position", "cut")
+KINDS = ("fetch", "cut")
 """Requests that a host answers out of its recordings."""
 _KEPT_SECONDS = 30.0
 _MOST_CUTS = 4
@@ -49,18 +49,12 @@ class RawRecordings:
         Raises:
             OffloopError: there is none: no such attempt, no such time.
         """
-        if control.kind != "position":
-            # Who follows without reading keeps no bridge.
-            self.used = time.monotonic()
+        self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number = content.get("attempt", run.last.number)
         recording = await self._recording(run, number)
         end = recording.look()
         recording.backlog.drop(end)
-        if control.kind == "position":
-            places = {} if recording.check is None else recording.check.positions
-            positions = {rank: (place.seq, place.base_seq) for rank, place in places.items()}
-            return encode_heartbeat(run.recorded_as, number, time.time_ns(), positions, end, positions)
         offset = content.get("offset")
         if type(offset) is not int or offset < 0:
             raise ProtocolError("a range has an offset")

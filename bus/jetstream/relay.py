@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-KINDS = ("lease", "handled", "command", "statistics", "fetch", "fetch_segment")
+KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
 """Control messages that are passed on."""
 
 MOST_READERS = 1000
@@ -49,11 +48,7 @@ class Relay:
         self._dumps = DumpRelay(client, path, run, host, self._context)
 
     async def __aenter__(self) -> "Relay":
-        for kind in RAW_KINDS:
-            for may_command in (True, False):
-                subject = names.request_subject(self._run, kind, self._host, may_command=may_command)
-                await self._client.subscribe(subject, cb=functools.partial(self._give, kind, subject))
-        await self._serve([kind for kind in KINDS if kind not in RAW_KINDS], self._host)
+        await self._serve(self._host)
         await self._dumps.start()
         return self
 
@@ -62,28 +57,24 @@ class Relay:
         if self._serves_run:
             return
         self._serves_run = True
-        await self._serve(KINDS, None)
+        await self._serve(None)
 
-    async def _serve(self, kinds: Collection[str], host: str | None) -> None:
-        for kind in kinds:
+    async def _serve(self, host: str | None) -> None:
+        for kind in (*KINDS, *RAW_KINDS):
             for may_command in (True, False) if kind != "command" else (True,):
                 subject = names.request_subject(self._run, kind, host, may_command=may_command)
-                await self._client.subscribe(subject, cb=functools.partial(self._take, kind, subject, may_command))
+                take = self._give if kind in RAW_KINDS else functools.partial(self._take, may_command)
+                await self._client.subscribe(subject, cb=functools.partial(take, kind, subject))
 
     async def _give(self, kind: str, subject: str, message: "Msg") -> None:
         """Answers out of the recordings."""
         if not names.is_request(subject, message.subject, message.reply):
             return
-        reply = message.reply
         try:
             answer = await self.raw.answer(self._control(kind, message.data))
         except OffloopError as error:
             answer = _refusal(error, message)
-        else:
-            if kind == "fetch":
-                # What comes there by the kind's own name is a refusal.
-                reply = names.reply_subject(names.reader_of(reply), "answer", None)
-        await self._client.publish(reply, answer)
+        await self._client.publish(message.reply, answer)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -94,7 +85,7 @@ class Relay:
         self.raw.close()
         self._context.destroy(linger=0)
 
-    async def _take(self, kind: str, subject: str, may_command: bool, message: "Msg") -> None:
+    async def _take(self, may_command: bool, kind: str, subject: str, message: "Msg") -> None:
         """Passes a request on to the broker."""
         if not names.is_request(subject, message.subject, message.reply):
             return

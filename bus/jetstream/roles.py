@@ -18,28 +18,21 @@ class UserPermissions(NamedTuple):
 
 
 _API = "$JS.API"
-_READ_STREAMS = (
-    f"{_API}.STREAM.INFO.*",
-    f"{_API}.STREAM.MSG.GET.*",
-    # Of a consumer that ends by itself: a name, and the subject that it reads.
-    f"{_API}.CONSUMER.CREATE.*.>",
-    f"{_API}.CONSUMER.MSG.NEXT.*.*",
-    f"{_API}.CONSUMER.INFO.*.*",
-)
+_READ_STREAMS = (f"{_API}.STREAM.INFO.*", f"{_API}.STREAM.MSG.GET.*")
 _DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
-_POSITIONS = (f"{_API}.STREAM.CREATE.KV_{names.POSITIONS_BUCKET}", f"$KV.{names.POSITIONS_BUCKET}.>")
-
 _RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
-_VIEW = UserPermissions(publish=(*_READ_STREAMS, *_POSITIONS, "ol.v.>"), subscribe=(*_DATA, _RUNS))
+# Readers make nothing in the servers: no stream, no bucket, no consumer.
+_VIEW = UserPermissions(
+    publish=(*_READ_STREAMS, f"$KV.{names.POSITIONS_BUCKET}.>", "ol.v.>"), subscribe=(*_DATA, _RUNS)
+)
 
 ROLES = {
     "publish": UserPermissions(
         publish=(
             f"{_API}.STREAM.CREATE.*",
             f"{_API}.STREAM.UPDATE.*",
-            f"{_API}.STREAM.INFO.*",
-            f"{_API}.STREAM.MSG.GET.*",
+            *_READ_STREAMS,
             *_DATA,
             # The inboxes of readers, which cannot be guessed: what they ask for is answered, also much later.
             "_INBOX.>",

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import NO_STREAM, answer_of, in_words, passing_errors
-from offloop.bus.jetstream.copied import last_range
-from offloop.bus.jetstream.positions import make_positions_bucket
+from offloop.bus.jetstream.connection import answer_of, in_words, passing_errors
+from offloop.bus.jetstream.stored import Missing, get, last_range
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
@@ -26,6 +25,19 @@ _EXISTS = 10058
 _TOO_FEW_SERVERS = 10005
 """Not enough servers are there at the moment for as many replicas."""
 _NO_CLUSTER = 10074
+
+
+_POSITIONS_BYTES = 64 << 20
+"""How large the bucket of positions may become: an account's readers may write there."""
+
+
+async def make_bucket(jetstream: "JetStreamContext", bucket: str, replicas: int, max_bytes: int | None = None) -> None:
+    """Makes a key-value bucket, unless it is there."""
+    from nats.js.api import KeyValueConfig
+    from nats.js.errors import BadRequestError
+
+    with suppress(BadRequestError):  # it is there, with other settings
+        await jetstream.create_key_value(KeyValueConfig(bucket, replicas=replicas, max_bytes=max_bytes))
 
 
 class Copied(NamedTuple):
@@ -108,9 +120,9 @@ class RunFileStream:
             known = (await self._jetstream.stream_info(self.name)).config
             if set(config.subjects or ()) - set(known.subjects or ()):
                 await self._jetstream.update_stream(known.evolve(subjects=config.subjects))
-        # Readers may have no right to make it.
+        # An account may have no room for it: the recording comes first.
         with suppress(*passing_errors()):
-            await make_positions_bucket(self._jetstream, self._replicas)
+            await make_bucket(self._jetstream, names.POSITIONS_BUCKET, self._replicas, _POSITIONS_BYTES)
 
     async def publish(self, subject: str, begin: int, data: bytes, after: int, final: int | None) -> int:
         """Sends a range of a file that begins there, as the message behind the subject's message of number ``after``;
@@ -129,13 +141,8 @@ class RunFileStream:
 
     async def first(self, subject: str) -> tuple[int, bytes]:
         """The beginning of what the stream holds of the file, and its offset."""
-        from nats.js.errors import NotFoundError
-
-        try:
-            message = await self._jetstream.get_msg(self.name, seq=1, subject=subject, next=True)
-        except NotFoundError:
-            return 0, b""
-        return int((message.headers or {}).get(names.OFFSET, 0)), message.data or b""
+        message = await get(self._client, self.name, seq=1, next_by_subj=subject)
+        return (0, b"") if isinstance(message, Missing) else (message.offset or 0, message.data)
 
     async def last(self, subject: str) -> tuple[Copied, bytes]:
         """How far the copy of a file goes, and the content of its last message.
@@ -143,15 +150,12 @@ class RunFileStream:
         Raises:
             BrokerError: the stream is of something else.
         """
-        from nats.js.errors import NotFoundError
-
-        try:
-            message, number = await last_range(self._jetstream, self.name, subject)
-        except NotFoundError as error:
-            if error.err_code == NO_STREAM:
+        message, number = await last_range(self._client, self.name, subject)
+        if isinstance(message, Missing):
+            if not message.has_stream:
                 await self.make()
             return Copied(), b""
-        headers, data = message.headers or {}, message.data or b""
+        headers, data = message.headers, message.data
         try:
             offset = int(headers[names.OFFSET])
             final = int(headers[names.FINAL]) if names.FINAL in headers else None

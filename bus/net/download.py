@@ -14,43 +14,29 @@ from offloop.bus.protocol.frames import check_run_name
 
 def download(address: str, run: str, attempt: int, path: Path, security: ClientSecurity | None = None) -> int:
     """Writes the recording of an attempt to ``path``, byte for byte as far as the broker has it, and returns how many
-    bytes that is. For NATS servers, which :class:`offloop.bus.jetstream.gateway.Gateway` stands for, it is put together
-    from the stream, and what that lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads
-    the file reports them as damage, by their offset.
+    bytes that is.
 
     Raises:
-        BrokerError: no broker answers, or it refuses: the message says from which byte on; or nothing of it is left.
+        BrokerError: no broker answers, or it refuses: the message says from which byte on.
         OSError: the file cannot be written.
     """
     client = RequestClient(address, security)
-    offset = found = 0
-    why = ""
-
-    def refusal(begin: int, reason: object) -> BrokerError:
-        return BrokerError(
-            f"the recording of run {run!r} cannot be had from byte {begin:,} on: {reason}", address=address
-        )
-
+    offset = 0
     try:
         with path.open("wb") as file:
             while True:
                 try:
                     answer = client("fetch", {"run": run, "attempt": attempt, "offset": offset})
                 except BrokerError as error:
-                    raise refusal(offset, error) from None
-                data, lost = answer.get("data"), answer.get("lost")
+                    raise BrokerError(
+                        f"the recording of run {run!r} cannot be had from byte {offset:,} on: {error}", address=address
+                    ) from None
+                data = answer.get("data")
                 if not isinstance(data, bytes):
                     raise BrokerError(f"what {address} answers is not a part of a recording", address=address)
-                if type(lost) is int and lost > offset:
-                    offset, why = file.truncate(lost), str(answer.get("reason"))
-                    file.seek(offset)
-                elif not data:
-                    if offset and not found:
-                        raise refusal(0, why)
+                if not data:
                     return offset
-                else:
-                    offset += file.write(data)
-                    found += len(data)
+                offset += file.write(data)
     finally:
         client.close()
 

@@ -71,20 +71,6 @@ def listen(
     return bound
 
 
-_stand_ins: dict[str, str] = {}
-
-
-def stand_in(address: str, local: str) -> None:
-    """Has every further connection of this process to ``address`` go to ``local`` instead, where something of this
-    process answers for what is there."""
-    _stand_ins[address] = local
-
-
-def is_stand_in(address: str) -> bool:
-    """Whether something of this process answers there."""
-    return address in _stand_ins
-
-
 def connect_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
     kind: int,
@@ -98,8 +84,6 @@ def connect_socket(
     Raises:
         ConfigurationError: that is not an address.
     """
-    if address in _stand_ins:
-        address, security = _stand_ins[address], None
     made: zmq.Socket[bytes] = context.socket(kind)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)

@@ -6,17 +6,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
-
-import zmq
+from collections.abc import Iterable
+from typing import Any
 
 from offloop.bus.errors import BrokerError, ConfigurationError
-from offloop.bus.net.curve import ClientSecurity, client_security_for
-from offloop.bus.net.requests import next_answer
-from offloop.bus.net.sockets import connect_socket
-from offloop.bus.protocol.frames import Control, encode_control
+from offloop.bus.net.channels import Channel, open_channel
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.protocol.frames import Control
 from offloop.bus.runs.directory import RunInfo
-from offloop.bus.subscriber.subscription import wait_readable
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.timeouts import Timeouts
 
@@ -77,37 +74,31 @@ def perform(exchange: "CommandExchange") -> Outcome:
     Raises:
         BrokerError: the broker does not answer, or refuses.
     """
-    with _connected(exchange) as control:
-        while control.poll(max(0, int(1000 * (exchange.deadline - time.monotonic())))):
-            if outcome := _outcome_in(control, exchange):
+    with contextlib.closing(_begin(exchange)) as channel:
+        while channel.wait(exchange.deadline - time.monotonic()):
+            if outcome := _outcome_in(channel, exchange):
                 return outcome
     return exchange.give_up()
 
 
 async def perform_async(exchange: "CommandExchange") -> Outcome:
     """As :func:`perform`, while the event loop runs."""
-    with _connected(exchange) as control:
-        while await wait_readable(control, exchange.deadline - time.monotonic()):
-            if outcome := _outcome_in(control, exchange):
+    with contextlib.closing(_begin(exchange)) as channel:
+        while await channel.wait_async(exchange.deadline - time.monotonic()):
+            if outcome := _outcome_in(channel, exchange):
                 return outcome
     return exchange.give_up()
 
 
-@contextlib.contextmanager
-def _connected(exchange: "CommandExchange") -> "Iterator[zmq.Socket[bytes]]":
-    """A connection of its own, over which the command has been sent; closed whatever happens."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        security = exchange.security or client_security_for(exchange.address)
-        control = connect_socket(context, zmq.DEALER, exchange.address, security, timeouts=exchange.timeouts)
-        control.send(exchange.begin(time.monotonic()), zmq.NOBLOCK)
-        yield control
-    finally:
-        context.destroy(linger=0)
+def _begin(exchange: "CommandExchange") -> Channel:
+    """A channel of its own, by which the command has been sent."""
+    channel = open_channel(exchange.address, exchange.security, exchange.timeouts)
+    channel.send("command", exchange.begin(time.monotonic()))
+    return channel
 
 
-def _outcome_in(control: "zmq.Socket[bytes]", exchange: "CommandExchange") -> Outcome | None:
-    while (answer := next_answer(control)) is not None:
+def _outcome_in(channel: Channel, exchange: "CommandExchange") -> Outcome | None:
+    while (answer := channel.receive()) is not None:
         if (outcome := exchange.take(answer, time.monotonic())) is not None:
             return outcome
     return None
@@ -130,10 +121,10 @@ class CommandExchange:
         self._wait = wait
         self._is_forwarded = False
 
-    def begin(self, now: float) -> bytes:
+    def begin(self, now: float) -> dict[str, Any]:
         """The message to send."""
         self.deadline = now + self.timeouts.answer
-        return encode_control("command", {"run": self._run, **self._command.to_wire()})
+        return {"run": self._run, **self._command.to_wire()}
 
     def take(self, answer: Control, now: float) -> Outcome | None:
         """Takes a message of the broker; returns the outcome if it is in there.

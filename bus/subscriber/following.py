@@ -82,6 +82,7 @@ class Following:
         self.offset = 0
         """Where in the recording events may come that have not been passed in, as far as the broker has said so."""
         self.is_connected = False
+        self._has_feed = True
         self.fallbacks = 0
         """How often the event feed skipped events."""
         self.reconnects = 0
@@ -114,15 +115,17 @@ class Following:
             return self._end("lost", self.refusal or "the broker ended before the run did")
         if not self.is_connected:
             return self._find_broker(status)
+        if not self._has_feed:
+            return Step(pause=self._timeouts.look) if status is RunStatus.LIVE else self._disconnect()
         if self._missing is not None and not self.order.is_filled(self._missing):
             return self._await_missing(self._missing, status, now)
         self._missing = self._give_up_at = None
         self.phase = Phase.LIVE
         return Step()
 
-    def connected(self, now: float) -> None:
-        """Takes note that a connection to the broker was made."""
-        self.is_connected = True
+    def connected(self, now: float, *, has_feed: bool = True) -> None:
+        """Takes note that a connection to the broker was made; without an event feed the recording is read on."""
+        self.is_connected, self._has_feed = True, has_feed
         self._heard = now
 
     def _find_broker(self, status: RunStatus) -> Step:

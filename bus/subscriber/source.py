@@ -9,24 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import zmq
-
-from offloop.bus.errors import BrokerError, ProtocolError, RunDirectoryError, RunNotFoundError
+from offloop.bus.errors import BrokerError, RunDirectoryError, RunNotFoundError
 from offloop.bus.files import open_file
+from offloop.bus.net.channels import Channel, open_channel
 from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.net.nats_addresses import how_to_list, what_is_at
-from offloop.bus.net.requests import (
-    RequestClient,
-    _keys_hint,
-    _send,
-    next_answer,
-    no_servers_answer,
-    patience_with,
-    request,
-)
-from offloop.bus.net.sockets import connect_socket, is_stand_in
+from offloop.bus.net.requests import _keys_hint, request
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.protocol.host_windows import HostWindow, decode_window
+from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
@@ -34,7 +24,6 @@ from offloop.bus.recording.reader import Hole, RecordingReader
 from offloop.bus.runs.directory import LOCK_FILE, RunInfo, read_run
 from offloop.bus.runs.lock import is_held
 from offloop.bus.subscriber.following import RunStatus
-from offloop.bus.subscriber.subscription import wait_readable
 from offloop.bus.types.timeouts import Timeouts
 
 MAX_BEHIND = 32 << 20
@@ -43,10 +32,11 @@ _MOST_WINDOWS = 64
 
 
 class Endpoints(NamedTuple):
-    """The addresses at which the broker of a live run listens."""
+    """Where a live run is served."""
 
     control: str
-    stream: str
+    stream: str | None
+    """The event feed; ``None`` where the recording alone is read, as it grows."""
 
 
 class RunSource(Protocol):
@@ -62,8 +52,10 @@ class RunSource(Protocol):
     reader: RecordingReader
     endpoints: Endpoints | None
     """Where it is served, when last looked at."""
-    refusal: str
-    """Why nothing more of it is given, where that was said."""
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing more of it is given, where that was said."""
 
     def look(self) -> RunStatus:
         """The attempt's status. Does not wait: it may be up to half a second old."""
@@ -179,31 +171,26 @@ class RemoteRun:
         run: str | None,
         security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
-        host: str | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
-        self._of_host = {} if host is None else {"host": host}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.run_dir: Path | None = None
         self.recording: Path | None = None
         self.endpoints: Endpoints | None = None
         self._control_address = address
+        self._channel = open_channel(address, security, self._timeouts)
         try:
-            self._socket = connect_socket(self._context, zmq.DEALER, address, security, timeouts=self._timeouts)
             listed = self._first_answer(address, run, security)
         except BaseException:
-            self._context.destroy(linger=0)
+            self._channel.close()
             raise
         self._run = check_run_name(listed["run"])
         self.run_name = check_run_name(listed.get("recorded_as") or self._run)
         self.run_id: str | None = listed["id"] if isinstance(listed.get("id"), str) else None
         self.attempt: int = listed["attempt"]
-        self._file = _RemoteFile(self._socket, self._run, self.attempt, self._timeouts.fetch, self._of_host)
+        self._file = _RemoteFile(self._channel, self._run, self.attempt, self._timeouts.fetch)
         self.reader = RecordingReader(self._file, f"the recording of run {self._run}")
         self._heard = self._connected = time.monotonic()
         self._security = security
-        self._windows: RequestClient | None = None
-        self._windows_seen = 0
         self.refusal = ""
         self._ask_at = 0.0
         self._lost_since: float | None = None
@@ -211,16 +198,12 @@ class RemoteRun:
         self._note(listed)
 
     def _first_answer(self, address: str, run: str | None, security: ClientSecurity | None) -> dict[str, Any]:
-        patience = patience_with(address, self._timeouts)
-        answer = request(self._socket, "runs", {"run": run, **self._of_host}, patience)
-        if answer is None and is_stand_in(address):
-            raise no_servers_answer(address)
+        answer = request(self._channel, "runs", {"run": run}, self._timeouts.answer)
         if answer is None:
             raise BrokerError(f"no broker answers at {address}: it is not there, {_keys_hint(security)}")
         runs = _listed_runs(answer)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
-            what += f" of host {self._of_host['host']}" if self._of_host else ""
             raise RunNotFoundError(f"{what_is_at(address)} {what}: {how_to_list(address)}", run=run)
         live = [listed for listed in runs if listed.get("live")]
         chosen: dict[str, Any] = (live or runs)[0]
@@ -231,7 +214,7 @@ class RemoteRun:
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + self._timeouts.look
-            _send(self._socket, "runs", {"run": self._run, **self._of_host})
+            self._channel.send("runs", {"run": self._run})
         self._take_answers()
         if now - self._heard > self._timeouts.broker_return:
             return RunStatus.UNREACHABLE
@@ -242,20 +225,15 @@ class RemoteRun:
     def _connect_anew(self, now: float) -> None:
         """The connection may be dead without being closed."""
         self._connected = now
-        self._socket.close(linger=0)
-        self._socket = connect_socket(
-            self._context, zmq.DEALER, self._control_address, self._security, timeouts=self._timeouts
-        )
-        self._file.use(self._socket)
+        self._channel.close()
+        self._channel = open_channel(self._control_address, self._security, self._timeouts)
+        self._file.use(self._channel)
 
     def _take_answers(self) -> None:
-        while (answer := next_answer(self._socket)) is not None:
+        while (answer := self._channel.receive()) is not None:
             self._heard = time.monotonic()
             if answer.kind == "data":
                 self._file.take(answer.content)
-            elif answer.kind == "refused" and answer.content.get("for_good") is True:
-                # The servers behind it, and not only this request.
-                raise BrokerError(str(answer.content.get("reason")))
             elif answer.kind == "refused":
                 # Nothing more can be read.
                 self.refusal = str(answer.content.get("reason", ""))[:_MOST_REASON]
@@ -288,25 +266,6 @@ class RemoteRun:
         else:
             self._status = RunStatus.FINISHED
 
-    def recorded(self) -> Iterator[Snapshot]:
-        """The events that are recorded at the moment.
-
-        Raises:
-            BrokerError: the broker does not answer any more.
-        """
-        order = StreamOrder(self.run_name, self.attempt, None)
-        while True:
-            for records in self.reader.read():
-                for record in records:
-                    snapshot = order.from_record(record.topic, record.body)
-                    if isinstance(snapshot, Snapshot):
-                        yield snapshot
-            if not self.pending:
-                return
-            if self.look() is RunStatus.UNREACHABLE:
-                raise BrokerError(f"the broker at {self._control_address} does not answer any more")
-            self.wait(self._timeouts.fetch_poll)
-
     @property
     def pending(self) -> bool:
         """Whether a range is on its way."""
@@ -321,41 +280,48 @@ class RemoteRun:
     def wait(self, seconds: float) -> None:
         """Waits so long, or until an answer has come, or there is one already."""
         if not self._file.take_note():
-            self._socket.poll(int(seconds * 1000))
+            self._channel.wait(seconds)
 
     async def wait_async(self, seconds: float) -> None:
         """As :meth:`wait`, while the event loop runs."""
         await asyncio.sleep(0)
         if not self._file.take_note():
-            await wait_readable(self._socket, seconds)
+            await self._channel.wait_async(seconds)
 
     def host_windows(self) -> list[HostWindow]:
-        """Those of all hosts, from a stream; a broker has none."""
-        if not is_stand_in(self._control_address):
-            return []
-        if self._windows is None:
-            self._windows = RequestClient(self._control_address, timeouts=self._timeouts)
-        found: list[HostWindow] = []
-        while True:
-            asked = {"run": self._run, "attempt": self.attempt, "after": self._windows_seen}
-            try:
-                answer = self._windows("windows", asked)
-            except BrokerError:
-                return found
-            seen, windows = answer.get("after"), answer.get("windows")
-            # Less than before where the gateway has forgotten what was not asked for, and begun again.
-            if type(seen) is not int or seen == self._windows_seen or not isinstance(windows, list):
-                return found
-            self._windows_seen = seen
-            for data in windows:
-                with contextlib.suppress(ProtocolError):
-                    found.append(decode_window(data))
+        """None: a broker has none."""
+        return []
 
     def close(self) -> None:
         """Ends the connection."""
-        if self._windows is not None:
-            self._windows.close()
-        self._context.destroy(linger=0)
+        self._channel.close()
+
+
+def status_of(listed: Mapping[str, Any]) -> RunStatus:
+    """How an attempt stands by what is said of it elsewhere."""
+    if listed.get("live"):
+        return RunStatus.LIVE
+    return RunStatus.AWAY if listed.get("status") in ("live", "paused", "running") else RunStatus.FINISHED
+
+
+def recorded(source: RunSource, timeouts: Timeouts | None = None) -> Iterator[Snapshot]:
+    """The events of an attempt that are recorded at the moment.
+
+    Raises:
+        BrokerError: what gives the recording does not answer any more.
+    """
+    order = StreamOrder(source.run_name, source.attempt, None)
+    while True:
+        for records in source.reader.read():
+            for record in records:
+                snapshot = order.from_record(record.topic, record.body)
+                if isinstance(snapshot, Snapshot):
+                    yield snapshot
+        if not source.pending:
+            return
+        if source.look() is RunStatus.UNREACHABLE:
+            raise BrokerError(f"the broker of run {source.run_name!r} does not answer any more")
+        source.wait((timeouts or Timeouts.default).fetch_poll)
 
 
 def _listed_runs(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -372,12 +338,10 @@ class _RemoteFile:
     """A recording as :class:`~offloop.bus.recording.reader.RecordingReader` reads it, from ranges that are asked for
     when they are read."""
 
-    def __init__(
-        self, socket: "zmq.Socket[bytes]", run: str, attempt: int, patience: float, of_host: Mapping[str, str]
-    ) -> None:
+    def __init__(self, channel: Channel, run: str, attempt: int, patience: float) -> None:
         self._patience = patience
-        self._socket = socket
-        self._which = {"run": run, "attempt": attempt, **of_host}
+        self._channel = channel
+        self._which = {"run": run, "attempt": attempt}
         self._start = 0
         self._data = bytearray()
         self._asked = 0.0
@@ -414,7 +378,7 @@ class _RemoteFile:
         now = time.monotonic()
         if self.is_coming and now - self._asked > self._patience:
             self._asked = now
-            _send(self._socket, "fetch", {**self._which, "offset": self._start + len(self._data)})
+            self._channel.send("fetch", {**self._which, "offset": self._start + len(self._data)})
 
     def take(self, content: dict[str, Any]) -> None:
         """Takes an answer, if it is the one that is waited for."""
@@ -439,9 +403,9 @@ class _RemoteFile:
         del self._data[max(0, offset - self._start) :]
         self._asked, self.at_end, self.hole = 0.0, False, None
 
-    def use(self, socket: "zmq.Socket[bytes]") -> None:
+    def use(self, channel: Channel) -> None:
         """Asks by another connection from here on."""
-        self._socket = socket
+        self._channel = channel
         self._asked = 0.0
 
     def close(self) -> None:

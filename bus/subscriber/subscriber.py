@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
 from offloop.bus.net.curve import ClientSecurity, client_security_for
+from offloop.bus.net.nats_addresses import is_nats
 from offloop.bus.net.requests import RequestClient
-from offloop.bus.net.sockets import is_stand_in
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
@@ -22,8 +22,8 @@ from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
 from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
 from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
-from offloop.bus.subscriber.source import Endpoints, LocalRun, RemoteRun, RunSource
-from offloop.bus.subscriber.subscription import LiveSubscription, wait_readable
+from offloop.bus.subscriber.source import Endpoints, LocalRun, RunSource
+from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.tensors.transfer import fetch_segment
 from offloop.bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.demand import Demand
@@ -31,7 +31,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from offloop.bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 BURST = 1000
 
@@ -122,25 +122,28 @@ class Subscriber(RunStream):
                     "requested: a training that waits there would wait in vain"
                 )
         self._source: RunSource
-        self._gateway: Gateway | None = None
+        self._nats: NatsConnection | None = None
         self._ranks = frozenset(ranks)
         self.first_rank = min(ranks, default=0)
-        if host is not None and stream is None and not is_stand_in(broker or ""):
+        of_stream = stream is not None or (broker is not None and is_nats(broker))
+        if host is not None and not of_stream:
             raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
         self._host = host
-        if stream is not None:
-            if broker is not None:
-                raise ConfigurationError("broker and stream name two places to read from: give one of them")
-            self._gateway = _gateway_to(stream)
-            broker = self._gateway.stands_for
+        if stream is not None and broker is not None:
+            raise ConfigurationError("broker and stream name two places to read from: give one of them")
         if security is None and broker is not None:
             security = client_security_for(broker)
+        if of_stream:
+            self._nats = _connection_to(stream, broker)
+            broker = self._nats.address
         if broker is not None:
+            from offloop.bus.subscriber.stream_run import open_remote
+
             try:
-                self._source = RemoteRun(broker, None if run is None else str(run), security, self._timeouts, host)
+                self._source = open_remote(broker, None if run is None else str(run), security, self._timeouts, host)
             except BaseException:
-                if self._gateway is not None:
-                    self._gateway.close()
+                if self._nats is not None:
+                    self._nats.close()
                 raise
         else:
             self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
@@ -185,7 +188,7 @@ class Subscriber(RunStream):
             self._timeouts,
         )
         now = time.monotonic()
-        self._following.connected(now)
+        self._following.connected(now, has_feed=endpoints.stream is not None)
         self._send(self._commands.send_again(now))
 
     def _security_for(self, endpoints: Endpoints) -> ClientSecurity | None:
@@ -401,9 +404,9 @@ class Subscriber(RunStream):
             if pause:
                 self._report_handled()
             if pause and self._listens is not None:
-                await wait_readable(self._listens.socket, pause)
+                await self._listens.wait_async(pause)
             elif pause:
-                await self._source.wait_async(min(pause, self._timeouts.fetch_poll))
+                await self._source.wait_async(pause)
             else:
                 # A long history must not keep other tasks of the loop from running.
                 await asyncio.sleep(0)
@@ -493,9 +496,9 @@ class Subscriber(RunStream):
         self._closed = True
         self._source.close()
         self._disconnect()
-        if self._gateway is not None:
-            self._gateway.close()
-            self._gateway = None
+        if self._nats is not None:
+            self._nats.close()
+            self._nats = None
 
     def __del__(self) -> None:
         # One whose constructor failed has nothing to close.
@@ -520,11 +523,14 @@ class Subscriber(RunStream):
         self.close()
 
 
-def _gateway_to(stream: str) -> "Gateway":
+def _connection_to(stream: str | None, address: str | None) -> "NatsConnection":
+    """The connection of this process to NATS servers; ``address`` is one that it has already."""
     from offloop.bus.jetstream.connection import NatsServers
-    from offloop.bus.jetstream.gateway import Gateway
+    from offloop.bus.jetstream.nats_connection import NatsConnection
 
-    return Gateway.shared(NatsServers.parse(stream))
+    return NatsConnection.shared(
+        NatsServers.parse(stream) if stream is not None else NatsConnection.at(address or "").servers
+    )
 
 
 class AsyncSubscriber(Subscriber):

@@ -1,7 +1,5 @@
 """A subscriber's connection to a broker: the stream, and its lease."""
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections import deque
@@ -10,10 +8,10 @@ from typing import Any
 
 import zmq
 
-from offloop.bus.errors import ProtocolError
+from offloop.bus.net.channels import Channel, open_channel, wait_readable
 from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket
-from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
 from offloop.bus.types.timeouts import Timeouts
 
@@ -23,7 +21,7 @@ class LiveSubscription:
 
     def __init__(
         self,
-        stream: str,
+        stream: str | None,
         control: str,
         order: StreamOrder,
         lease: dict[str, Any],
@@ -33,6 +31,7 @@ class LiveSubscription:
         timeouts: Timeouts,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket: zmq.Socket[bytes] | None = None
 
         def subscribe(made: "zmq.Socket[bytes]") -> None:
             made.setsockopt(zmq.RCVHWM, STREAM_QUEUE)
@@ -40,16 +39,18 @@ class LiveSubscription:
                 made.subscribe(topic)
 
         try:
-            self.socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe, timeouts)
-            renewals = connect_socket(self._context, zmq.DEALER, control, security, timeouts=timeouts)
+            if stream is not None:
+                self.socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe, timeouts)
+            channel = open_channel(control, security, timeouts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._renewer = LeaseRenewer(renewals, {"run": order.run, **lease}, report, take, timeouts)
+        self._renewer = LeaseRenewer(channel, {"run": order.run, **lease}, report, take, timeouts)
         _open_subscriptions.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
+        assert self.socket is not None  # without a feed the recording alone is read
         try:
             return self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -57,7 +58,13 @@ class LiveSubscription:
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until a frame is there."""
+        assert self.socket is not None  # as in receive
         self.socket.poll(int(seconds * 1000))
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop runs."""
+        assert self.socket is not None  # as in receive
+        await wait_readable(self.socket, seconds)
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Sends something to the control endpoint, from any thread and without waiting."""
@@ -74,26 +81,6 @@ class LiveSubscription:
         self._context.destroy(linger=0)
 
 
-async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
-    """Waits at most so long, while the event loop runs, until a message is there; returns whether one is."""
-    loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
-    descriptor = int(socket.getsockopt(zmq.FD))
-    deadline = loop.time() + seconds
-    loop.add_reader(descriptor, changed.set)
-    try:
-        # The descriptor reports changes only, so the event is cleared before the socket is asked.
-        while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            async with asyncio.timeout_at(deadline):
-                await changed.wait()
-            changed.clear()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(descriptor)
-    return True
-
-
 # See offloop.bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for
 # ever.
 _open_subscriptions: set[LiveSubscription] = set()
@@ -106,18 +93,18 @@ class LeaseRenewer:
 
     def __init__(
         self,
-        control: "zmq.Socket[bytes]",
+        channel: Channel,
         lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
         timeouts: Timeouts,
     ) -> None:
-        self._socket = control
+        self._channel = channel
         self._timeouts = timeouts
         self._lease = lease
         self._report = report
         self._take = take
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[str, dict[str, Any]]] = deque()
         self._is_stopped = False
         self._renew_at = 0.0
         self._wake = threading.Event()
@@ -127,7 +114,7 @@ class LeaseRenewer:
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Queues a message; messages are sent in that order."""
         whose: dict[str, Any] = {name: self._lease[name] for name in ("run", "host") if name in self._lease}
-        self._queue.append(encode_control(kind, {**whose, **content}))
+        self._queue.append((kind, {**whose, **content}))
         self._wake.set()
 
     def update_demand(self, lease: dict[str, Any]) -> None:
@@ -140,21 +127,18 @@ class LeaseRenewer:
         awaited = 0.0
         while True:
             now = time.monotonic()
-            try:
-                lease = None
-                if now >= self._renew_at:
-                    self._renew_at = now + self._timeouts.renew
-                    # The report of what was handled must not overtake a message queued before it.
-                    lease = encode_control("lease", {**self._lease, **self._report()})
-                while self._queue:
-                    self._socket.send(self._queue[0], zmq.NOBLOCK)
-                    self._queue.popleft()
-                    # Its answer is looked for sooner than the next renewal.
-                    awaited = now + self._timeouts.confirmation
-                if lease is not None:
-                    self._socket.send(lease, zmq.NOBLOCK)
-            except zmq.Again:
-                pass  # the broker does not read now: the next renewal says the same
+            lease: dict[str, Any] | None = None
+            if now >= self._renew_at:
+                self._renew_at = now + self._timeouts.renew
+                # The report of what was handled must not overtake a message queued before it.
+                lease = {**self._lease, **self._report()}
+            while self._queue and self._channel.send(*self._queue[0]):
+                self._queue.popleft()
+                # Its answer is looked for sooner than the next renewal.
+                awaited = now + self._timeouts.confirmation
+            if lease is not None and not self._queue:
+                # Where the broker does not read now, the next renewal says the same.
+                self._channel.send("lease", lease)
             self._hear()
             until_renewal = max(0.0, self._renew_at - time.monotonic())
             self._wake.wait(self._timeouts.confirmation_poll if now < awaited else until_renewal)
@@ -163,20 +147,14 @@ class LeaseRenewer:
                 return
 
     def _hear(self) -> None:
-        while self._socket.poll(0):
-            try:
-                topic, body = split_frame(self._socket.recv(zmq.NOBLOCK))
-                if topic is None:
-                    self._take(decode_control(body))
-            except (zmq.Again, ProtocolError):
-                continue  # what is malformed is passed over
+        while (answer := self._channel.receive()) is not None:
+            self._take(answer)
 
     def stop(self) -> None:
         """Ends the renewals; the lease runs out by itself. What is in the line still goes out, if it is read."""
         self._is_stopped = True
         self._wake.set()
         self._thread.join()
-        with contextlib.suppress(zmq.Again):
-            while self._queue:
-                self._socket.send(self._queue.popleft(), zmq.NOBLOCK)
-        self._socket.close(linger=round(1000 * self._timeouts.linger))
+        while self._queue and self._channel.send(*self._queue[0]):
+            self._queue.popleft()
+        self._channel.close(self._timeouts.linger)

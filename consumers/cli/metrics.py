@@ -7,7 +7,8 @@ from typing import NamedTuple
 from offloop.bus.printing import escape, say, table
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.bus.subscriber.source import RemoteRun
+from offloop.bus.subscriber.source import recorded
+from offloop.bus.subscriber.stream_run import open_remote
 from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 from offloop.consumers.api.callback import Callback
@@ -75,8 +76,8 @@ def list_metrics(found: Found) -> list[str]:
     with contextlib.ExitStack() as opened:
         snapshots: Iterable[Snapshot]
         if isinstance(found, RemoteRunInfo):
-            remote = opened.enter_context(contextlib.closing(RemoteRun(found.broker, found.name, found.security)))
-            name, goes_on, snapshots = found.name, is_live(found), remote.recorded()
+            remote = opened.enter_context(contextlib.closing(open_remote(found.broker, found.name, found.security)))
+            name, goes_on, snapshots = found.name, is_live(found), recorded(remote)
         elif isinstance(found, Recording):
             name, goes_on, snapshots = found.run_name, False, found
         else:

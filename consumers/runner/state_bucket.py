@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from types import TracebackType
 
-from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError
-from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.errors import BrokerError, RunDirectoryError
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.positions import HeldPosition
 from offloop.consumers.delivery.commit import Committed
 from offloop.consumers.runner.state_file import check_name, unpack_committed
@@ -16,9 +16,8 @@ class StateBucket:
     machine. ``say`` is given what the user waits for.
 
     Raises:
-        ConfigurationError: the name is not allowed, a consumer of that name is at work, or this process does not read
-            from there.
-        BrokerError: the servers do not answer.
+        ConfigurationError: the name is not allowed, or a consumer of that name is at work.
+        BrokerError: the servers do not answer, or this process has no connection to them.
     """
 
     def __init__(
@@ -27,10 +26,7 @@ class StateBucket:
         self.name = check_name(name)
         self._run = (run_name, attempt)
         self._place = f"the bucket of {address}"
-        gateway = Gateway.at(address)
-        if gateway is None:
-            raise ConfigurationError(f"nothing here reads from {address}: '--state-dir DIR' keeps it in a file")
-        self._position = HeldPosition(gateway, run_name, name, attempt, say)
+        self._position = HeldPosition(NatsConnection.at(address), run_name, name, attempt, say)
 
     def load(self) -> Committed | None:
         """What was committed last; ``None`` when nothing was.

@@ -9,9 +9,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from offloop.bus.errors import ConfigurationError, RunError, RunNotFoundError
 from offloop.bus.net.curve import ClientSecurity
-from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
 from offloop.bus.net.requests import is_silent, list_remote_hosts, list_remote_runs
-from offloop.bus.net.sockets import is_stand_in
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.announcement import Announcement, list_announcements
@@ -106,7 +105,7 @@ def list_remote(broker: str, security: ClientSecurity | None, name: str | None =
     return [
         RemoteRunInfo(
             *(broker, run["run"], run["attempt"], str(run.get("status")), security),
-            is_silent=is_stand_in(broker) and is_silent(run),
+            is_silent=is_nats(broker) and is_silent(run),
         )
         for run in list_remote_runs(broker, security, name)
     ]

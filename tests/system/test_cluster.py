@@ -13,14 +13,13 @@ from click.testing import CliRunner
 from cluster_runs import ClusterRun, some_deaths
 from faults import assert_counted, numbers_in
 from helpers import wait_for
-from nats.js.client import JetStreamContext
 from nats_certificates import Authority
 from nats_servers import NatsCluster
 
 from offloop.bus import Event, Publisher, Subscriber
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.jetstream.connection import NatsServers
-from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.runs.bridged import read_bridge
 
@@ -38,9 +37,7 @@ def test_deaths_of_servers_bridge_broker_and_consumer_lose_nothing(cluster):
     cluster.finish()
 
 
-def test_what_two_of_three_servers_have_forgotten_is_sent_again_and_read_from_the_third(cluster, tmp_path, monkeypatch):
-    """What the third one has is of its own making: it may be the same as that of the others, less, or numbered in
-    another way (``tests/bus/jetstream/test_replicas.py`` has each of these for certain)."""
+def test_what_two_of_three_servers_have_forgotten_is_sent_again(cluster, tmp_path):
     wait_for(lambda: cluster.reader.last > 200, "the consumer")
     leader, (second, third) = wait_for(lambda: cluster.servers.leader_of("ol_r"), "a leader")
     nodes = cluster.servers.nodes
@@ -57,7 +54,6 @@ def test_what_two_of_three_servers_have_forgotten_is_sent_again_and_read_from_th
     wait_for(lambda: "have forgotten" in cluster.bridge_log, "the bridge", 60)
     wait_for(lambda: read_bridge(cluster.run_dir).refilled > 0, "the bridge", 60)
     nodes[third].start()
-    read_at(third, monkeypatch)
     with Subscriber("r", stream=cluster.servers.address, events=[Event.BATCH_END]) as reader:
         following = numbers_in(iter(reader))
         got = [next(following) for _ in range(cluster.training.published)]
@@ -68,25 +64,6 @@ def test_what_two_of_three_servers_have_forgotten_is_sent_again_and_read_from_th
     with Subscriber("r", stream=cluster.servers.address, events=[Event.BATCH_END]) as late:
         assert_counted(list(numbers_in(iter(late))), events)
     assert (late.gaps, late.damage) == ((), None)
-
-
-def read_at(server, monkeypatch):
-    """Has readers of this process read what one server of the cluster has: the servers choose at random which of them
-    keeps a reader's consumer."""
-    subscribe = JetStreamContext.pull_subscribe
-
-    async def subscribe_there(jetstream, *arguments, **options):
-        give_up = time.monotonic() + 30
-        while time.monotonic() < give_up:
-            subscription = await subscribe(jetstream, *arguments, **options)
-            consumer = await subscription.consumer_info()
-            if consumer.cluster.leader == server:
-                return subscription
-            await subscription.unsubscribe()
-            await jetstream.delete_consumer(consumer.stream_name, consumer.name)
-        raise AssertionError(f"no consumer comes to {server}")
-
-    monkeypatch.setattr(JetStreamContext, "pull_subscribe", subscribe_there)
 
 
 def test_a_bridge_that_was_stopped_while_another_took_over_writes_nothing_more(cluster):
@@ -152,8 +129,8 @@ class SecureCluster:
     def replicas_of(self, stream):
         """How many servers keep a stream."""
         asked = NatsServers.parse(self.address, self._seeds["publish"], self._authority.certificate)
-        with Gateway(asked) as gateway:
-            return gateway.call(lambda jetstream: jetstream.stream_info(stream), 10).config.num_replicas
+        with NatsConnection(asked) as there:
+            return there.call(there.jetstream.stream_info(stream), 10).config.num_replicas
 
 
 @pytest.mark.needs("openssl")

@@ -1,18 +1,15 @@
 """A run on several hosts: each with its broker, its bridge, and a name of its own."""
 
 import contextlib
-import itertools
 import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
-from offloop.bus.jetstream import answering
 
 PYTHON = (sys.executable, "-m")
 HOSTS = ("first", "second.rack")
@@ -315,23 +312,6 @@ def test_a_host_whose_bridge_has_ended_with_the_run_is_not_waited_for(nats_serve
     with Subscriber("wide", stream=nats_server.address, host="second.rack") as reader:
         assert list(reader) == []
     assert str(reader.ending).startswith("lost: that host has no bridge that answers: the run has ended there")
-
-
-def test_windows_come_also_to_a_reader_that_did_nothing_for_long(nats_server, hosts, monkeypatch):
-    monkeypatch.setattr(answering, "_IDLE_SECONDS", 1.0)
-    with attach(nats_server) as reader:
-
-        def trained():
-            train(hosts, next(batches))
-            return reader.host_windows()
-
-        batches, seen = itertools.count(1), 0
-        while seen < 12:
-            seen += len(wait_for(trained, "windows"))
-        # What it does not do in that time is the fault.
-        time.sleep(2)
-        # Of each host the last one is there, and hardly any other.
-        wait_for(reader.host_windows, "windows after that")
 
 
 def test_a_host_that_is_not_there_is_named(nats_server, hosts):

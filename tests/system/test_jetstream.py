@@ -301,7 +301,7 @@ def test_several_readers_share_a_connection(nats_server, bridge, runs_dir):
             return [snapshot async for snapshot in subscriber]
 
     with attach(nats_server, "r") as first, attach(nats_server, "r") as second:
-        assert first._gateway is second._gateway
+        assert first._nats is second._nats
         first.close()
         assert len(list(second)) == len(asyncio.run(read())) == 10
 

@@ -12,8 +12,8 @@ import pytest
 from nats_servers import NatsServer
 
 from offloop.bus import Event, Publisher, RunNotFoundError
-from offloop.bus.jetstream.gateway import Gateway
-from offloop.bus.net.download import download, downloaded
+from offloop.bus.jetstream.download import download, downloaded
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
 from offloop.consumers.dashboard.web.places import RunsElsewhere
 
@@ -49,16 +49,16 @@ def digest(path):
 
 
 def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
-    with Gateway.shared(server.servers) as gateway:
-        size = download(gateway.stands_for, "r", 1, tmp_path / "rebuilt.mcap")
-        with downloaded(gateway.stands_for, "r") as path:
+    with NatsConnection.shared(server.servers) as there:
+        size = download(there.address, "r", 1, tmp_path / "rebuilt.mcap")
+        with downloaded(there.address, "r") as path:
             assert path.name == "r-1.mcap"
             assert digest(path) == digest(run / "recording-1.mcap") == digest(tmp_path / "rebuilt.mcap")
             assert path.stat().st_size == size > 100_000
         assert not path.exists()
         with (
             pytest.raises(RunNotFoundError, match="has no run 'other': 'offloop runs --stream nats://"),
-            downloaded(gateway.stands_for, "other"),
+            downloaded(there.address, "other"),
         ):
             pass
 
@@ -89,8 +89,8 @@ def test_a_replay_is_served_to_consumers(server, run, tmp_path):
 
 
 def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
-    with Gateway.shared(server.servers) as gateway:
-        place = RunsElsewhere(gateway.stands_for)
+    with NatsConnection.shared(server.servers) as there:
+        place = RunsElsewhere(there.address)
         library = BrokerLibrary(place)
         library.look()
         assert (library.problem, [*library.table.entries]) == (None, ["r"])

@@ -20,16 +20,14 @@ from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber
 from offloop.bus.errors import OffloopError, RecordingError, RunDirectoryError
 from offloop.bus.jetstream import bridge, known
 from offloop.bus.jetstream.bridge import Bridge
-from offloop.bus.jetstream.copied import CopiedRecording
+from offloop.bus.jetstream.download import download
 from offloop.bus.jetstream.file_copy import BridgeReplacedError
-from offloop.bus.jetstream.gateway import Gateway
-from offloop.bus.net.download import download
-from offloop.bus.protocol.frames import MAX_FRAME, MAX_RANGE
+from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.stream_bytes import StreamBytes
+from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.runs.directory import read_run
-from offloop.bus.subscriber.source import RemoteRun
-from offloop.bus.types.timeouts import Timeouts
 
 
 class Copying:
@@ -87,19 +85,17 @@ def copying(nats_server):
 
 def in_stream(nats_server, run, attempt=1):
     """The bytes of a recording, as a reader elsewhere gets them."""
-    with Gateway(nats_server.servers) as gateway:
-        remote = RemoteRun(gateway.address, run, timeouts=Timeouts(answer=20.0))
-        remote._file._which = {"run": run, "attempt": attempt}
-        try:
+    with NatsConnection(nats_server.servers) as connection:
+        connection.runs(run)
+        with contextlib.closing(StreamBytes(connection, run, attempt)) as stored:
             data, give_up = b"", time.monotonic() + 30
             while time.monotonic() < give_up:
-                data += (more := remote._file.read_at(len(data), 1 << 20))
-                if not more and not remote.pending:
+                more = stored.read_at(len(data), 1 << 20)
+                data += more
+                if not more and stored.at_end:
                     return data
                 if not more:
-                    remote.wait(0.01)
-        finally:
-            remote.close()
+                    stored.wait(0.01)
     raise AssertionError("it does not come")
 
 
@@ -115,28 +111,16 @@ def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, 
     assert (again.status.state, again.status.refilled) == ("done", 0)
 
 
-def test_the_largest_event_comes_whole_and_costs_a_reader_a_request_for_each_part(
-    tmp_path, nats_server, copying, monkeypatch
-):
+def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "large")
     run.send("batch_end", {"loss": 1.0, "blob": random.Random(1).randbytes(MAX_FRAME - 1000)})
     run.writer.flush()
     path = run.end()
     copying(path).wait()
     assert in_stream(nats_server, "large") == (path / "recording-1.mcap").read_bytes()
-    parts = []
-    read = CopiedRecording.read
-
-    async def count(recording, offset, size):
-        parts.append(offset)
-        return await read(recording, offset, size)
-
-    monkeypatch.setattr(CopiedRecording, "read", count)
     with Subscriber("large", stream=nats_server.address) as subscriber:
         assert list(subscriber) == list(Recording(path))
         assert (subscriber.gaps, subscriber.damage) == ((), None)
-    # A request is repeated when its answer is late.
-    assert len(parts) < 2 * (path / "recording-1.mcap").stat().st_size / MAX_RANGE
 
 
 def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, nats_server, copying):

@@ -7,7 +7,7 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Subscriber
-from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.requests import list_remote_runs
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.runs.directory import read_run
@@ -33,17 +33,17 @@ def test_a_run_has_ended_for_readers_when_all_of_it_is_there(nats_server, runs_d
     )
     with (
         subprocess.Popen([sys.executable, "-m", *words], stderr=subprocess.DEVNULL) as bridge,
-        Gateway.shared(nats_server.servers) as gateway,
+        NatsConnection.shared(nats_server.servers) as there,
     ):
         try:
             wait_for(lambda: (found := read_bridge(runs_dir / "r")) and found.state == "paused", "the full stream")
-            (said,) = wait_for(lambda: list_remote_runs(gateway.stands_for), "the run")
+            (said,) = wait_for(lambda: list_remote_runs(there.address), "the run")
             assert (said["status"], said["ended"]) == ("live", None)
             with Subscriber("r", stream=nats_server.address) as subscriber:
                 nats_server.give_room("ol_r")
                 assert list(subscriber) == list(Recording(runs_dir / "r"))
                 assert str(subscriber.ending) == "finished"
             assert bridge.wait(30) == 0
-            wait_for(lambda: list_remote_runs(gateway.stands_for)[0]["status"] == "finished", "the end")
+            wait_for(lambda: list_remote_runs(there.address)[0]["status"] == "finished", "the end")
         finally:
             bridge.kill()

@@ -11,8 +11,8 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import BrokerError, Subscriber
-from offloop.bus.jetstream.gateway import Gateway
-from offloop.bus.net.requests import ask_broker, list_remote_runs
+from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.net.requests import ask_broker
 
 
 @contextlib.contextmanager
@@ -39,30 +39,30 @@ def saying(nats_server, clock=0.0, **said):
     thread.join()
 
 
-def state(gateway):
-    return next((run["live"] for run in list_remote_runs(gateway.address)), None)
+def state(there):
+    return next((run["live"] for run in there.runs()), None)
 
 
 @pytest.mark.parametrize("clock", [-3600, 3600])
 def test_a_run_is_live_while_its_bridge_is_heard_whatever_its_clock_says(nats_server, clock):
-    with Gateway(nats_server.servers) as early:
+    with NatsConnection(nats_server.servers) as early:
         with saying(nats_server, clock):
             wait_for(lambda: state(early), "the run to be live")
-            with Gateway(nats_server.servers) as late:
+            with NatsConnection(nats_server.servers) as late:
                 assert state(late)
                 nats_server.kill()
                 nats_server.start()
                 wait_for(lambda: state(late), "the run to be live again")
-        with Gateway(nats_server.servers) as afterwards:
+        with NatsConnection(nats_server.servers) as afterwards:
             assert state(afterwards) is False
         wait_for(lambda: state(early) is False, "the run not to be live")
 
 
 def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
-    with saying(nats_server), Gateway(nats_server.servers) as gateway:
-        wait_for(lambda: state(gateway), "the run to be live")
+    with saying(nats_server), NatsConnection(nats_server.servers) as there:
+        wait_for(lambda: state(there), "the run to be live")
         for _ in range(20):
-            assert state(gateway)
+            assert state(there)
         assert consumers(nats_server) <= 1
 
 
@@ -96,16 +96,16 @@ ODD = {"run": "odd", "attempt": 1, "status": "failed", "started": 2.0}
     ],
 )
 def test_an_entry_that_makes_no_sense_hides_no_other_run(nats_server, key, said):
-    with saying(nats_server, started=1.0), Gateway(nats_server.servers) as gateway:
-        wait_for(lambda: state(gateway), "the run to be live")
+    with saying(nats_server, started=1.0), NatsConnection(nats_server.servers) as there:
+        wait_for(lambda: state(there), "the run to be live")
 
         async def put(jetstream):
             await (await jetstream.key_value("ol_runs")).put(key, json.dumps(said).encode())
 
         nats_server.operate(put)
-        with Gateway(nats_server.servers) as late:
-            for one in (gateway, late):
-                assert [(run["run"], run["attempt"]) for run in list_remote_runs(one.address)] == [("r", 1)]
+        with NatsConnection(nats_server.servers) as late:
+            for one in (there, late):
+                assert [(run["run"], run["attempt"]) for run in one.runs()] == [("r", 1)]
 
 
 def consumers(nats_server):
@@ -121,6 +121,9 @@ def consumers(nats_server):
 
 def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):
     begin = time.monotonic()
-    with Gateway(nats_server.servers) as gateway, pytest.raises(BrokerError, match="has no bridge that answers"):
-        ask_broker(gateway.address, "command", {"run": "r", "command": "stop"})
+    with (
+        NatsConnection(nats_server.servers) as there,
+        pytest.raises(BrokerError, match="has no bridge that answers"),
+    ):
+        ask_broker(there.address, "command", {"run": "r", "command": "stop"})
     assert time.monotonic() - begin < 4, "it waited for an answer"

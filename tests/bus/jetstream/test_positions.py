@@ -8,27 +8,28 @@ from helpers import wait_for
 
 from offloop.bus import BrokerError, ConfigurationError
 from offloop.bus.jetstream import names, positions
-from offloop.bus.jetstream.gateway import Gateway
-from offloop.bus.jetstream.positions import HeldPosition, ReplacedError, make_positions_bucket
+from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.positions import HeldPosition, ReplacedError
+from offloop.bus.jetstream.run_stream import make_bucket
 
 
 @pytest.fixture
-def gateway(nats_server, monkeypatch):
+def nats_connection(nats_server, monkeypatch):
     monkeypatch.setattr(positions, "STALE_SECONDS", 1.0)
     monkeypatch.setattr(positions, "RENEW_SECONDS", 0.1)
     monkeypatch.setattr(positions, "_REST_SECONDS", 1.0)
-    with Gateway.shared(nats_server.servers) as made:
-        made.call(lambda jetstream: make_positions_bucket(jetstream, 1), 5.0)
+    with NatsConnection.shared(nats_server.servers) as made:
+        made.call(make_bucket(made.jetstream, names.POSITIONS_BUCKET, 1), 5.0)
         yield made
 
 
 @pytest.fixture
-def hold(gateway):
+def hold(nats_connection):
     """Holds the position of the consumer ``mine``."""
     held = []
 
     def begin(attempt=1):
-        held.append(HeldPosition(gateway, "r", "mine", attempt, lambda text: None))
+        held.append(HeldPosition(nats_connection, "r", "mine", attempt, lambda text: None))
         return held[-1]
 
     yield begin
@@ -39,6 +40,14 @@ def hold(gateway):
 def pause(position):
     """As a process does that is stopped."""
     position._renewal.cancel()
+
+
+def is_written(position, value):
+    try:
+        position.write(value)
+    except BrokerError:
+        return False
+    return True
 
 
 def test_the_next_one_finds_what_was_written_last(hold):
@@ -89,7 +98,7 @@ def test_who_goes_on_finds_out_also_without_writing(hold):
     first = hold()
     pause(first)
     hold()
-    first._renewal = first._gateway.begin(first._renew)
+    first._renewal = first._nats.begin(first._renew(first._nats.jetstream))
     wait_for(lambda: first._replaced, "the news")
 
 
@@ -105,14 +114,7 @@ def test_an_answer_that_was_lost_is_no_other_process(hold, nats_server):
     assert time.monotonic() - began < 4
     nats_server.signal(signal.SIGCONT)
 
-    def written():
-        try:
-            first.write(b"three")
-        except BrokerError:
-            return False
-        return True
-
-    wait_for(written, "the servers")
+    wait_for(lambda: is_written(first, b"three"), "the servers")
     first.close()
     assert hold().found == b"three"
 
@@ -124,22 +126,15 @@ def test_servers_that_went_back_to_an_older_state_take_the_newest_one(hold, nats
     first.write(b"two")
     nats_server.set_back(older)
 
-    def written():
-        try:
-            first.write(b"three")
-        except BrokerError:
-            return False
-        return True
-
-    wait_for(written, "the servers")
+    wait_for(lambda: is_written(first, b"three"), "the servers")
     first.close()
     assert hold().found == b"three"
 
 
-def test_servers_that_are_away_are_not_waited_for(hold, nats_server, gateway):
+def test_servers_that_are_away_are_not_waited_for(hold, nats_server, nats_connection):
     first = hold()
     nats_server.kill()
-    wait_for(lambda: not gateway.is_connected, "the end of the connection")
+    wait_for(lambda: not nats_connection.is_connected, "the end of the connection")
     began = time.monotonic()
     for _ in range(100):
         with pytest.raises(BrokerError, match="no NATS server answers"):
@@ -156,18 +151,13 @@ def test_what_is_larger_than_the_servers_take_is_refused_with_the_way_out(hold):
         first.write(bytes(1_100_000))
 
 
-def test_a_bucket_that_was_removed_is_made_again(hold, gateway):
+def test_a_bucket_that_was_removed_is_named_and_used_again_when_a_bridge_makes_it(hold, nats_connection):
     first = hold()
     first.write(b"one")
-    gateway.call(
-        lambda jetstream: make_runs_bucket_and_remove(jetstream),
-        5.0,
-    )
-    first.write(b"two")
+    nats_connection.call(nats_connection.jetstream.delete_key_value(names.POSITIONS_BUCKET), 5.0)
+    with pytest.raises(BrokerError, match="has no bucket ol_pos: the next bridge that starts there makes it"):
+        first.write(b"two")
+    nats_connection.call(make_bucket(nats_connection.jetstream, names.POSITIONS_BUCKET, 1), 5.0)
+    wait_for(lambda: is_written(first, b"two"), "the bucket")
     first.close()
     assert hold().found == b"two"
-
-
-async def make_runs_bucket_and_remove(jetstream):
-    await jetstream.create_key_value(bucket=names.RUNS_BUCKET)
-    await jetstream.delete_key_value(names.POSITIONS_BUCKET)

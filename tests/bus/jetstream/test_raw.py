@@ -41,15 +41,6 @@ def test_a_recording_of_days_is_looked_through_while_the_bridge_does_other_thing
         assert data == (path / "recording-1.mcap").read_bytes()
 
 
-def test_who_only_follows_keeps_no_bridge(tmp_path):
-    raw = RawRecordings(write_run(tmp_path, "r"))
-    asyncio.run(raw.answer(Control("position", {"run": "r"})))
-    assert raw.used == float("-inf")
-    asyncio.run(raw.answer(Control("fetch", {"run": "r", "offset": 0})))
-    assert raw.used > 0
-    raw.close()
-
-
 def test_a_part_that_was_dropped_is_not_continued_with_another_one(tmp_path):
     raw = RawRecordings(write_run(tmp_path, "r"))
     cut = {"run": "r", "attempt": 1, "reader": "me", "start": "1ba", "offset": 100}

@@ -11,7 +11,7 @@ from run_folders import write_run
 
 from offloop.bus import BrokerError, ConfigurationError
 from offloop.bus.jetstream.connection import NatsServers
-from offloop.bus.jetstream.gateway import Gateway
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
 
@@ -43,7 +43,7 @@ def nkey(tmp_path):
 def refusal(server, address, nkey=None, ca=None):
     """What a reader gets to read."""
     with pytest.raises((BrokerError, ConfigurationError)) as raised:
-        Gateway(NatsServers.parse(f"{address}:{server.port}", nkey, ca))
+        NatsConnection(NatsServers.parse(f"{address}:{server.port}", nkey, ca))
     return str(raised.value)
 
 
@@ -70,7 +70,7 @@ def test_certificates_and_nkeys(tmp_path, serve, nkey, runs_dir):
     plain = serve("plain", config=with_users(users))
     ca = ours.certificate
 
-    with Gateway(NatsServers.parse(f"tls://127.0.0.1:{secure.port}", seed, ca)):
+    with NatsConnection(NatsServers.parse(f"tls://127.0.0.1:{secure.port}", seed, ca)):
         pass
     not_signed = "has a certificate that --ca (or OFFLOOP_CA) has not signed: name the certificate of who signed it"
     tls = "tls://127.0.0.1"
@@ -119,7 +119,7 @@ def test_an_old_server_is_for_this_machine_alone(serve):
         there.connect(("192.0.2.1", 9))  # nothing is sent
         host = there.getsockname()[0]
     here = serve("here", program=DEBIANS)
-    with Gateway(here.servers):
+    with NatsConnection(here.servers):
         pass
     elsewhere = serve("elsewhere", program=DEBIANS, host=host)
     said = refusal(elsewhere, f"nats://{host}")

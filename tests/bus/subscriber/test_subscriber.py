@@ -291,7 +291,7 @@ def test_what_has_come_from_a_broker_is_not_waited_for(runs_dir):
         publish(publisher, 1, 100)
         with contextlib.closing(RemoteRun(publisher.address, "r")) as run:
             list(run.reader.read())
-            assert run._socket.poll(20_000), "the first range"
+            assert run._channel.wait(20), "the first range"
             assert run.pending
             begin = time.monotonic()
             run.wait(20)

@@ -1,0 +1,110 @@
+"""The reader's end of requests that the host of a run answers: the other end is :mod:`offloop.bus.jetstream.relay`."""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.wakeup import Wakeup
+from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+
+_MOST_ANSWERS = 1000
+
+
+class StreamChannel:
+    """Sends control messages to the bridges of runs, which pass them on to the brokers there, and receives what these
+    answer: a channel as :class:`offloop.bus.net.channels.Channel` says."""
+
+    def __init__(self, connection: "NatsConnection") -> None:
+        self._connection = connection
+        self._inbox = connection.client.new_inbox()
+        self._subscription: Any = None
+        self._subscribing = asyncio.Lock()
+        self._answers: deque[Control] = deque(maxlen=_MOST_ANSWERS)
+        self._has_come = Wakeup()
+
+    def send(self, kind: str, content: dict[str, Any]) -> bool:
+        """Sends a message to the host that it names by ``host``, by default to that of the run's first rank. What no
+        bridge takes is answered by a refusal."""
+        with suppress(BrokerError):  # the connection has ended, which the caller finds out by waiting
+            self._connection.begin(self._send(kind, content))
+        return True
+
+    def receive(self) -> Control | None:
+        """The next answer, if there is one now."""
+        with suppress(IndexError):
+            return self._answers.popleft()
+        return None
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or until an answer is there; returns whether one is."""
+        self._has_come.clear()
+        return bool(self._answers) or self._has_come.wait(seconds)
+
+    async def wait_async(self, seconds: float) -> bool:
+        """As :meth:`wait`, while the event loop runs."""
+        self._has_come.clear()
+        return bool(self._answers) or await self._has_come.wait_async(seconds)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Ends it."""
+        if self._subscription is not None and self._connection.is_connected:
+            with suppress(BrokerError):
+                self._connection.begin(self._unsubscribe())
+
+    async def _unsubscribe(self) -> None:
+        with suppress(*passing_errors()):
+            await self._subscription.unsubscribe()
+
+    async def _send(self, kind: str, content: dict[str, Any]) -> None:
+        client = self._connection.client
+        asked = content.get("id")
+        host = content.get("host")
+        try:
+            async with self._subscribing:
+                if self._subscription is None:
+                    self._subscription = await client.subscribe(f"{self._inbox}.>", cb=self._take)
+            may_command = await client.may_command()
+            if kind == "command" and not may_command:
+                self._refuse(
+                    f"{client.who} may view runs there, not command them: the servers' operator gives it the role "
+                    "command with 'offloop server nats-config'",
+                    asked,
+                )
+                return
+            # What the training is to do is decided by the first rank.
+            host = host if isinstance(host, str) and kind != "command" else None
+            subject = names.request_subject(content["run"], kind, host, may_command=may_command)
+            asked = asked if isinstance(asked, str) else None
+            reply = names.reply_subject(self._inbox, kind, asked)
+            headers = None if asked is None else {"Ol-Id": asked}
+            await client.publish(subject, encode_control(kind, content), reply=reply, headers=headers)
+        except passing_errors():
+            """The caller sends it again."""
+
+    async def _take(self, message: "Msg") -> None:
+        kind, asked = names.replied_to(message.subject)
+        if message.headers and message.headers.get("Status") == "503":
+            self._refuse(names.NO_BRIDGE_OF_HOST if kind == "cut" else names.NO_BRIDGE, asked)
+            return
+        with suppress(ProtocolError):
+            topic, body = split_frame(message.data)
+            if topic is None:
+                self._note(decode_control(body))
+
+    def _refuse(self, reason: str, asked: object) -> None:
+        content = {"reason": reason, "error": "BrokerError"}
+        refusal = encode_control("refused", content if asked is None else {**content, "id": asked})
+        self._note(decode_control(split_frame(refusal)[1]))
+
+    def _note(self, answer: Control) -> None:
+        self._answers.append(answer)
+        self._has_come.set()

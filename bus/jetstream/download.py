@@ -1,0 +1,76 @@
+"""Recordings in NATS, as files: with them works here whatever works with a run of this machine."""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from offloop.bus.errors import BrokerError, RunNotFoundError
+from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.stream_bytes import StreamBytes
+from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
+
+_SILENCE_SECONDS = 30.0
+"""For how long nothing may come."""
+
+
+def download(address: str, run: str, attempt: int, path: Path) -> int:
+    """Writes the recording of an attempt to ``path``, byte for byte as far as it is stored in the NATS servers to which
+    this process is connected, and returns how many bytes that is. What the stream lacks comes from the run's host.
+    Bytes that both have lost are zeros: whatever reads the file reports them as damage, by their offset.
+
+    Raises:
+        BrokerError: the servers do not answer: the message says from which byte on; or nothing of it is left.
+        OSError: the file cannot be written.
+    """
+    connection = NatsConnection.at(address)
+    connection.runs(run)
+    offset = found = 0
+
+    def refusal(begin: int, reason: object) -> BrokerError:
+        return BrokerError(
+            f"the recording of run {run!r} cannot be had from byte {begin:,} on: {reason}", address=address
+        )
+
+    with contextlib.closing(StreamBytes(connection, run, attempt, patient=False)) as stored, path.open("wb") as file:
+        heard, why = time.monotonic(), ""
+        while True:
+            data = stored.read_at(offset, MAX_RANGE)
+            offset += file.write(data)
+            found += len(data)
+            if data:
+                heard = time.monotonic()
+            elif stored.hole is not None:
+                offset, why = file.truncate(stored.hole.end), stored.hole.why
+                file.seek(offset)
+            elif stored.refusal:
+                raise refusal(offset, stored.refusal)
+            elif stored.at_end:
+                if offset and not found:
+                    raise refusal(0, why)
+                return offset
+            elif time.monotonic() - heard > _SILENCE_SECONDS:
+                connection.check()
+                raise refusal(offset, f"NATS at {address} does not answer")
+            else:
+                stored.wait(1.0)
+
+
+@contextlib.contextmanager
+def downloaded(address: str, run: str) -> Iterator[Path]:
+    """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block.
+
+    Raises:
+        RunNotFoundError: the servers have no such run.
+        BrokerError: see :func:`download`.
+    """
+    runs = NatsConnection.at(address).runs(check_run_name(run))
+    if not runs:
+        raise RunNotFoundError(f"{what_is_at(address)} has no run {run!r}: {how_to_list(address)}", run=run)
+    attempt = runs[0]["attempt"]
+    with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
+        path = Path(folder) / f"{run}-{attempt}.mcap"
+        download(address, run, attempt, path)
+        yield path

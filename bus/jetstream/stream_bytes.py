@@ -1,0 +1,345 @@
+"""The bytes of a recording in a stream, as :class:`~offloop.bus.recording.reader.RecordingReader` reads them.
+
+A task of the connection reads ahead of the reader, message by message, what the leader of the stream's servers has
+stored. What passes on a subject only says when to look. Messages are placed by their header ``Ol-Offset``, never by
+their sequence numbers: what servers had lost is stored again under others.
+"""
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.jetstream import names
+from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.stored import Missing, Stored, get, last_range
+from offloop.bus.jetstream.wakeup import Wakeup
+from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
+from offloop.bus.recording.reader import Hole
+
+if TYPE_CHECKING:
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+
+_AHEAD_BYTES = 4 << 20
+"""How much is read ahead of the reader."""
+_BEHIND_BYTES = 32 << 20
+"""How much of what was read is kept."""
+_BATCH = 64
+"""The most messages that are requested at a time."""
+_LOOK_SECONDS = 1.0
+"""How often the end of the stream is looked up where nothing says that more has come."""
+_AGAIN_SECONDS = 0.25
+_STORE_SECONDS = 0.01
+"""How soon it is looked up again when a message has passed and is not stored yet: doubled each time."""
+_STORED_SECONDS = 1.0
+"""How long a message that has passed may take to be stored."""
+_FETCH_SECONDS = 2.0
+
+
+class StreamBytes:
+    """A recording in a stream, or on another host.
+
+    Args:
+        connection: to the servers.
+        run: the run's name.
+        attempt: the attempt.
+        host: reads the recording of that host, which its bridge gives range by range; ``None`` for the copy in the
+            stream.
+        patient: whether a bridge that is silent is waited for where the stream lacks something.
+    """
+
+    def __init__(
+        self, connection: "NatsConnection", run: str, attempt: int, host: str | None = None, *, patient: bool = True
+    ) -> None:
+        self._connection = connection
+        self._run = run
+        self._attempt = attempt
+        self._host = host
+        self._patient = patient
+        self._stream = names.stream_of(run)
+        self._subjects = names.recording_subject(run, attempt, "*")
+        self._prefix = self._subjects[:-1]
+        self._lock = threading.Lock()
+        self._start = 0
+        self._data = bytearray()
+        self._wanted = _AHEAD_BYTES
+        """Up to where the buffer may be filled."""
+        self._place = 0
+        """How often the reader went elsewhere: what was requested before that is dropped."""
+        self._asked, self._reached = 1, 0
+        """How often the end was to be looked up, and which of these times it was reached."""
+        self.hole: Hole | None = None
+        self.refusal = ""
+        """Why nothing more comes."""
+        self._has_come = Wakeup()
+        self._wake = asyncio.Event()
+        self._sequence: int | None = None
+        """The number of the message that was placed last; ``None`` where it has to be found."""
+        self._passed, self._passed_at = 0, 0.0
+        self._future = connection.begin(self._fill())
+
+    # -- the reader's side --------------------------------------------------------------------------------------------
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything is here that was stored when it was last looked up, or nothing more comes."""
+        return self._reached >= self._asked or bool(self.refusal)
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether more of what was asked for is on its way."""
+        return self.hole is None and not self.at_end
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """What is here of a range; the rest is read ahead from there."""
+        with self._lock:
+            self._has_come.clear()
+            behind = offset - self._start
+            if not 0 <= behind <= len(self._data):
+                self._move(offset)
+                behind = 0
+            elif behind > _BEHIND_BYTES:
+                del self._data[:behind]
+                self._start, behind = offset, 0
+            wanted = offset + size + _AHEAD_BYTES
+            if wanted > self._wanted:
+                if self._start + len(self._data) >= self._wanted:
+                    self._look_up()
+                self._wanted = wanted
+            return bytes(self._data[behind : behind + size])
+
+    def skip_zeros(self, offset: int) -> int:
+        """The same offset: what comes may be anything."""
+        return offset
+
+    def forget(self, offset: int) -> None:
+        """Drops what lies behind an offset, and looks up what is stored from there on."""
+        with self._lock:
+            kept = max(0, offset - self._start)
+            if kept < len(self._data) or self.hole is not None:
+                data, start = self._data[:kept], self._start
+                self._move(start)
+                self._data = data
+            else:
+                self._asked += 1
+                self._look_up()
+
+    def _move(self, offset: int) -> None:
+        self._start, self._data, self.hole = offset, bytearray(), None
+        self._wanted = offset + _AHEAD_BYTES
+        self._place += 1
+        self._asked += 1
+        self._look_up()
+
+    def _look_up(self) -> None:
+        self._connection.soon(self._wake.set)
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long, or until something has come since it was last read."""
+        self._has_come.wait(seconds)
+        self._has_come.clear()
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop runs."""
+        await self._has_come.wait_async(seconds)
+        self._has_come.clear()
+
+    def close(self) -> None:
+        """Stops reading ahead. Can be called more than once."""
+        self._future.cancel()
+
+    # -- in the connection's thread -----------------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        subscription: Any = None
+        pause = _STORE_SECONDS
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    if subscription is None and self._host is None:
+                        subscription = await self._connection.client.subscribe(self._subjects, cb=self._note_passing)
+                    is_behind = await (self._fill_from_stream() if self._host is None else self._fill_from_host())
+                except passing_errors():
+                    is_behind, pause = True, _AGAIN_SECONDS
+                except OffloopError as error:
+                    self.refusal = str(error)
+                if self.refusal:
+                    self._has_come.set()
+                    return
+                wait = pause if is_behind else _LOOK_SECONDS if self._host is None else _AGAIN_SECONDS
+                pause = min(2 * pause, _AGAIN_SECONDS) if is_behind else _STORE_SECONDS
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), wait)
+        finally:
+            if subscription is not None and self._connection.is_connected:
+                with suppress(*passing_errors()):
+                    await subscription.unsubscribe()
+
+    async def _note_passing(self, message: Any) -> None:
+        if message.subject.startswith(self._prefix):  # servers deliver to any subject that a reader names
+            offset = (message.headers or {}).get(names.OFFSET, "")
+            if offset.isdecimal():
+                self._passed, self._passed_at = int(offset) + len(message.data), time.monotonic()
+                self._wake.set()
+
+    async def _fill_from_stream(self) -> bool:
+        """Reads what is stored, as far as there is room; returns whether it is to be tried again soon."""
+        asked, place = self._asked, self._place
+        client, known = self._connection.client, self._connection.known
+        last, _ = await last_range(client, self._stream, self._subjects)
+        end = 0
+        if isinstance(last, Stored) and last.offset is not None:
+            end = last.offset + len(last.data)
+            while (at := self._at(place)) is not None and (at < end or self._is_behind(last)):
+                if not await self._read_on(place, at, last):
+                    return True
+            if at is None:
+                return self._place != place
+            if end == at:
+                self._sequence = last.sequence
+        at = self._start + len(self._data)
+        copied = known.copied(self._run, self._attempt)
+        if at < copied and end < copied:
+            return not await self._name_hole(place, at, copied)
+        if not end and not copied and not known.is_going_on(self._run):
+            self.refusal = f"the stream {self._stream} has no recording of that attempt"
+        self._reached = max(self._reached, asked)
+        self._has_come.set()
+        return self._passed > end and time.monotonic() - self._passed_at < _STORED_SECONDS
+
+    def _at(self, place: int) -> int | None:
+        """Where to read on; ``None`` where there is no room, or the reader went elsewhere."""
+        with self._lock:
+            if place != self._place:
+                self._sequence = None
+                return None
+            at = self._start + len(self._data)
+            return at if at < self._wanted and self.hole is None else None
+
+    def _is_behind(self, last: Stored) -> bool:
+        """Whether messages came behind the one that was placed last: they may replace its end."""
+        return self._sequence is not None and last.sequence > self._sequence
+
+    async def _read_on(self, place: int, at: int, last: Stored) -> bool:
+        """Reads the next messages; returns whether something of them was placed."""
+        if last.offset is not None and last.offset <= at and last.sequence - 1 == self._sequence:
+            self._put(place, last.offset, last.data)
+            self._sequence = last.sequence
+            return True
+        messages: list[Stored | Missing] = []
+        if self._sequence is not None and self._sequence < last.sequence:
+            size = max(1, len(last.data))
+            count = min(_BATCH, max(1, _AHEAD_BYTES // size), last.sequence - self._sequence)
+            numbers = range(self._sequence + 1, self._sequence + 1 + count)
+            client = self._connection.client
+            messages = list(await asyncio.gather(*(get(client, self._stream, seq=number) for number in numbers)))
+        has_placed = False
+        for message in messages:
+            if isinstance(message, Stored) and message.subject == last.subject and message.offset is not None:
+                if message.offset > at:
+                    break
+                at = self._put(place, message.offset, message.data)
+                self._sequence, has_placed = message.sequence, True
+        if has_placed:
+            return True
+        found, following = await self._search(last.subject, at)
+        if found is not None and found.offset is not None:
+            self._put(place, found.offset, found.data)
+            self._sequence = found.sequence
+            return True
+        return await self._name_hole(place, at, last.offset or 0 if following is None else following)
+
+    async def _search(self, subject: str, offset: int) -> tuple[Stored | None, int | None]:
+        """The message with the byte at an offset; without one, where the next message begins. Later messages have later
+        bytes."""
+        client, stream = self._connection.client, self._stream
+        last, _ = await last_range(client, stream, subject)
+        low, high = 1, last.sequence if isinstance(last, Stored) else 0
+        best = following = None
+        while low <= high:
+            middle = (low + high) // 2
+            found = await get(client, stream, seq=middle, next_by_subj=subject)
+            while isinstance(found, Stored) and found.offset is None:
+                found = await get(client, stream, seq=found.sequence + 1, next_by_subj=subject)
+            if isinstance(found, Stored) and found.offset is not None and found.offset <= offset:
+                best, low = found, found.sequence + 1
+            else:
+                following = found.offset if isinstance(found, Stored) else following
+                high = middle - 1
+        if best is not None and best.offset is not None and best.offset + len(best.data) > offset:
+            return best, following
+        return None, following
+
+    def _put(self, place: int, offset: int, data: bytes) -> int:
+        """Places a range; returns the end of what is here."""
+        with self._lock:
+            end = self._start + len(self._data)
+            if place != self._place or offset > end or offset + len(data) <= self._start:
+                return end
+            begin = max(offset, self._start)
+            data = data[begin - offset :]
+            there = self._data[begin - self._start :]
+            if there[: len(data)] == data[: len(there)]:
+                self._data += data[len(there) :]
+            else:
+                # The end of a closed file gives way to what another broker wrote in its place.
+                self._data[begin - self._start :] = data
+            end = self._start + len(self._data)
+        self._has_come.set()
+        return end
+
+    async def _name_hole(self, place: int, at: int, end: int) -> bool:
+        """The stream lacks what is between two offsets: the run's host has it, or it is lost. Returns whether one of
+        these is known."""
+        if self._connection.known.may_answer(self._run, once=not self._patient):
+            with suppress(OffloopError):  # the host does not have them either
+                data = await self._fetch(at)
+                self._put(place, at, data[: end - at])
+                return bool(data)
+        with self._lock:
+            if place == self._place:
+                again = (
+                    f"'nats stream rm {self._stream}', then 'offloop server bridge {self._run}' on its host, "
+                    "copies all of it again"
+                )
+                self.hole = Hole(end, f"the stream {self._stream} has lost them; {again}")
+        self._has_come.set()
+        return True
+
+    async def _fetch(self, offset: int) -> bytes:
+        """A range from the host's recording; nothing where it does not answer.
+
+        Raises:
+            BrokerError: it refuses.
+        """
+        content = {"run": self._run, "attempt": self._attempt, "offset": offset}
+        may_command = await self._connection.client.may_command()
+        subject = names.request_subject(self._run, "fetch", self._host, may_command=may_command)
+        request = self._connection.client.request(subject, encode_control("fetch", content), timeout=_FETCH_SECONDS)
+        control = decode_control(split_frame((await request).data)[1])
+        if control.kind == "refused":
+            raise BrokerError(str(control.content.get("reason")))
+        data = control.content.get("data")
+        return data if isinstance(data, bytes) else b""
+
+    async def _fill_from_host(self) -> bool:
+        """Reads what the host has, as far as there is room; returns whether it is to be tried again soon."""
+        from nats.errors import NoRespondersError
+
+        asked, place = self._asked, self._place
+        try:
+            while (at := self._at(place)) is not None:
+                data = await self._fetch(at)
+                if not data:
+                    self._reached = max(self._reached, asked)
+                    self._has_come.set()
+                    return False
+                self._put(place, at, data)
+            return self._place != place
+        except (NoRespondersError, OffloopError) as error:
+            if not self._connection.known.is_going_on(self._run, self._host, self._attempt):
+                self.refusal = names.NO_BRIDGE_OF_HOST if isinstance(error, NoRespondersError) else str(error)
+            return True

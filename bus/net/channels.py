@@ -1,0 +1,154 @@
+"""Channels: how control messages go to the broker of a run and its answers come back, on this machine or elsewhere."""
+
+import asyncio
+from typing import Any, Protocol
+
+import zmq
+
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.net.curve import ClientSecurity, client_security_for
+from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.net.sockets import connect_socket
+from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from offloop.bus.types.timeouts import Timeouts
+
+
+class Channel(Protocol):
+    """Sends control messages and receives answers, each on whatever thread; one thread at a time."""
+
+    def send(self, kind: str, content: dict[str, Any]) -> bool:
+        """Sends a message, without waiting; returns whether it could be sent now."""
+
+    def receive(self) -> Control | None:
+        """The next answer, if there is one now."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or until something has come; returns whether it has."""
+
+    async def wait_async(self, seconds: float) -> bool:
+        """As :meth:`wait`, while the event loop runs."""
+
+    def close(self, linger: float = 0.0) -> None:
+        """Ends it; what was sent last has so many seconds to be read."""
+
+
+class Stream(Protocol):
+    """The connection of this process to NATS servers."""
+
+    def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
+        """The runs there, the newest first; of ``name`` alone, as ``host`` or, with ``*``, each host says."""
+
+    def open_channel(self) -> Channel:
+        """A channel to hosts of runs."""
+
+
+_streams: dict[str, Stream] = {}
+
+
+def add_stream(address: str, stream: Stream) -> None:
+    """Has everything in this process that names the address use this connection."""
+    _streams[address] = stream
+
+
+def remove_stream(address: str, stream: Stream) -> None:
+    """Takes :func:`add_stream` back."""
+    if _streams.get(address) is stream:
+        del _streams[address]
+
+
+def stream_at(address: str) -> Stream:
+    """The connection of this process to the NATS servers at an address.
+
+    Raises:
+        BrokerError: there is none.
+    """
+    if address not in _streams:
+        raise BrokerError(f"this process has no connection to NATS at {address}: it was closed", address=address)
+    return _streams[address]
+
+
+def open_channel(address: str, security: ClientSecurity | None = None, timeouts: Timeouts | None = None) -> Channel:
+    """A channel to the broker at an address, or to the hosts of runs in NATS there. ``security`` holds the keys for a
+    broker, by default those that the environment names.
+
+    Raises:
+        BrokerError: this process has no connection to the NATS servers there.
+        ConfigurationError: that is not an address.
+    """
+    if is_nats(address):
+        return stream_at(address).open_channel()
+    return SocketChannel(address, security or client_security_for(address), timeouts or Timeouts.default)
+
+
+class SocketChannel:
+    """A channel to a broker, by a connection of its own.
+
+    Raises:
+        ConfigurationError: that is not an address.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity | None, timeouts: Timeouts) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = connect_socket(self._context, zmq.DEALER, address, security, timeouts=timeouts)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        _open_channels.add(self)
+
+    def send(self, kind: str, content: dict[str, Any]) -> bool:
+        """As :meth:`Channel.send`: not when the broker does not read now."""
+        try:
+            self._socket.send(encode_control(kind, content), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> Control | None:
+        """As :meth:`Channel.receive`. Malformed messages are passed over."""
+        while True:
+            try:
+                topic, body = split_frame(self._socket.recv(zmq.NOBLOCK))
+                if topic is None:
+                    return decode_control(body)
+            except zmq.Again:
+                return None
+            except ProtocolError:
+                continue
+
+    def wait(self, seconds: float) -> bool:
+        """As :meth:`Channel.wait`."""
+        return bool(self._socket.poll(max(0, int(1000 * seconds))))
+
+    async def wait_async(self, seconds: float) -> bool:
+        """As :meth:`Channel.wait_async`."""
+        return await wait_readable(self._socket, seconds)
+
+    def close(self, linger: float = 0.0) -> None:
+        """As :meth:`Channel.close`. Can be called more than once."""
+        _open_channels.discard(self)
+        self._context.destroy(linger=round(1000 * linger))
+
+
+# A context that the garbage collector finds in a cycle waits for its sockets for ever.
+_open_channels: set[SocketChannel] = set()
+
+
+async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
+    """Waits at most so long, while the event loop runs, until a message is there; returns whether one is."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    descriptor = int(socket.getsockopt(zmq.FD))
+    deadline = loop.time() + seconds
+    loop.add_reader(descriptor, changed.set)
+    try:
+        # The descriptor reports changes only, so the event is cleared before the socket is asked.
+        while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            async with asyncio.timeout_at(deadline):
+                await changed.wait()
+            changed.clear()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)
+    return True

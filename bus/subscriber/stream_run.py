@@ -1,0 +1,117 @@
+"""A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
+
+from pathlib import Path
+
+from offloop.bus.errors import RunNotFoundError
+from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.stream_bytes import StreamBytes
+from offloop.bus.net.curve import ClientSecurity
+from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
+from offloop.bus.protocol.frames import check_run_name
+from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.subscriber.following import RunStatus
+from offloop.bus.subscriber.source import Endpoints, RemoteRun, RunSource, status_of
+from offloop.bus.types.timeouts import Timeouts
+
+
+class StreamRun:
+    """The newest attempt of a run in the NATS servers of a connection; of a run on several hosts, what the host of the
+    first rank has, or ``host``.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        BrokerError: the servers do not answer.
+    """
+
+    run_dir: Path | None = None
+    recording: Path | None = None
+
+    def __init__(
+        self, connection: NatsConnection, run: str | None, timeouts: Timeouts | None = None, host: str | None = None
+    ) -> None:
+        self._connection = connection
+        self._timeouts = timeouts or Timeouts.default
+        self._host = host
+        runs = connection.runs(run, host)
+        if not runs:
+            what = "has no runs yet" if run is None else f"has no run {run!r}"
+            what += "" if host is None else f" of host {host}"
+            address = connection.address
+            raise RunNotFoundError(f"{what_is_at(address)} {what}: {how_to_list(address)}", run=run)
+        listed = next((one for one in runs if one["live"]), runs[0])
+        self._run = check_run_name(listed["run"])
+        self.run_name = check_run_name(listed["recorded_as"] or self._run)
+        self.run_id: str | None = listed["id"]
+        self.attempt: int = listed["attempt"]
+        self.endpoints: Endpoints | None = None
+        self._bytes = StreamBytes(connection, self._run, self.attempt, host)
+        self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
+        self._windows_seen = 0
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing more of it is given."""
+        return self._bytes.refusal
+
+    def look(self) -> RunStatus:
+        """The attempt's status, by what its bridge last wrote of it.
+
+        Raises:
+            BrokerError: the servers refuse this user.
+        """
+        self._connection.check()
+        runs = self._connection.known.runs(self._run, self._host)
+        status = RunStatus.FINISHED
+        if self._bytes.refusal:
+            return status
+        if runs and runs[0]["attempt"] == self.attempt:
+            status = status_of(runs[0])
+        if status is RunStatus.LIVE:
+            self.endpoints = Endpoints(self._connection.address, None)
+        return status
+
+    @property
+    def pending(self) -> bool:
+        """Whether a part of the recording is on its way."""
+        return not (self._bytes.at_end or self.reader.finished)
+
+    def refresh(self) -> None:
+        """Looks up what is stored behind the reader's position, where another broker may have cut a footer off."""
+        self._bytes.forget(self.reader.position)
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long, or until something of the recording has come."""
+        self._bytes.wait(seconds)
+
+    async def wait_async(self, seconds: float) -> None:
+        """As :meth:`wait`, while the event loop runs."""
+        await self._bytes.wait_async(seconds)
+
+    def host_windows(self) -> list[HostWindow]:
+        """Those of all hosts that have come since the last call."""
+        windows = self._connection.windows(self._run)
+        found, self._windows_seen = windows.since(self._windows_seen, self.attempt)
+        return found
+
+    def close(self) -> None:
+        """Stops reading."""
+        self.reader.close()
+
+
+def open_remote(
+    address: str,
+    run: str | None,
+    security: ClientSecurity | None = None,
+    timeouts: Timeouts | None = None,
+    host: str | None = None,
+) -> RunSource:
+    """The run at an address elsewhere: of NATS servers, to which this process is connected, or of a broker.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        BrokerError: there is no connection, or nothing answers.
+    """
+    if is_nats(address):
+        return StreamRun(NatsConnection.at(address), run, timeouts, host)
+    return RemoteRun(address, run, security, timeouts)
