@@ -39,9 +39,6 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 @click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
 )
-@click.option("--broker", metavar="ADDRESS", help="Publish through the broker at tcp://HOST:5570.")
-@click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Your secret key for that broker.")
-@click.option("--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="That broker's public key.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")
 def run(
     command: tuple[str, ...],
@@ -50,9 +47,6 @@ def run(
     loggers: list[str],
     options: tuple[str, ...],
     runs_dir: Path | None,
-    broker: str | None,
-    key: Path | None,
-    broker_key: Path | None,
 ) -> int:
     """Runs COMMAND, such as 'python train.py --lr 0.1', so that each training in it is a run, without a line in the
     script: those of Lightning's Trainer and of Transformers' and TRL's, also under torchrun and accelerate launch.
@@ -80,9 +74,7 @@ def run(
     for destination in destinations:
         destination.check()
     # A script may change its folder.
-    paths = {"runs_dir": runs_dir, "key": key, "broker_key": broker_key}
-    attach = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
-    attach |= {"run_name": name, "broker": broker}
+    attach = {"run_name": name, "runs_dir": None if runs_dir is None else str(runs_dir.absolute())}
     with tempfile.TemporaryDirectory(prefix="offloop-run-") as folder:
         shutil.copy(startup.__file__, Path(folder, "sitecustomize.py"))
         given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": options, "options": attach}

@@ -94,9 +94,8 @@ class Setup:
             # A training that branches from another run's checkpoint is a run of its own.
             self.checkpoints.is_next_attempt = False
         self._run_name = given.run_name
-        self._has_own_name = self._find_name(given.run_name)
-        if self._has_own_name:
-            self.checkpoints.check_folder()
+        self._find_name(given.run_name)
+        self.checkpoints.check_folder()
         given.model.to(self.state.device.torch_device)
         add_train_metrics(self.state)
         add_eval_metrics(self.state, evaluators)
@@ -126,21 +125,20 @@ class Setup:
             algorithm.check(state)
         return state
 
-    def _find_name(self, run_name: str | None) -> bool:
-        """Finds the name that the run will have, unless another one takes it first; whether it is known before the run
-        begins."""
+    def _find_name(self, run_name: str | None) -> None:
+        """Finds the name that the run will have, unless another one takes it first."""
         state, saved = self.state, self.checkpoints.saved_name
-        found: str | None = state.run_name
+        found = state.run_name
         if self.checkpoints.is_next_attempt:
             if saved is not None and is_name_for(saved, state.run_name):
                 found = saved
         elif run_name is not None:
-            found = self.stream.find_name(run_name) if state.rank == 0 else None
+            if state.rank == 0:
+                found = self.stream.find_name(run_name)
             if self.ranks is not None:
                 found = self.ranks.share(found)
-        if found not in (None, state.run_name):
-            self._use_name(str(found))
-        return found is not None
+        if found != state.run_name:
+            self._use_name(found)
 
     def _use_name(self, run_name: str) -> None:
         self.state.run_name = run_name
@@ -157,7 +155,7 @@ class Setup:
 
         Raises :class:`offloop.bus.errors.RunIsLiveError`, :class:`offloop.bus.errors.RunDirectoryError` or
         :class:`offloop.bus.errors.BrokerError` when the run cannot be started."""
-        checked = self.state.run_name if self._has_own_name else None
+        checked = self.state.run_name
         self.engine = self.stream.start(
             self.state,
             logger,

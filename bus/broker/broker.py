@@ -258,7 +258,7 @@ class Broker:
             request = {name: value for name, value in control.content.items() if name == "id" and type(value) is str}
             self._admit(message, control.kind)
             if control.kind != FRAME_BATCH:
-                self._control.take(identity, self._peer(message), control, self._may_command(message))
+                self._control.take(identity, self._peer(message), control)
                 self._note_who_it_is(identity, message, control)
                 return
             frames = control.content.get("frames")
@@ -343,9 +343,6 @@ class Broker:
     def _admit(self, message: zmq.Frame, kind: str) -> None:
         if self._admission is not None:
             self._admission.check(message, kind)
-
-    def _may_command(self, message: zmq.Frame) -> bool:
-        return self._admission is None or self._admission.may(message, "command")
 
     def _peer(self, message: zmq.Frame) -> str:
         """Whose connection a message came by, as far as that is known."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from offloop.bus.broker.archive import Archive
-from offloop.bus.broker.content import integer, integer_or_none, text, text_or_none
+from offloop.bus.broker.content import boolean, integer, integer_or_none, text, text_or_none
 from offloop.bus.broker.flight import ASKED
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank
@@ -36,7 +36,6 @@ class _Request(NamedTuple):
     peer: str
     """Whose connection that is: a key, or a host."""
     id: str | None = None
-    may_command: bool = True
 
 
 class ControlHandler:
@@ -65,16 +64,16 @@ class ControlHandler:
             "statistics": self._send_statistics,
         }
 
-    def take(self, identity: bytes, peer: str, message: Control, may_command: bool = True) -> None:
+    def take(self, identity: bytes, peer: str, message: Control) -> None:
         """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
-        carries the ``id`` of its request. ``may_command`` is whether its sender may command, or only view.
+        carries the ``id`` of its request.
 
         Raises:
             ProtocolError: it is not a message of this protocol; its sender has been answered.
         """
         request = _Request(identity, peer)
         try:
-            request = _Request(identity, peer, text_or_none(message.content, "id", MAX_ID), may_command)
+            request = _Request(identity, peer, text_or_none(message.content, "id", MAX_ID))
             self._act(request, message)
         except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
@@ -108,7 +107,7 @@ class ControlHandler:
         if isinstance(greeted, AnnouncedRun):
             attempt, recording, acknowledged, write_error = greeted.attempt, greeted.recording, 0, None
             run_id, ended = greeted.id, None
-            news: dict[str, Any] = {"demand": {}, "unlimited": None, "consumers": {}}
+            news: dict[str, Any] = {"demand": {}, "consumers": {}}
         else:
             run, rank = greeted
             self.push_demand(run)
@@ -182,9 +181,10 @@ class ControlHandler:
         run = self._runs.find(text(lease, "run"))
         name, report = text_or_none(lease, "name"), _report(lease.get("report", {}))
         demand = Demand.from_wire(lease["demand"])
-        # A bridge says so of readers on other machines.
-        may_command = request.may_command and lease.get("viewer") is not True
-        run.leases.renew(identity, demand, time.monotonic(), name, report, may_command)
+        # A bridge marks readers that may only view: what they see costs the training nothing.
+        if boolean(lease, "viewer"):
+            lease, demand = {**lease, "barrier_events": None}, Demand()
+        run.leases.renew(identity, demand, time.monotonic(), name, report)
         is_news = run.consumers.renew(identity, lease, demand.fields, time.monotonic())
         self._reply(request, "leased", {"seconds": self._timeouts.lease})
         if is_news:
@@ -209,10 +209,10 @@ class ControlHandler:
         message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
         now = time.monotonic()
         run.consumers.forget_ended(now, self._peers.is_there)
-        demand, unlimited = run.leases.merged(now), run.leases.unlimited(now)
-        if (demand, unlimited, run.consumers.version) == (run.demand, run.unlimited, run.consumers_reported):
+        demand = run.leases.merged(now)
+        if (demand, run.consumers.version) == (run.demand, run.consumers_reported):
             return
-        run.demand, run.unlimited, run.consumers_reported = demand, unlimited, run.consumers.version
+        run.demand, run.consumers_reported = demand, run.consumers.version
         for rank in run.publishers():
             if rank.identity is not None:
                 self._peers.send(rank.identity, "demand", self._news(run, rank))
@@ -221,7 +221,6 @@ class ControlHandler:
         """What a publisher has to know of its run's consumers."""
         return {
             "demand": run.demand.to_wire(),
-            "unlimited": None if run.unlimited is None else run.unlimited.to_wire(),
             "consumers": run.consumers.to_wire(rank.rank),
         }
 

@@ -24,7 +24,6 @@ class _Lease(NamedTuple):
     demand: Demand
     name: str | None
     report: Mapping[str, float]
-    may_command: bool
 
 
 class Leases:
@@ -39,7 +38,6 @@ class Leases:
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
-        self._unlimited: Demand | None = None
 
     def renew(
         self,
@@ -48,11 +46,9 @@ class Leases:
         now: float,
         name: object = None,
         report: Mapping[str, float] | None = None,
-        may_command: bool = True,
     ) -> None:
-        """Records the demand of ``consumer`` from now on, what it says of itself in numbers, and
-        whether it may command the training or only view it. Its name, as it came from the wire, is kept if it is text,
-        cut to 100 characters.
+        """Records the demand of ``consumer`` from now on, and what it says of itself in numbers. Its name, as it came
+        from the wire, is kept if it is text, cut to 100 characters.
 
         Raises :class:`offloop.bus.errors.BrokerError` when there are too many leases, or too much is requested by all
         of them together; what this consumer had leased before stays then until it ends."""
@@ -70,9 +66,7 @@ class Leases:
             _check_size(merged)
             self._merged, self._is_stale = merged, False
         kept = name[:MAX_NAME] if isinstance(name, str) else None
-        self._leases[consumer] = _Lease(now + self._seconds, demand, kept, report or {}, may_command)
-        if lease is None or (lease.demand, lease.may_command) != (demand, may_command):
-            self._split()
+        self._leases[consumer] = _Lease(now + self._seconds, demand, kept, report or {})
 
     def hold(self, rank: int, demand: Demand, now: float) -> None:
         """Keeps what a rank publishes already, because a broker before this one reported it: until that lease
@@ -91,15 +85,6 @@ class Leases:
             self._is_stale = False
         return self._merged
 
-    def unlimited(self, now: float) -> Demand | None:
-        """The demand of those who may command; ``None`` while all of them may."""
-        self._forget_ended(now)
-        return self._unlimited
-
-    def _split(self) -> None:
-        commanding = [lease.demand for lease in self._leases.values() if lease.may_command]
-        self._unlimited = None if len(commanding) == len(self._leases) else Demand.merge(commanding)
-
     def describe(self, now: float) -> list[dict[str, Any]]:
         """The ``name`` of each consumer whose lease runs, ``None`` for one without, the ``events`` that it requests,
         and what it last said of itself: plain values, for people to read."""
@@ -114,8 +99,6 @@ class Leases:
         for consumer in [key for key, lease in self._leases.items() if lease.until <= now]:
             del self._leases[consumer]
             self._is_stale = True
-        if self._is_stale:
-            self._split()
 
 
 def _check_size(demand: Demand) -> None:

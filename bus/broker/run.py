@@ -64,8 +64,6 @@ class BrokerRun:
         self.ranks: dict[int, LiveRank] = {}
         self.leases = Leases(timeouts.lease)
         self.demand = Demand()
-        self.unlimited: Demand | None = None
-        """The part of it of consumers that may command; ``None`` while all of them may."""
         self.consumers = ConsumerTable(world_size, timeouts.lease)
         self.consumers_reported = 0
         """The version of them that the publishers have received."""

@@ -277,7 +277,6 @@ def _publisher(publisher: dict[str, Any]) -> str:
         f"{publisher.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
     ]
     named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
-    named["fields_left_out"] = "fields left out for who may only view"
     parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
     return ", ".join(parts)
 

@@ -43,7 +43,7 @@ from offloop.bus.redaction import redact
 from offloop.bus.types.commands import Command
 from offloop.bus.types.consumers import ConsumerProgress
 from offloop.bus.types.deferred import Deferred
-from offloop.bus.types.demand import BASE_EVENTS, Demand, check_max_delay, shortest_delay
+from offloop.bus.types.demand import BASE_EVENTS, Demand, check_max_delay
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from offloop.bus.types.intervals import EventPosition, batch_number
@@ -63,8 +63,6 @@ _SAMPLE_MASK = 0x3F
 LOG_VALUES = 1000
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
-VIEWERS_DELAY = 0.02
-"""The shortest delay, in seconds, that consumers get which may only view: shorter ones slow a fast loop down."""
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
@@ -102,8 +100,6 @@ class PublisherStatistics:
     """The largest size that the send buffer has had."""
     broker_restarts: int
     """How often the broker was lost and found or started again."""
-    fields_left_out: int
-    """How often a field was left out because consumers that may only view had asked for too much."""
     values_left_out: int
     """Values and fields that could not be sent, such as a text that is not UTF-8: all else of their event was."""
     nanoseconds_per_event: float
@@ -198,12 +194,8 @@ class Publisher:
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
         self.demand = Demand()
         """The merged demand of all consumers."""
-        self.unlimited_demand: Demand | None = None
-        """The part of it of consumers that may command the training; ``None`` while all of them may."""
         self.demand_version = 0
-        """A number that changes whenever one of these does."""
-        self.fields_left_out = 0
-        """How often a field was left out because those who may only view had asked for too much."""
+        """A number that changes whenever :attr:`demand` does."""
         timeouts = timeouts or Timeouts.default
         connection = connect(
             *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security),
@@ -789,24 +781,20 @@ class Publisher:
 
     def _take_demand(self, report: dict[str, Any]) -> None:
         try:
-            demand, limit = Demand.from_wire(report["demand"] or {}), report.get("unlimited")
-            unlimited = None if limit is None else Demand.from_wire(limit)
+            demand = Demand.from_wire(report["demand"] or {})
         except ProtocolError as error:
             _log.warning("run %s: the demand that the broker sent is malformed: %s", self.run_name, error)
             return
-        self._use_delay(demand, unlimited)
-        demand, unlimited = demand.content, unlimited and unlimited.content
-        if (demand, unlimited) != (self.demand, self.unlimited_demand):
-            self.demand, self.unlimited_demand = demand, unlimited
+        self._use_delay(demand.max_delay)
+        demand = demand.content
+        if demand != self.demand:
+            self.demand = demand
             self.demand_version += 1
             self.requested_events &= self._always | demand.events
             self.requested_events |= demand.events
 
-    def _use_delay(self, demand: Demand, unlimited: Demand | None) -> None:
+    def _use_delay(self, delay: float | None) -> None:
         """Sends as soon as consumers ask for it, from now on."""
-        delay = demand.max_delay
-        if delay is not None and unlimited is not None:
-            delay = shortest_delay([unlimited.max_delay, max(delay, VIEWERS_DELAY)])
         self._max_delay = self._own_delay if delay is None else min(self._own_delay, round(delay * 1e9))
         self._flush_at = min(self._flush_at, self._last_time + self._max_delay)
 
@@ -938,7 +926,6 @@ class Publisher:
             backlog_bytes=outbox.size,
             backlog_bytes_high=outbox.size_high,
             broker_restarts=state.restarts,
-            fields_left_out=self.fields_left_out,
             values_left_out=self.left_out.count,
             nanoseconds_per_event=encoding + self._flushing_time / max(1, self._seq),
         )

@@ -1,8 +1,8 @@
 """The process in which callbacks given to a trainer run: ``python -m offloop.consumers.cli.attached``.
 
-On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "..."}``, with ``broker``,
-``key``, ``broker_key`` and ``path`` where the run's directory, ``path``, is not there yet or on another machine, and
-``shows``, whether to say at the end where loggers wrote; then a pickle of ``{"callbacks": [...], "loggers": [...]}``.
+On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "...", "shows": ...}``, with the
+run's directory, and whether to say at the end where loggers wrote; then a pickle of
+``{"callbacks": [...], "loggers": [...]}``.
 The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
 place. A text among the callbacks and loggers is a name, as ``consumer`` takes it. With ``describe`` in the line nothing
 is run: the last line on standard output is then JSON that says the demand of these callbacks, see :func:`describe`. The
@@ -16,14 +16,10 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from offloop.bus.errors import ConfigurationError, OffloopError
-from offloop.bus.net.curve import ClientSecurity, client_security
-from offloop.bus.net.requests import list_remote_runs
 from offloop.bus.printing import AboveLastLine, is_screen, say
-from offloop.bus.runs.directory import RUN_FILE
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.demand import shortest_delay
 from offloop.consumers.api.callback import Callback, demand_of
@@ -45,13 +41,11 @@ def run_attached(
     run: str,
     callbacks: Sequence[Callback],
     loggers: Sequence[LoggerDestination],
-    broker: str | None = None,
-    security: ClientSecurity | None = None,
     shows: bool = False,
 ) -> int:
     """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
 
-    ``run`` is the run's directory, or its name at the broker at ``broker``. Loggers get what the trainer itself has to
+    ``run`` is the run's directory. Loggers get what the trainer itself has to
     say too; callbacks without a logger log to the console.
     """
     made = list(callbacks)
@@ -63,7 +57,7 @@ def run_attached(
     delay = shortest_delay(destination.max_delay for destination in destinations)
 
     def open_stream(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Subscriber:
-        return Subscriber(run, broker=broker, security=security, **vars(Subscription.of(chosen, NAME, after, delay)))
+        return Subscriber(run, **vars(Subscription.of(chosen, NAME, after, delay)))
 
     _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))
     for line in format_outcomes(statistics):
@@ -166,15 +160,8 @@ def _run_order() -> int:
         if order.get("describe"):
             say(json.dumps(describe(order)))
             return 0
-        run, broker, security = order["run"], order.get("broker"), None
-        if broker is not None:
-            security = client_security(order.get("key"), order.get("broker_key"))
-            # Asked for it, the broker makes what is not there yet.
-            list_remote_runs(broker, security, run)
-            if (Path(order["path"]) / RUN_FILE).exists():
-                run, broker, security = order["path"], None, None
         callbacks, loggers = create_named(order["callbacks"], order["loggers"])
-        code = run_attached(run, callbacks, loggers, broker, security, order.get("shows", False))
+        code = run_attached(order["run"], callbacks, loggers, order.get("shows", False))
     except OffloopError as error:
         say(f"error: {error}", err=True)
         code = 1

@@ -24,10 +24,7 @@ class Options(TypedDict, total=False):
 
     run_name: str | None
     runs_dir: PathInput | None
-    broker: str | None
     stream_to: str | None
-    key: str | None
-    broker_key: str | None
     callbacks: Any | Sequence[Any] | None
     loggers: Any | Sequence[Any] | None
     wait_for: str | Sequence[str] | None
@@ -53,7 +50,7 @@ def check_options(options: Options) -> None:
         raise ConfigurationError(f"on_set is a {type(on_set).__name__}: give a dict of names to functions of the value")
     for name, function in (on_set or {}).items():
         check_function(function, f"on_set[{name!r}]", "(value)")
-    # Where nothing is published, keys, servers and packages of loggers may be missing.
+    # Where nothing is published, servers and packages of loggers may be missing.
     if is_enabled(options):
         make_stream(options, {})
 

@@ -91,9 +91,7 @@ def test_mistakes_are_found_and_what_only_a_run_needs_may_be_missing(
     model, optimizer = make()
     with pytest.raises(ConfigurationError, match="no option 'runname'"):
         offloop.watch(model, optimizer, runname="r", **options)  # type: ignore[call-arg]
-    offloop.watch(
-        model, optimizer, broker="tcp://10.0.0.1:5570", key="missing.key", broker_key="missing.pub", **options
-    )
+    offloop.watch(model, optimizer, stream_to="http://no-server", **options)
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
@@ -126,9 +124,7 @@ def test_a_trainer_trains_without_a_stream(runs_dir: Path, monkeypatch: pytest.M
         callbacks=["speed"],
         flight_recorder="10ba",
         wait_for="all",
-        broker="tcp://10.0.0.1:5570",
-        key="missing.key",
-        broker_key="missing.pub",
+        stream_to="http://no-server",
     )
     trainer.fit()
     trainer.close()

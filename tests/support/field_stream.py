@@ -22,8 +22,6 @@ class Stream:
     recording = None
     attempt = 1
     info: ClassVar[dict[str, Any]] = {}
-    unlimited_demand: Demand | None = None
-    fields_left_out = 0
     left_out = LeftOut("w")
     run_name = "a-run"
 

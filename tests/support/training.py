@@ -59,9 +59,7 @@ class FakeStream:
     """Keeps what is sent; no consumer wants anything."""
 
     demand = Demand()
-    unlimited_demand = None
     demand_version = 0
-    fields_left_out = 0
 
     def __init__(self) -> None:
         self.sent: list[tuple[Event, dict[str, Any], bytes]] = []

@@ -85,8 +85,8 @@ def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> N
         ),
         ({"stream_to": " , ", "publish": True}, "no NATS server is named"),
         (
-            {"stream_to": "nats://x", "broker": "tcp://127.0.0.1:1"},
-            "give '--stream' to the 'offloop server broker' that you name",
+            {"stream_to": "nats://x", "publish": False},
+            "copies the stream: leave out publish=False, or stream_to",
         ),
     ],
 )

@@ -248,11 +248,8 @@ class StreamConfig(ArgumentGroup):
     Args:
         publish: whether there is a stream to watch and record.
         runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
-        broker: the address of a shared broker, such as ``tcp://127.0.0.1:5570``; by default one is started.
         stream_to: where to copy the run, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``; of a training on
             several hosts each has a broker and a recording of its own then.
-        key: a file with your secret key, for a broker that requires one, by default ``$OFFLOOP_KEY``.
-        broker_key: a file with that broker's public key, by default ``$OFFLOOP_BROKER_KEY``.
         record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a
             consumer requests them.
         flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
@@ -276,10 +273,7 @@ class StreamConfig(ArgumentGroup):
 
     publish: Annotated[bool, Option()] = True
     runs_dir: Annotated[PathInput | None, check_path, Option(metavar="DIR", path="any")] = None
-    broker: Annotated[str | None, Option(metavar="ADDRESS")] = None
     stream_to: Annotated[str | None, Option("--stream", metavar="ADDRESS")] = None
-    key: Annotated[str | None, Option(metavar="FILE")] = None
-    broker_key: Annotated[str | None, Option(metavar="FILE")] = None
     record: Annotated[str | Iterable[Event | str] | None, check_record, Option(metavar="EVENTS")] = None
     flight_recorder: Annotated[
         TimeInput | None, check_flight_recorder, Option(metavar="BATCHES", read=_read_flight_recorder)

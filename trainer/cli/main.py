@@ -62,7 +62,6 @@ _WHERE = click.Command(
     "where",
     params=[
         click.Option(["--runs-dir"]),
-        click.Option(["--broker"]),
         click.Option(["--no-publish"], is_flag=True),
         click.Option(["-h", "--help"], is_flag=True),
     ],
@@ -82,7 +81,7 @@ class _Beginning:
     def announce(self, task: str, arguments: Sequence[str]) -> None:
         """Announces the training of that task, unless no consumer on this machine will find it."""
         given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
-        if _is_first_rank() and not (given["broker"] or given["no_publish"] or given["help"]):
+        if _is_first_rank() and not (given["no_publish"] or given["help"]):
             from offloop.bus.runs.announcement import announce
 
             self._announced.enter_context(announce(task, given["runs_dir"]))
@@ -345,7 +344,6 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
             made.fit()
     finally:
         if made.recording is not None:
-            # Where it is by now: the broker may be another one than at the start.
             say(f"recording: {short_path(made.recording)}{_what_is_missing(made)}")
         if made.save_folder is not None:
             _say_how_to_go_on(made, made.save_folder, arguments, values, say)

@@ -284,14 +284,13 @@ def local_world_size(by_itself: int) -> int:
     return ranks
 
 
-def rank_zero_first(ranks: Ranks, start: Callable[..., _Started], address: str | None) -> _Started:
-    """Starts a publisher on every rank: on the first one at ``address``, or where it likes, and on the others at the
-    address where the first one has it, as the run that it has begun. What goes wrong on the first rank is raised on
-    all of them."""
-    started, failure, run_name = None, None, None
+def rank_zero_first(ranks: Ranks, start: Callable[..., _Started]) -> _Started:
+    """Starts a publisher on every rank: on the first one with a broker, which the others join, for the run that it has
+    begun. What goes wrong on the first rank is raised on all of them."""
+    started, failure, address, run_name = None, None, None, None
     if ranks.rank == 0:
         try:
-            started = start(address)
+            started = start(None)
             address, run_name = started.address, started.run_name
         except OffloopError as error:
             failure = error

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -149,20 +149,13 @@ def check_fields(given: Any) -> FieldRegistry:
     return registry
 
 
-MayCompute: TypeAlias = Callable[[Event, str, int, EventPosition], bool]
-"""Whether a field that is due at an event, of the batch with that number, is going to be computed."""
-
-
 class _Schedule:
     """When one field is asked for."""
 
-    def __init__(
-        self, state: State, name: str, events: Collection[Event], demand: Demand, may_compute: MayCompute
-    ) -> None:
+    def __init__(self, state: State, name: str, events: Collection[Event], demand: Demand) -> None:
         self._state = state
         self._name = name
         self._events = events
-        self._may_compute = may_compute
         self.demand = demand
 
     def is_due(self) -> bool:
@@ -180,7 +173,7 @@ class _Schedule:
                 dataloader_len=state.dataloader_len,
             )
             if self._name in self.demand.due_fields(event, number, moment):
-                return self._may_compute(event, self._name, number, moment)
+                return True
         return False
 
 
@@ -207,9 +200,9 @@ class FieldsOnDemand:
         self.never: dict[str, str] = {}
         """Fields that this training will never have, and why."""
 
-    def use(self, demand: Demand, may_compute: MayCompute = lambda *_: True) -> None:
+    def use(self, demand: Demand) -> None:
         """Takes the demand from here on: makes the probes of requested fields, and drops those of fields that are not
-        requested any more. ``may_compute`` says of one that is due whether it will be computed."""
+        requested any more."""
         for name, field in self._fields.items():
             if field.probe is None:
                 continue
@@ -219,7 +212,7 @@ class FieldsOnDemand:
             elif is_requested and name in self._probes:
                 self._probes[name][1].demand = demand
             elif is_requested:
-                schedule = _Schedule(self._state, name, field.events, demand, may_compute)
+                schedule = _Schedule(self._state, name, field.events, demand)
                 self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:

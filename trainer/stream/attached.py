@@ -12,8 +12,6 @@ import cloudpickle  # type: ignore[import-untyped]
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.processes import python_path
-from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.runs.directory import RUN_FILE
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 
@@ -27,7 +25,7 @@ class AttachedConsumers:
 
     It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
     trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
-    JSON with ``sys_path`` and ``where`` (see :func:`run_place`), then a pickle of ``callbacks`` and ``loggers``, whose
+    JSON with ``sys_path`` and ``where``, then a pickle of ``callbacks`` and ``loggers``, whose
     classes may come from the user's script itself. A text among them is a name, as ``consumer`` takes it.
     """
 
@@ -114,16 +112,6 @@ def _order(callbacks: Sequence[Any], loggers: Sequence[Any], about: Mapping[str,
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path()}
-
-
-def run_place(publisher: Publisher, key: str | None, broker_key: str | None) -> dict[str, str | None]:
-    """Where a consumer on this machine finds a run: its directory; until that is there, and when it is on another
-    machine, its name and its broker too."""
-    path = str(publisher.run_dir)
-    if (publisher.run_dir / RUN_FILE).exists():
-        return {"run": path}
-    where = {"broker": publisher.address, "key": key, "broker_key": broker_key}
-    return {"run": publisher.run_name, "path": path, **where}
 
 
 def demand_of(callbacks: Iterable[Any]) -> Demand:

@@ -53,7 +53,7 @@ def start_on_hosts(
     hosts = [name.decode() for name in ranks.collect((host_name() if is_copied else "").encode())]
     names = set(hosts)
     if len(names) == 1:
-        return rank_zero_first(ranks, start, None)
+        return rank_zero_first(ranks, start)
     if "" in names:
         raise ConfigurationError(
             f"the run is to be copied to NATS on {', '.join(sorted(names - {''}))} alone: give all hosts the same "

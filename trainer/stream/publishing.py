@@ -23,7 +23,6 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.phases import PhaseProbe
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
-from offloop.trainer.stream.field_budget import BYTES_PER_SECOND, TIME_SHARE, FieldBudget, wire_size
 from offloop.trainer.stream.hyperparameters import describe_hyperparameters
 from offloop.trainer.stream.run_metadata import describe_sizes, describe_system
 from offloop.trainer.stream.tensor_sharing import TensorSharing
@@ -38,8 +37,6 @@ _WITH_FACTS = {Event.INIT} | _WITH_HYPERPARAMETERS
 
 _MAX_OVERDUE = 8
 
-_OVER_BUDGET = "left out here, because consumers that may only view ask for more than they may take"
-
 _log = logging.getLogger("offloop")
 
 
@@ -53,10 +50,6 @@ class _Due(NamedTuple):
     fields: Sequence[str] = ()
     overdue: Mapping[str, Sequence[EventPosition]] = {}
     """Fields that could not be had when they were due, and when they were."""
-    limited: Sequence[str] = ()
-    """The fields that only consumers without the right to command request."""
-    left_out: Sequence[str] = ()
-    """Those that these would have, but for their budget."""
 
 
 _NOTHING_MORE = _Due(EventPosition(Event.INIT, TrainingTime()))
@@ -100,8 +93,6 @@ class StatePublisher:
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._overdue: dict[str, list[EventPosition]] = {}
-        self._budget = FieldBudget()
-        self._said_over_budget = False
         # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
@@ -204,7 +195,7 @@ class StatePublisher:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
             # Probes begin at once, so that they are there when the demand is met.
-            self._fields.use(Demand.merge([self._demand, self._stream.demand]), self._budget.may_compute)
+            self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._probe_phases()
 
     def take_up_demand(self) -> None:
@@ -248,34 +239,15 @@ class StatePublisher:
         overdue = self._overdue and {
             name: moments for name, moments in self._overdue.items() if demand.has_field(event, name)
         }
-        limited: Sequence[str] = ()
-        left_out: Sequence[str] = ()
-        if self._budget.unlimited is not None and (names or overdue):
-            limited = self._budget.limited(event, names, overdue, number, moment)
-            if limited and not self._budget.allows(self._batch(event) if number else None):
-                left_out = [name for name in limited if name in names]
-                names = tuple(name for name in names if name not in limited)
-                overdue = {name: moments for name, moments in overdue.items() if name not in limited}
-                limited = ()
-                if not (names or overdue or demand.is_due_itself(event, number, moment)):
-                    self._leave_out(left_out)
-                    return None
-        if names or overdue or left_out or (moment and moment.microbatch and demand.is_due(event, number, moment)):
-            return _Due(moment or self._moment(event), names, overdue, limited, left_out)
+        if names or overdue or (moment and moment.microbatch and demand.is_due(event, number, moment)):
+            return _Due(moment or self._moment(event), names, overdue)
         # A demand that is not in effect yet brings its events here already.
         return _NOTHING_MORE if demand.is_due(event, number, moment) else None
 
     def _on_demand(self, due: _Due) -> dict[str, Any]:
         """The fields that are due, as they are sent."""
-        names = dict.fromkeys((*due.fields, *due.overdue))
-        free = [name for name in names if name not in due.limited]
-        values = self._fields.compute(due.moment.event, free) if free else {}
-        if due.limited:
-            self._add_limited(values, due)
-        if due.left_out:
-            self._leave_out(due.left_out)
-            reasons = [f"{name}: {_OVER_BUDGET}" for name in due.left_out]
-            values["not_sent"] = "; ".join([*filter(None, [values.get("not_sent")]), *reasons])
+        names = list(dict.fromkeys((*due.fields, *due.overdue)))
+        values = self._fields.compute(due.moment.event, names) if names else {}
         if self._sharing is not None:
             waiting = self._sharing.take_waiting()
             for name in names:
@@ -289,38 +261,11 @@ class StatePublisher:
             values.update(how, on_demand=[*values.get("on_demand", ()), *how])
         return values
 
-    def _add_limited(self, values: dict[str, Any], due: _Due) -> None:
-        """Computes fields at the expense of those who may only view."""
-        began = thread_time_ns()
-        found = self._fields.compute(due.moment.event, due.limited)
-        self._budget.charge(thread_time_ns() - began, wire_size(found))
-        names = [*values.get("on_demand", ()), *found.get("on_demand", ())]
-        reasons = [one["not_sent"] for one in (values, found) if "not_sent" in one]
-        values.update(found)
-        if names:
-            values["on_demand"] = names
-        if reasons:
-            values["not_sent"] = "; ".join(reasons)
-
-    def _leave_out(self, names: Sequence[str]) -> None:
-        self._stream.fields_left_out += len(names)
-        if not self._said_over_budget:
-            self._said_over_budget = True
-            _log.warning(
-                "run %s: consumers that may only view ask for more than %g %% of the training's time or %d KiB a "
-                "second: %s, and maybe other fields, are computed less often for them; 'offloop show %s --details' "
-                "shows how often",
-                *(self._state.run_name, TIME_SHARE * 100, BYTES_PER_SECOND // 1024, ", ".join(names)),
-                self._state.run_name,
-            )
-
     def _use_demand(self) -> None:
         stream = self._stream
         self._demand, self._version = Demand.merge([self._always, stream.demand]), stream.demand_version
-        unlimited = stream.unlimited_demand
-        self._budget.unlimited = None if unlimited is None else Demand.merge([self._always, unlimited])
         self._changed_in = None
-        self._fields.use(self._demand, self._budget.may_compute)
+        self._fields.use(self._demand)
         self._probe_phases()
         requested = set() if self._sharing is None else self._fields.reserving(self._demand)
         self._reserved &= requested

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.net.curve import ClientSecurity, client_security, client_security_for
 from offloop.bus.net.nats_addresses import find_servers
 from offloop.bus.processes import current_folder, restarted_launch
 from offloop.bus.protocol.flight_ring import FlightRing
@@ -21,11 +20,11 @@ from offloop.trainer.arguments.checks import as_list, check_flight_recorder, che
 from offloop.trainer.arguments.config import StreamConfig
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.control.remote_control import RemoteControl
-from offloop.trainer.distributed.ranks import Ranks, local_world_size, rank_zero_first
+from offloop.trainer.distributed.ranks import Ranks, local_world_size
 from offloop.trainer.engine.engine import AlgorithmLogger, Engine
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.registry import check_fields
-from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of, run_place
+from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of
 from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for
 from offloop.trainer.stream.flight import RingPublisher, make_ring
 from offloop.trainer.stream.hosts import start_on_hosts
@@ -48,7 +47,6 @@ class TrainingStream:
         self._config = config
         self._callbacks = as_list(callbacks, object, "callbacks")
         self._loggers = as_list(loggers, object, "loggers")
-        self._security = _check_keys(config)
         self._servers = _check_servers(config)
         self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
         check_backlog_bytes(self._backlog_bytes)
@@ -71,12 +69,12 @@ class TrainingStream:
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
 
-    def find_name(self, run_name: str) -> str | None:
-        """The name of a run that is to be called so and begins now; ``None`` where a broker elsewhere chooses it."""
+    def find_name(self, run_name: str) -> str:
+        """The name of a run that is to be called so and begins now."""
         config = self._config
         if not config.publish:
             return run_name
-        return None if config.broker else free_name(runs_dir(config.runs_dir), run_name, restarted_launch())
+        return free_name(runs_dir(config.runs_dir), run_name, restarted_launch())
 
     def start(
         self,
@@ -108,7 +106,7 @@ class TrainingStream:
         )
         state.run_name = publisher.run_name
         if state.rank == 0 and (self._callbacks or self._loggers):
-            where = {**run_place(publisher, config.key, config.broker_key), "shows": shows}
+            where: dict[str, str | bool | None] = {"run": str(publisher.run_dir), "shows": shows}
             self._attached = AttachedConsumers(self._callbacks, self._loggers, where)
         control.answer_through(publisher)
         logger.left_out = publisher.left_out
@@ -152,7 +150,6 @@ class TrainingStream:
                 world_size=state.world_size,
                 info=lambda name: {**described, **facts(name)},
                 events=self._always.events,
-                security=self._security,
                 clock=clock,
                 max_delay=config.max_delay,
                 backlog_bytes=self._backlog_bytes,
@@ -164,13 +161,11 @@ class TrainingStream:
             )
 
         if ranks is None:
-            publisher = start(config.broker)
-        elif config.broker is None:
+            publisher = start(None)
+        else:
             root, is_copied = absolute_runs_dir(config.runs_dir), self._servers is not None
             publisher = start_on_hosts(ranks, start, root, run_name, is_copied=is_copied, resume=resume)
-        else:
-            publisher = rank_zero_first(ranks, start, config.broker)
-        if state.rank == 0 and config.broker is None:
+        if state.rank == 0:
             _warn_of_another_training(read_run(publisher.run_dir))
         return publisher
 
@@ -179,7 +174,7 @@ class TrainingStream:
         publisher = self.publisher
         attempt = None if publisher is None else publisher.attempt
         recording = None if publisher is None else publisher.recording
-        where = _where_to_watch(recording, self._config, run_name)
+        where = _where_to_watch(recording, self._config)
         if self._servers is not None:
             watch = f"consumer --stream {self._servers} --run {run_name} --callbacks speed,lr"
             where += f"; once it is copied to {self._servers}, elsewhere with: {watch}"
@@ -225,33 +220,20 @@ def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
 
 
 def _without_stream(config: StreamConfig) -> StreamConfig:
-    """The same without anything that only a stream has, such as keys and servers, which may be missing here."""
+    """The same without anything that only a stream has, such as servers, which may be missing here."""
     config = copy(config)
-    for name in ("broker", "stream_to", "key", "broker_key", "flight_recorder", "wait_for"):
+    for name in ("stream_to", "flight_recorder", "wait_for"):
         object.__setattr__(config, name, None)
     object.__setattr__(config, "publish", False)
     return config
 
 
-def _check_keys(config: StreamConfig) -> ClientSecurity | None:
-    broker, key, broker_key = config.broker, config.key, config.broker_key
-    if broker is not None:
-        return client_security(key, broker_key) if key or broker_key else client_security_for(broker)
-    if key or broker_key:
-        raise ConfigurationError("key and broker_key are for a shared broker: name that with broker= (--broker)")
-    return None
-
-
 def _check_servers(config: StreamConfig) -> str | None:
-    """Where a broker of the run's own copies it."""
-    if config.broker is None and config.publish:
+    """Where the run is copied to."""
+    if config.publish:
         return find_servers(config.stream_to)
     if config.stream_to is not None:
-        raise ConfigurationError(
-            "stream_to (--stream) is for a broker of the run's own: give '--stream' to the 'offloop server broker' "
-            "that you name "
-            "with broker= (--broker), and leave out publish=False"
-        )
+        raise ConfigurationError("stream_to (--stream) copies the stream: leave out publish=False, or stream_to")
     return None
 
 
@@ -283,11 +265,8 @@ def _which_attempt(attempt: int | None, resumed_from: str | None) -> str:
     return f", attempt {attempt}, {begin}" if attempt is not None else f", {begin}"
 
 
-def _where_to_watch(recording: Path | None, config: StreamConfig, run: str) -> str:
+def _where_to_watch(recording: Path | None, config: StreamConfig) -> str:
     if recording is None:
         return "no stream, so there is nothing to watch or record"
-    if config.broker:
-        watch = f"consumer --broker {config.broker} --run {run} --callbacks speed,lr"
-        return f"recorded by the broker at {config.broker}, there in {short_path(recording)}; watch it with: {watch}"
     where = f" --runs-dir {shlex.quote(str(config.runs_dir))}" if config.runs_dir else ""
     return f"recording to {short_path(recording)}; watch it with: consumer --callbacks speed,lr{where}"

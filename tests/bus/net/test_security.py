@@ -1,7 +1,6 @@
 """Keys, allow-lists and what a peer may do; and that nothing which comes from a peer is executed."""
 
 import ast
-import contextlib
 import json
 import os
 import pickle
@@ -22,7 +21,7 @@ from click.testing import CliRunner, Result
 from helpers import wait_for
 from paths import ROOT
 
-from offloop.bus import BrokerError, ConfigurationError, Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus import BrokerError, ConfigurationError, Event, Publisher, Recording, find_run
 from offloop.bus.cli.main import bus
 from offloop.bus.net.allow_list import AllowList, allow
 from offloop.bus.net.curve import (
@@ -40,7 +39,6 @@ from offloop.bus.net.requests import ask_broker
 from offloop.bus.protocol.frames import Topic, decode_control, encode_control, split_frame
 from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.subscriber.commands import send_command_through
-from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp
 
@@ -507,69 +505,6 @@ def test_a_real_broker_grants_each_key_its_role_and_a_stranger_nothing(guarded: 
         stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
         assert heard([guarded, stream], keys / "stranger.key_secret", keys / "broker.key") == [None, None]
         assert heard([guarded, stream], None, None) == [None, None]
-
-
-def test_a_training_is_told_what_those_ask_for_who_may_command(guarded: str, keys: Path) -> None:
-    def security(name: str) -> ClientSecurity:
-        return client_security(keys / f"{name}.key_secret", keys / "broker.key")
-
-    stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
-    for key in (keys / "stranger.key_secret", keys / "broker.key"), (None, None):
-        # The broker's log is looked at for them.
-        assert heard([guarded, stream], *key) == [None, None]
-    norms, sizes = (Demand({Event.BATCH_END: EventDemand(1, {name: 1})}) for name in ("gradient_norm", "batch_bytes"))
-    with contextlib.ExitStack() as stack:
-        publisher = stack.enter_context(Publisher("r", broker=guarded, security=security("trainer")))
-        publisher.publish(Event.EPOCH_START)
-        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the run to be there")
-        viewer = stack.enter_context(
-            Subscriber("r", broker=guarded, security=security("viewer"), demand=norms, name="viewer")
-        )
-        watching = [threading.Thread(target=list, args=(viewer,))]
-        watching[0].start()
-        wait_for(lambda: publisher.poll() or publisher.demand.fields, "the viewer's demand")
-        assert publisher.demand.fields == {"gradient_norm"}
-        assert publisher.unlimited_demand == Demand()
-        with Subscriber("r", broker=guarded, security=security("owner"), demand=sizes, name="owner") as owner:
-            watching.append(threading.Thread(target=list, args=(owner,)))
-            watching[1].start()
-            wait_for(lambda: publisher.poll() or len(publisher.demand.fields) == 2, "the owner's demand")
-            assert publisher.unlimited_demand == sizes
-            publisher.close()
-            for thread in watching:
-                thread.join()
-
-
-def test_a_viewer_may_not_have_each_event_of_a_training_sent_alone(guarded: str, keys: Path) -> None:
-    def security(name: str) -> ClientSecurity:
-        return client_security(keys / f"{name}.key_secret", keys / "broker.key")
-
-    now = 0
-
-    def longest_wait() -> int:
-        nonlocal now
-        waiting = 0
-        for _ in range(100):
-            now += 1_000_000
-            publisher.publish(Event.BATCH_END)
-            waiting = max(waiting, publisher.statistics().backlog)
-        return waiting
-
-    def attach(name: str, event: Event) -> Subscriber:
-        made = Subscriber("r", broker=guarded, security=security(name), events=[event], max_delay=0)
-        wait_for(lambda: publisher.poll() or event in publisher.demand.events, f"the demand of the {name}")
-        return made
-
-    stream = f"tcp://127.0.0.1:{int(guarded.rpartition(':')[2]) + 1}"
-    for key in (keys / "stranger.key_secret", keys / "broker.key"), (None, None):
-        # The broker's log is looked at for them.
-        assert heard([guarded, stream], *key) == [None, None]
-    with Publisher("r", broker=guarded, security=security("trainer"), clock=lambda: now) as publisher:
-        publisher.publish(Event.EPOCH_START)
-        with attach("viewer", Event.AFTER_LOSS):
-            assert longest_wait() == 19
-            with attach("owner", Event.BATCH_START):
-                assert longest_wait() == 0
 
 
 def test_a_publisher_that_is_refused_before_it_speaks_does_not_wait_for_ever(

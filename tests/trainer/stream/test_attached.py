@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import free_address, start_broker
 from gold import gold_loader
 from training import gold_trainer
 
@@ -199,15 +198,3 @@ def test_ctrl_c_reaches_no_process_that_is_asked_about_callbacks() -> None:
     code = "import json, os; print(json.dumps({'error': f'alone: {os.getsid(0) == os.getpid()}'}))"
     with pytest.raises(ConfigurationError, match="alone: True"):
         NamedCallbacks(["speed"], [], [sys.executable, "-c", code])
-
-
-def test_at_a_standing_broker_of_this_machine_loggers_write_into_the_runs_directory(runs_dir: Path) -> None:
-    address = free_address()
-    broker = start_broker(address)
-    try:
-        with gold_trainer(publish=True, run_name="r", broker=address, loggers=[JsonlLogger()]) as trainer:
-            trainer.fit()
-    finally:
-        broker.terminate()
-        broker.communicate(timeout=100)
-    assert "loss/train/total" in (runs_dir / "r" / "metrics.jsonl").read_text()
