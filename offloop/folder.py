@@ -32,6 +32,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Point
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, load, usable
 
@@ -106,9 +107,9 @@ class Runs(Sequence["Run"]):
     """Runs of a folder, in an order: see :func:`offloop.runs`.
 
     ``runs[0]`` is the first one, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the one of that name. In a
-    notebook they are shown as a table. Hyperparameters and metrics are found by name; its end is enough where it leads
-    to one of them (``lr``, ``MulticlassAccuracy``), and of several what the training was started with (``config/lr``)
-    comes first."""
+    notebook they are shown as a table. Hyperparameters and metrics are found by full or short name (``config/lr`` or
+    ``lr``, ``metrics/eval/MulticlassAccuracy`` or ``MulticlassAccuracy``); of several, what the training was started
+    with (``config/lr``) comes first."""
 
     def __init__(self, folder: _Folder, choose: Callable[[], list[RunEntry]]) -> None:
         self._folder = folder
@@ -226,7 +227,8 @@ class Runs(Sequence["Run"]):
         """
         name = self._folder.columns.find_metric(metric)
         series = {run.name: self._folder.series(run.name, name) for run in self}
-        return _draw({run: tuple(zip(*points, strict=True)) for run, points in series.items() if points}, name, ax)
+        drawn = {run: tuple(zip(*points, strict=True)) for run, points in series.items() if points}
+        return _draw(drawn, self._folder.columns.metric_names.short(name), ax)
 
     @property
     def _entries(self) -> list[RunEntry]:
@@ -300,8 +302,8 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, MetricValues]:
-        """Of each metric the last, the least and the greatest value with their steps, by name as in :attr:`config`:
-        ``run.summary["loss/train/total"].low``."""
+        """Of each metric the last, the least and the greatest value with their steps, by full name; the short one finds
+        it too: ``run.summary["loss"].low``."""
         return _ByName(self._entry.metrics, f"run {self.name} has no metric")
 
     @property
@@ -367,7 +369,7 @@ class Run:
         later attempt has trained the same steps, those of the later one.
 
         Args:
-            names: one metric or several; the end of a name is enough. By default all.
+            names: one metric or several, by full or short names. By default all.
             attempt: only this attempt; -1 is the newest. By default all of them together.
             to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name, the first of which is
                 ``step``. By default the first of these that is installed.
@@ -404,7 +406,8 @@ class Run:
         chosen = metrics or folder_html.main_metrics([self._entry])[:1]
         if not chosen:
             raise ConfigurationError(f"run {self.name} has no metric yet")
-        found = self._history(chosen, attempt)
+        names = MetricNames(self._entry.metrics)
+        found = {names.short(name): points for name, points in self._history(chosen, attempt).items()}
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     def follow(self, seconds: float = 1.0) -> None:
@@ -470,34 +473,26 @@ class Run:
 
 
 class _ByName(Mapping[str, Value]):
-    """Values by name, of which the end is enough, as :class:`offloop.bus.index.query.Columns` finds them."""
+    """Values by full or short name, as :class:`offloop.bus.index.query.Columns` finds them."""
 
     def __init__(self, values: Mapping[str, Value], missing: str) -> None:
         self._values = values
         self._missing = missing
 
     def find(self, name: str) -> str:
-        """The whole name.
+        """The full name.
 
         Raises:
             ConfigurationError: there is none of that name, or there are several.
         """
         found = self._matches(name)
-        if not found:
-            known = sorted(self._values)
-            more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-            raise ConfigurationError(
-                f"{self._missing} {name!r}: there are {', '.join(known[:_NAMED]) or 'none'}{more}", name=name
-            )
-        if len(found) > 1:
-            raise ConfigurationError(f"{name!r} may be {', '.join(found[:_NAMED])}: write the whole name", name=name)
-        return found[0]
+        return found[0] if len(found) == 1 else MetricNames(self._values).find(name, self._missing)
 
     def _matches(self, name: str) -> list[str]:
-        for whole in (name, f"config/{name}"):
-            if whole in self._values:
-                return [whole]
-        return sorted(known for known in self._values if known.endswith(f"/{name}"))
+        for full in (name, f"config/{name}"):
+            if full in self._values:
+                return [full]
+        return MetricNames(self._values).matches(name)
 
     def __getitem__(self, name: str) -> Value:
         return self._values[self.find(name)]

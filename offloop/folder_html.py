@@ -12,6 +12,8 @@ from offloop.bus.index.query import differences
 from offloop.bus.printing import escape
 from offloop.bus.recording.summary import Point
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
+from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import LOSS
 from offloop.consumers.loggers.console import format_value
 
 _ROWS = 50
@@ -19,14 +21,14 @@ _HYPERPARAMETERS = 6
 _METRICS = 4
 _LETTERS = 120
 _WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
-_LOSS = "loss/train/total"
 
 
 def show_runs(entries: Sequence[RunEntry], folder: str) -> str:
     """A table of runs: the hyperparameters of the training in which they differ, and their main metrics."""
     shown = entries[:_ROWS]
     differing = [one.name for one in differences(shown) if is_of_the_training(one.name)][:_HYPERPARAMETERS]
-    metrics = [name for name in main_metrics(shown) if not name.startswith("lr-")][:_METRICS]
+    known = main_metrics(shown)
+    metrics = [name for name in known if not name.startswith("lr-")][:_METRICS]
     has_tags = any(entry.tags for entry in shown)
     rows = [
         [
@@ -37,7 +39,8 @@ def show_runs(entries: Sequence[RunEntry], folder: str) -> str:
         ]
         for entry in shown
     ]
-    header = ["run", "status", "started", "duration", *(["tags"] if has_tags else []), *differing, *metrics]
+    header = ["run", "status", "started", "duration", *(["tags"] if has_tags else []), *differing]
+    header += map(MetricNames(known).short, metrics)
     more = f"; the first {_ROWS} are shown" if len(entries) > _ROWS else ""
     title = f"{counted(len(entries), 'run')} of {_text(folder)}{more}"
     return f"<div><div>{title}</div>{_table(header, rows) if rows else ''}</div>"
@@ -53,8 +56,10 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
         *([f"{entry.attempts} attempts"] if entry.attempts > 1 else []),
         *(f"#{tag}" for tag in entry.tags),
     ]
+    names = MetricNames(entry.metrics)
     metrics = [
-        [name, *map(format_value, (values.last, values.low, values.high))] for name, values in entry.metrics.items()
+        [names.short(name), *map(format_value, (values.last, values.low, values.high))]
+        for name, values in entry.metrics.items()
     ]
     hyperparameters = [
         [name, _hyperparameter(entry.hyperparameters[name])] for name in chosen_first(entry.hyperparameters)
@@ -62,7 +67,10 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
     parts = [
         f"<div><b>{_text(entry.run)}</b> {' &middot; '.join(map(_text, facts))}</div>",
         *([f"<div>{_text(entry.note)}</div>"] if entry.note else []),
-        *(f"<div><small>{_text(name)}</small><br>{_curve(name, points)}</div>" for name, points in series.items()),
+        *(
+            f"<div><small>{_text(names.short(name))}</small><br>{_curve(names.short(name), points)}</div>"
+            for name, points in series.items()
+        ),
         *_folded(counted(len(metrics), "metric"), ["metric", "last", "min", "max"], metrics, is_open=True),
         *_folded(counted(len(hyperparameters), "hyperparameter"), ["hyperparameter", "value"], hyperparameters),
     ]
@@ -78,7 +86,7 @@ def main_metrics(entries: Iterable[RunEntry]) -> list[str]:
     """The metrics of runs, what people look at first before the rest: the loss, evaluations, other losses."""
     names = dict.fromkeys(name for entry in entries for name in entry.metrics)
     order: tuple[Callable[[str], bool], ...] = (
-        lambda name: name == _LOSS,
+        lambda name: name == LOSS,
         lambda name: name.startswith("metrics/") and not name.startswith("metrics/train/"),
         lambda name: "loss" in name,
         lambda name: not name.startswith("lr-"),

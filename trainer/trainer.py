@@ -83,9 +83,9 @@ class Trainer:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest value of each loss and metric as a number, under the name that it is logged by, such as
-        ``loss/train/total``, ``metrics/train/NAME`` and ``metrics/LABEL/NAME`` of an evaluator; of one that has several
-        values each, as ``NAME/0``. Waits for the device."""
+        """The newest value of each loss and metric as a number, under its full name, such as ``loss/train/total``,
+        ``metrics/train/NAME`` and ``metrics/LABEL/NAME`` of an evaluator; of one that has several values each, as
+        ``NAME/0``. ``[]`` takes short names too: ``trainer.metrics["loss"]``. Waits for the device."""
         return newest_metrics(self.state)
 
     @property

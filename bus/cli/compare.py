@@ -129,6 +129,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     from offloop.bus.index.index import read_entry
     from offloop.bus.index.query import differences
     from offloop.bus.runs.directory import find_run
+    from offloop.bus.types.metric_names import MetricNames
 
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording, which has no results: add --events to compare its events")
@@ -155,8 +156,9 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         rows.append((f"  {one_line(one.name)}", "", *cells))
     metrics = _metric_names(entries)
     rows += [("metrics", "", *("" for _ in names))] if metrics else []
+    short = MetricNames(metrics).short
     for name in metrics:
-        rows += _compared_rows(name, _compared(entries, name))
+        rows += _compared_rows(short(name), _compared(entries, name))
     say_table(rows)
     if len(infos) == 2:
         for line in _first_difference_lines(names, first, compared, trouble):

@@ -291,7 +291,7 @@ def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
     say_table([line for line in _lines(info, entry) if line[1]])
     if entry.metrics:
         say("metrics")
-        say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP"), *_metric_rows(entry)])
+        say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP", "FULL NAME"), *_metric_rows(entry)])
     if entry.checkpoints:
         say("checkpoints")
         say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
@@ -344,20 +344,23 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
 def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
     from offloop.bus.cli.describe import size_text
     from offloop.bus.index.checkpoints import compared_by
+    from offloop.bus.types.metric_names import MetricNames
 
+    names = MetricNames(entry.metrics)
     for one in entry.checkpoints:
         metric, value = compared_by(one)
         marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
         size = size_text(one.size) if one.exists else "deleted"
         number = "" if value is None else number_text(value)
         batch = "" if one.batch is None else str(one.batch)
-        yield (f"  {one.path}", batch, size, metric or "", number, ", ".join(marks))
+        yield (f"  {one.path}", batch, size, names.short(metric or ""), number, ", ".join(marks))
 
 
 def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
+    from offloop.bus.types.metric_names import MetricNames
     from offloop.bus.types.metrics import direction_of, goals_in
 
-    goals = goals_in([entry.hyperparameters])
+    names, goals = MetricNames(entry.metrics), goals_in([entry.hyperparameters])
     for name, values in entry.metrics.items():
         mode = direction_of(name, goals)
         best = (
@@ -365,4 +368,4 @@ def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
             if values.low_step >= 0 and mode is not None
             else ("", "", "")
         )
-        yield (f"  {one_line(name)}", number_text(values.last), str(values.last_step), *best)
+        yield (f"  {names.short(name)}", number_text(values.last), str(values.last_step), *best, name)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import GOALS, direction_of, goals_in
 
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
@@ -27,7 +28,6 @@ _OF_METRIC: dict[str, Callable[[MetricValues], float]] = {
 OF_METRIC = (*_OF_METRIC, "best")
 """What may follow the name of a metric, behind a dot; without it ``last`` is meant."""
 
-_NAMED = 8
 _DEEPEST = 50
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -52,11 +52,12 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 class Columns:
     """What the names in questions stand for, by what some runs have.
 
-    A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``) or a metric (``loss/train/total``). Of a
-    metric, the last value is meant, or with a dot and one of :data:`OF_METRIC` behind it another one
-    (``loss/train/total.min``). The end of a name is enough (``lr``) where it leads to one of them; of several, what the
-    training was started with (``config/lr``) comes before the rest of the hyperparameters, and these before metrics.
-    A run that lacks the first of these gives the next, so ``lr`` is known of runs of different kinds.
+    A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``) or a metric (``loss``, see
+    :class:`offloop.bus.types.metric_names.MetricNames`). Of a metric, the last value is meant, or with a dot and one of
+    :data:`OF_METRIC` behind it another one (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where
+    it leads to one of them; of several, what the training was started with (``config/lr``) comes before the rest of the
+    hyperparameters, and these before metrics. A run that lacks the first of these gives the next, so ``lr`` is known of
+    runs of different kinds.
     """
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
@@ -69,7 +70,9 @@ class Columns:
         self.hyperparameters = tuple(hyperparameters)
         """The names of all of them."""
         self.metrics = tuple(metrics)
-        """The names of all of them."""
+        """The full names of all of them."""
+        self.metric_names = MetricNames(metrics)
+        """The same, by all their names."""
         self.goals = goals_in(entry.hyperparameters for entry in entries)
         """What the runs say of metrics, see :func:`offloop.bus.types.metrics.goals_in`."""
         self._found: dict[str, tuple[str, ValueOf]] = {}
@@ -95,11 +98,11 @@ class Columns:
             ({name} & {*self.hyperparameters}, {metric} & {*self.metrics}),
             ({f"config/{name}"} & {*self.hyperparameters}, ()),
             (_ending(self.hyperparameters, name), ()),
-            ((), _ending(self.metrics, metric)),
+            ((), self.metric_names.matches(metric)),
         ):
             found = sorted({*hyperparameters, *metrics})
             if len(found) > 1:
-                raise ConfigurationError(f"{name!r} may be {_listed(found)}: write the whole name")
+                raise ConfigurationError(self.metric_names.ambiguous(name, found), name=name)
             if hyperparameters:
                 rest = _ending(self.hyperparameters, name) - {found[0], f"config/{name}"}
                 return found[0], _hyperparameter(found[0], f"config/{name}", *(rest if len(rest) == 1 else ()))
@@ -108,7 +111,7 @@ class Columns:
                 return f"{found[0]}{suffix}", _metric(found[0], self._best_of(found[0]) if which == "best" else which)
         raise ConfigurationError(
             f"no run has {name!r}: use one of {', '.join(OF_RUN)}, a hyperparameter{_such_as(self.hyperparameters)}, "
-            f"or a metric{_such_as(self.metrics)}"
+            f"or a metric{_such_as([*map(self.metric_names.short, self.metrics)])}"
         )
 
     def direction(self, metric: str) -> Mode | None:
@@ -117,6 +120,7 @@ class Columns:
 
     def _best_of(self, metric: str) -> Mode:
         mode = self.direction(metric)
+        metric = self.metric_names.short(metric)
         if mode is None:
             raise ConfigurationError(
                 f"{metric!r} has no best value: its name does not say which values are better; use {metric}.min or "
@@ -125,19 +129,12 @@ class Columns:
         return mode
 
     def find_metric(self, name: str) -> str:
-        """The whole name of a metric.
+        """The full name of a metric.
 
         Raises:
             ConfigurationError: there is none of that name, or there are several.
         """
-        if name in self.metrics:
-            return name
-        found = sorted(_ending(self.metrics, name))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise ConfigurationError(f"{name!r} may be {_listed(found)}: write the whole name")
-        raise ConfigurationError(f"no run has the metric {name!r}: there are {_listed(sorted(self.metrics)) or 'none'}")
+        return self.metric_names.find(name, "no run has the metric")
 
 
 def where(entries: Sequence[RunEntry], expression: str, columns: Columns | None = None) -> list[RunEntry]:
@@ -193,6 +190,7 @@ def best(
     name = columns.find_metric(metric)
     better = mode or columns.direction(name)
     if better is None:
+        name = columns.metric_names.short(name)
         raise ConfigurationError(
             f"{name!r} has no best value: its name does not say which values are better; give mode='min' or "
             f"mode='max', or start runs with config={{{GOALS!r}: {{{name!r}: 'max'}}}}"
@@ -382,7 +380,3 @@ def _order(value: Any) -> tuple[int, Any]:
 
 def _such_as(names: Sequence[str]) -> str:
     return f" such as {names[0]}" if names else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -11,6 +11,9 @@ from offloop.bus.errors import ConfigurationError
 Mode: TypeAlias = Literal["min", "max"]
 Step = TypeVar("Step", int, float)
 
+LOSS = "loss/train/total"
+"""The full name of the training's loss."""
+
 GOALS = "metric.goals"
 """The hyperparameter, or the entry of a run's ``config``, that says of metrics whether ``min`` or ``max`` is better."""
 _GOALS = (f"{GOALS}/", f"config/{GOALS}/")
@@ -66,11 +69,9 @@ def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) 
     is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None`` for all others, such as norms, counts,
     rates and times: none of their values is better."""
     if goals:
-        name = metric
-        while name:
+        for name in filter(None, (metric, own_name(metric), *ends_of(metric))):
             if name in goals:
                 return goals[name]
-            name = name.partition("/")[2]
     return _by_name(metric)
 
 
@@ -127,6 +128,17 @@ def _words(metric: str) -> list[str]:
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
     text = re.sub(r"([A-Z])([A-Z][a-z])", r"\1 \2", text)
     return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def own_name(metric: str) -> str | None:
+    """The name that a metric has besides its full one and the parts of that: ``loss`` or ``lr``."""
+    return "loss" if metric == LOSS else "lr" if metric.startswith("lr-") else None
+
+
+def ends_of(metric: str) -> list[str]:
+    """The parts of a metric's name behind each ``/``, the longest first."""
+    parts = metric.split("/")
+    return ["/".join(parts[place:]) for place in range(1, len(parts))]
 
 
 def is_of_evaluation(metric: str) -> bool:

@@ -1,4 +1,4 @@
-"""A metric of the training, by its name or the end of it, with the batch that its value belongs to."""
+"""A metric of the training, by its full or short name, with the batch that its value belongs to."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -6,29 +6,28 @@ from typing import Any, NamedTuple
 from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames, is_named
 from offloop.bus.types.metrics import direction_of, flatten, is_of_evaluation
 from offloop.consumers.api.callback import CannotWorkError
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 _MOST_NAMES = 100
-_TRAINING = ("loss/train/", "metrics/train/")
 
 
 class MonitoredValue(NamedTuple):
     """A value of a metric."""
 
     metric: str
-    """The metric's whole name."""
+    """The metric's full name."""
     batch: int
     """How many batches had been trained on."""
     value: float
 
 
 class MonitoredMetric:
-    """The newest value of a metric, called ``name`` as it is logged (``metrics/eval/MulticlassAccuracy``,
-    ``loss/train/total``), or the end of that behind a slash (``MulticlassAccuracy``). An end that an evaluation and the
-    training itself have is that of the evaluation.
+    """The newest value of a metric, given by its full name (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``)
+    or its short one (``MulticlassAccuracy``, ``loss``): see :class:`offloop.bus.types.metric_names.MetricNames`.
 
     ``None`` stands for the metric by which evaluations compare: the first by name of those whose greatest value is the
     best, or else of those whose least value is."""
@@ -62,11 +61,10 @@ class MonitoredMetric:
         if self.name is None:
             known = sorted(self._found.values(), key=lambda one: (direction_of(one.metric) == "min", one.metric))
             return known[0] if known else None
-        found = [self.name] if self.name in self._found else list(self._found)
+        names = MetricNames(self._found)
+        found = names.matches(self.name)
         if len(found) > 1:
-            found = [name for name in found if not name.startswith(_TRAINING)] or found
-        if len(found) > 1:
-            raise CannotWorkError(f"monitor {self.name!r} may be {', '.join(sorted(found))}: write the whole name")
+            raise CannotWorkError(f"monitor {names.ambiguous(self.name, found)}")
         return self._found[found[0]] if found else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +89,7 @@ class MonitoredMetric:
     def _is_meant(self, name: str) -> bool:
         if self.name is None:
             return is_of_evaluation(name) and direction_of(name) is not None
-        return name == self.name or name.endswith(f"/{self.name}")
+        return is_named(name, self.name)
 
 
 class _Values(Logger):

@@ -11,6 +11,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import is_named
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError
@@ -119,15 +120,19 @@ class Stopper(Callback, ABC):
             self._others.add(label)
 
     def _look(self, metrics: Mapping[str, Any], state: Snapshot) -> None:
-        value = metrics.get(self.monitor)
+        name = self.monitor if self.monitor in metrics else next(filter(self._is_meant, metrics), None)
+        value = None if name is None else metrics[name]
         if isinstance(value, int | float):
             if self.judge(value, state):
                 state.stop_training(self.reason(value, state))
-        elif self.monitor in metrics:
+        elif name is not None:
             kind = type(value).__name__
             raise self._problem(f"metric {self.monitor!r} of {self.dataloader_label!r} is a {kind}, not a number")
         else:
             raise self._problem(f"{self.dataloader_label!r} has no metric {self.monitor!r}", _metrics_of(state))
+
+    def _is_meant(self, name: str) -> bool:
+        return is_named(f"metrics/{self.dataloader_label}/{name}", self.monitor)
 
     def _not_evaluated(self, when: str, state: Snapshot) -> CannotWorkError:
         return self._problem(f"nothing was evaluated as {self.dataloader_label!r}{when}", _metrics_of(state))
@@ -182,7 +187,7 @@ class EarlyStopper(Stopper):
     """Ends the training when a metric has not become better for a while.
 
     Args:
-        monitor: name of the metric, such as ``MulticlassAccuracy``.
+        monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
         dataloader_label: label of the evaluator that it belongs to, or ``train``.
         comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
             two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
@@ -260,7 +265,7 @@ class ThresholdStopper(Stopper):
     """Ends the training when a metric is better than a threshold.
 
     Args:
-        monitor: name of the metric, such as ``MulticlassAccuracy``.
+        monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
         dataloader_label: label of the evaluator that it belongs to, or ``train``.
         threshold: the value to be passed; the threshold itself does not end the training.
         comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of

@@ -10,6 +10,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.subscriber.source import recorded
 from offloop.bus.subscriber.stream_run import open_remote
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.source import Source
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, LoggerDestination, LogValue, Row
@@ -20,7 +21,7 @@ from offloop.consumers.loggers.console import format_value
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.streams import RemoteRunInfo, is_live
 
-_COLUMNS = ("name", "label", "event", "last value")
+_COLUMNS = ("name", "label", "event", "last value", "full name")
 _KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}
 
 
@@ -97,8 +98,9 @@ def list_metrics(found: Found) -> list[str]:
 
 
 def _table(logged: Mapping[str, LoggedValue]) -> list[str]:
+    short = MetricNames(logged).short
     rows = [_COLUMNS] + [
-        (escape(name), escape(one.label) or "-", one.event.value, escape(format_value(one.value)))
+        (short(name), one.label or "-", one.event.value, format_value(one.value), name)
         for name, one in sorted(logged.items())
     ]
-    return table(rows)
+    return table([tuple(map(escape, row)) for row in rows])

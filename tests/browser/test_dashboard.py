@@ -156,7 +156,7 @@ def test_axes_scales_filter_and_the_table_of_values(served, browser):
         assert scale["ticks"] == [1, 10, 100]
         assert there.page.get_by_text("Ranks", exact=True).is_hidden()
         there.page.get_by_text("Latest values").click()
-        there.page.get_by_role("cell", name=LOSS).wait_for()
+        there.page.get_by_role("cell", name="loss", exact=True).wait_for()
         there.page.get_by_role("cell", name="0.25", exact=True).wait_for()
         there.page.get_by_label("Find charts by name").fill("no such metric")
         there.waits_for(lambda: there.page.locator(".chart").count() == 0, "no chart")

@@ -15,6 +15,7 @@ from PIL import Image
 
 from offloop.bus import Event, Publisher
 from offloop.bus.types.commands import Command
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.timestamp import Timestamp
 
 pytestmark = pytest.mark.timeout(180)
@@ -77,7 +78,7 @@ def _marks(there: Visit, chart: str) -> list[tuple[float, str]]:
 
 def _chosen(there: Visit, chart: str, item: str) -> None:
     """Chooses from the menu of a chart, by the keyboard."""
-    there.page.get_by_role("button", name=f"Menu of {chart}", exact=True).focus()
+    there.page.get_by_role("button", name=f"Menu of {MetricNames([chart]).short(chart)}", exact=True).focus()
     there.page.keyboard.press("Enter")
     there.waits_for(lambda: there.page.evaluate("document.activeElement.role") == "menuitem", "an item to begin at")
 
@@ -135,8 +136,8 @@ def test_a_caption_has_the_best_value_and_many_runs_have_a_table_and_no_marks(re
         shutil.copy(recording, copy)
     with ui_of(*map(str, copies)) as five, visit(browser, five.url, viewport=LARGE) as there:
         there.waits_for(lambda: len(there.points(LOSS, 4)) > 0, "the last run")
-        there.page.get_by_role("button", name=f"Values of {LOSS}", exact=True).click()
-        rows = there.page.get_by_role("region", name=f"Values of {LOSS}").get_by_role("row")
+        there.page.get_by_role("button", name="Values of loss", exact=True).click()
+        rows = there.page.get_by_role("region", name="Values of loss").get_by_role("row")
         there.waits_for(lambda: rows.count() == 6, "a row of each")
         assert rows.nth(0).inner_text().split() == ["run", "last", "best", "max"]
         assert f"0.125 @ {BEST:,}" in rows.nth(5).inner_text()
@@ -161,7 +162,7 @@ def test_pinned_charts_keep_their_order(served, browser):
         _chosen(there, ACCURACY, "Move left")
         there.waits_for(lambda: pinned() == [RATE, ACCURACY, LOSS], "one further to the left")
         focused = page.evaluate("document.activeElement.ariaLabel")
-        assert focused == f"Menu of {ACCURACY}"
+        assert focused == "Menu of accuracy"
         box = there.box(RATE)
         target = {"x": 20, "y": box["height"] / 2}
         page.locator(f'[data-chart="{LOSS}"] figcaption').drag_to(

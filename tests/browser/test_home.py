@@ -124,7 +124,7 @@ def _keeps_all_in_a_link(url, browser):
         shows(there, 12)
         find(there, "seed >= 3")
         shows(there, 6)
-        there.page.get_by_role("button", name="loss/train/total").click()
+        there.page.get_by_role("button", name="loss", exact=True).click()
         there.page.get_by_role("button", name="Columns").click()
         there.page.get_by_label("Find columns by name").fill("wid")
         there.page.get_by_label("config/width").check()

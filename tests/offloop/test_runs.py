@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said(three: Any) -> None:
         three.where("lr > 1").best("Accuracy")
     with pytest.raises(ConfigurationError, match="run good has no hyperparameter 'rate': there are config/lr, machine"):
         three["good"].config["rate"]
-    with pytest.raises(ConfigurationError, match="run good has no metric 'Loss': there are loss/train/total, lr-"):
+    with pytest.raises(ConfigurationError, match="run good has no metric 'Loss': there are Accuracy, loss, lr"):
         three["good"].metrics("Loss")
     with pytest.raises(RunNotFoundError, match="has no attempt 7; there are 1"):
         three["good"].metrics(attempt=7)
@@ -370,11 +370,11 @@ class Axes:
 def test_metrics_of_a_run_and_a_metric_of_many_runs_are_drawn(three: Any) -> None:
     axes = Axes()
     assert three["good"].plot(ax=axes) is axes
-    assert (axes.label, axes.lines, axes.has_legend) == (LOSS, {LOSS: {0: 3.0, 1: 2.0, 2: 1.0}}, False)
-    axes = three["good"].plot("total", "Accuracy", ax=Axes())
-    assert [*axes.lines] == [LOSS, ACCURACY]
+    assert (axes.label, axes.lines, axes.has_legend) == ("loss", {"loss": {0: 3.0, 1: 2.0, 2: 1.0}}, False)
+    axes = three["good"].plot("loss", ACCURACY, ax=Axes())
+    assert [*axes.lines] == ["loss", "Accuracy"]
     assert axes.has_legend
-    axes = three.sort("lr").plot("total", ax=Axes())
+    axes = three.sort("lr").plot("loss", ax=Axes())
     assert [*axes.lines] == ["slow", "good", "fast"]
     assert axes.lines["fast"] == {0: 3.0, 1: 2.0, 2: 1.0}
 
@@ -424,18 +424,18 @@ class Parsed(html.parser.HTMLParser):
 def test_runs_show_what_they_differ_in(three: Any) -> None:
     shown = Parsed(three._repr_html_())
     assert "3 runs of" in shown.text
-    assert {"good", "config/lr", "0.01", ACCURACY, "0.9", LOSS} <= {*shown.text.splitlines()}
+    assert {"good", "config/lr", "0.01", "Accuracy", "0.9", "loss"} <= {*shown.text.splitlines()}
     assert "machine/host" not in shown.text
 
 
 def test_a_run_shows_its_loss_metrics_and_hyperparameters(three: Any) -> None:
     three["good"].tag("baseline")
     shown = Parsed(three["good"]._repr_html_())
-    assert {"good", "config/lr", "0.01", "machine/host", "here", ACCURACY, "0.9"} <= {*shown.text.splitlines()}
+    assert {"good", "config/lr", "0.01", "machine/host", "here", "Accuracy", "0.9"} <= {*shown.text.splitlines()}
     assert "finished" in shown.text
     assert "#baseline" in shown.text
     assert "polyline" in shown.elements
-    assert shown.attributes["aria-label"] == f"{LOSS}: 3 to 1"
+    assert shown.attributes["aria-label"] == "loss: 3 to 1"
     places = [tuple(map(float, place.split(","))) for place in str(shown.attributes["points"]).split()]
     assert places == sorted(places), "the loss goes down, and so does the line"
     assert len(places) == 3

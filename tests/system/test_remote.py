@@ -214,7 +214,7 @@ def test_what_a_run_elsewhere_has_logged_so_far_is_listed(
         publisher.publish(Event.BATCH_END, batch=1, loss=0.5)
         wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
         notes = list_metrics(find_remote(elsewhere.address, "r", None, False, print))
-    assert ["loss/train/total", "train", "batch_end", "0.5"] in [
+    assert ["loss", "train", "batch_end", "0.5", "loss/train/total"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
     ]
     assert notes[0] == "run r is live: what it logs later is not in this list"

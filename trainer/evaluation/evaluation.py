@@ -10,6 +10,7 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import flatten
 from offloop.bus.types.time import Time
 from offloop.bus.types.timestamp import Timestamp
@@ -256,19 +257,29 @@ def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def newest_metrics(state: State) -> dict[str, float]:
-    """The newest value of each loss and metric as a number, under the name that it is logged by."""
+    """The newest value of each loss and metric as a number, under its full name; the short one finds it too."""
     groups: dict[str, Any] = {}
     if state.batch_loss is not None:
         groups["loss/train"] = {"total": to_builtin(state.batch_loss), **to_builtin(state.batch_losses)}
         several = state.train_metric_values
         groups["metrics/train"] = read_metrics(state.train_metrics) if several is None else several
     groups |= {f"metrics/{label}": values for label, values in state.eval_metric_values.items()}
-    return {
-        f"{group}/{name}": value
+    return _ByName(
+        (f"{group}/{name}", value)
         for group, values in groups.items()
         for name, value in flatten(values).items()
         if isinstance(value, float | int)
-    }
+    )
+
+
+class _ByName(dict[str, float]):
+    """Metrics by full name, of which ``[]`` takes the short ones too."""
+
+    def __missing__(self, name: str) -> float:
+        found = MetricNames(self).matches(name)
+        if len(found) != 1:
+            raise KeyError(name)
+        return self[found[0]]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import RunAlert, note_alert
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.context import ContextKeeper
 from offloop.consumers.api.logger import Logger, LoggerDestination
@@ -38,17 +39,19 @@ class Alert(Callback):
     with ``for DURATION`` behind it if it has to hold without a break for so long: ``5ba``, ``2ep``, ``100sp``
     (batches, epochs, samples, ...) or ``90s``, ``10min``, ``2h`` of the events' time. ::
 
-        loss/train/total > 10 for 5ba
+        loss > 10 for 5ba
         throughput/samples_per_sec < 100 for 10min
-        metrics/eval/MulticlassAccuracy < 0.5
+        eval/MulticlassAccuracy < 0.5
         gradient_norm > 100
         memory_stats[allocated_mem] > 70
 
-    METRIC is a name that ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` logs, with their defaults, or that an
-    algorithm logs; whether they are attached does not matter. Or it is a field of the state, or ``FIELD[KEY]`` of a
-    field that is a map; such a field is asked for at ``BATCH_END``, ``every`` so many batches. A rule is judged
-    whenever its metric has a value, and fires once until it is resolved; ``nan`` does so for each metric by itself. NaN
-    is neither less nor more than a number.
+    METRIC is the full or short name of what ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` logs, with their
+    defaults, or of what an algorithm logs; whether they are attached does not matter. Or it is a field of the state, or
+    ``FIELD[KEY]`` of a field that is a map; such a field is asked for at ``BATCH_END``, ``every`` so many batches. A
+    name of one word other than ``loss`` and ``lr`` is asked for as a field in any case, and a training that lacks it
+    says so: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a value, and
+    fires once until it is resolved; ``nan`` does so for each metric by itself. NaN is neither less nor more than a
+    number.
 
     A rule whose metric never had a value is named on standard error when the training or the consumer ends, with the
     names that there were.
@@ -158,7 +161,7 @@ class Alert(Callback):
             self._note_names(values.numbers, state.fields)
         if event is Event.FIT_END:
             # An evaluation may follow, and bring its metrics.
-            self._say_unjudged([rule for rule in self._unjudged.values() if not _is_of_evaluation(rule)])
+            self._say_unjudged([rule for rule in self._unjudged.values() if not _may_be_of_evaluation(rule)])
 
     def close(self, state: Snapshot, logger: Logger) -> None:
         """Names the rules that were never judged."""
@@ -222,14 +225,18 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
         return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
     if rule.key is None and rule.name in logged:
         return [(rule.name, logged[rule.name])]
+    # At an evaluation the training's loss is not logged, and `loss` would stand for the loss of the evaluation.
+    if rule.key is None and rule.name != "loss" and (found := MetricNames(logged).matches(rule.name)):
+        return [(name, logged[name]) for name in found]
     name, value = rule.name, state.fields.get(rule.name)
     if rule.key is not None:
         name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
     return [(name, value)] if isinstance(value, float | int) else []
 
 
-def _is_of_evaluation(rule: Rule) -> bool:
-    return rule.name is None or rule.name.startswith(_METRICS)
+def _may_be_of_evaluation(rule: Rule) -> bool:
+    name = rule.name
+    return name is None or name.startswith(_METRICS) or (rule.key is None and not name.startswith(_LOSSES))
 
 
 def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -159,5 +159,5 @@ def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
     rest = text[at:].lstrip()
     return ConfigurationError(
         f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
-        f"where {expected} belongs; a rule is such as 'loss/train/total > 10 for 5ba' or 'nan'"
+        f"where {expected} belongs; a rule is such as 'loss > 10 for 5ba' or 'nan'"
     )

@@ -242,7 +242,7 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
     smooths = is_smoothed(name, points, shown.smoothing)
     if smooths:
         points = smoothed(points, shown.smoothing)
-    title = f"{name}  {number(series.last)}"
+    title = f"{view.metric_names().short(name)}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
         # A batch's own values stand at the number of batches that were trained before it.
@@ -264,10 +264,11 @@ def _metrics(
     below, a line says how many."""
     from rich.text import Text
 
+    short = view.metric_names().short
     rows: list[tuple[str, str | None]] = []
     for group, names in groups.items():
         rows.append((group or "metrics", None))
-        rows += [(name if group in ("", "lr") else name.rpartition("/")[2], name) for name in names]
+        rows += [(short(name), name) for name in names]
     place = next(place for place, (_, name) in enumerate(rows) if name == chosen)
     if room == _LEAST_WITH_MORE - 1 and len(rows) > room:
         # No room for both directions.

@@ -11,7 +11,7 @@ from offloop.bus.index.query import OF_RUN, Columns, sort, where
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import is_of_the_training
 from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
-from offloop.bus.types.metrics import Mode, goals_in
+from offloop.bus.types.metrics import LOSS, Mode, goals_in
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.dashboard.view.progress import duration
 
@@ -117,7 +117,7 @@ class RunTable:
                     count[name] = count.get(name, 0) + 1
         losses = [name for name in count if name.startswith("loss/")]
         rare = {name for name in count if 2 * count[name] < len(entries)}
-        loss = min(losses, key=lambda name: (name in rare, name != "loss/train/total", name), default=None)
+        loss = min(losses, key=lambda name: (name in rare, name != LOSS, name), default=None)
         better = {name: self.names.direction(name) for name in count if name.startswith("metrics/")}
         measured = sorted(
             better,
@@ -160,12 +160,13 @@ class RunTable:
             return Column(whole, title, "", _KINDS.get(whole, "text"), whole in _DOWNWARDS_FIRST, None, None, value)
         if whole in self.names.hyperparameters:
             kind: Kind = "number" if self._has_numbers(value) else "text"
-            return Column(whole, _short(whole.removeprefix("config/")), "", kind, False, None, None, value)
+            return Column(whole, _title(whole), "", kind, False, None, None, value)
         metric, which = whole, ""
         if whole not in self.names.metrics:
             metric, _, which = whole.rpartition(".")
         direction = self.names.direction(metric)
-        return Column(whole, _short(metric), which, "number", direction != "min", metric, direction, value)
+        title = self.names.metric_names.short(metric)
+        return Column(whole, title, which, "number", direction != "min", metric, direction, value)
 
     def _has_numbers(self, value: Callable[[RunEntry], Any]) -> bool:
         known = (value(entry) for entry in self._newest_first[:_LOOKED_AT])
@@ -361,5 +362,6 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
     return list(titles.values())[:most]
 
 
-def _short(name: str) -> str:
+def _title(hyperparameter: str) -> str:
+    name = hyperparameter.removeprefix("config/")
     return name if len(name) <= _SHORT_NAME else name.rpartition("/")[2]

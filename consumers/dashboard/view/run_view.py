@@ -21,6 +21,7 @@ from offloop.bus.trace.phases import read_phases
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
+from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.api.logger import Images, Row, Text
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
@@ -87,6 +88,7 @@ class RunView:
         self._reached: ProgressView | None = None
         self._said_left_out = False
         self._loads = 0
+        self._named: tuple[list[str], MetricNames] = [], MetricNames(())
         self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
         self._outcomes_read = 0
         self._read_checkpoints: Callable[[], Sequence[CheckpointMark]] = tuple
@@ -297,6 +299,13 @@ class RunView:
         with self._lock:
             self._metrics.settle()
             return sorted(self._metrics.series)
+
+    def metric_names(self) -> MetricNames:
+        """The metrics by all their names."""
+        names = self.names()
+        if names != self._named[0]:
+            self._named = names, MetricNames(names)
+        return self._named[1]
 
     def groups(self) -> dict[str, list[str]]:
         """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the

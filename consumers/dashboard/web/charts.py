@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
@@ -96,13 +97,14 @@ class Look:
 def charts_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
     """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
+    names_of_all = MetricNames(name for run in runs for name in run.view.names())
     for run in runs:
         hyperparameters = run.view.hyperparameters
         for prefix, names in run.view.groups().items():
             group = groups.setdefault(prefix or "other", {})
             for name in names:
                 scale = group[name].scale if name in group else scale_of(name, hyperparameters)
-                group[name] = Chart(name, "metric", name, scale)
+                group[name] = Chart(name, "metric", names_of_all.short(name), scale)
     phases = []
     for number, run in enumerate(runs):
         if ranks := run.view.phase_ranks:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.types.hyperparameters import chosen_first, value_text
+from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
@@ -172,10 +173,11 @@ class ValuesPanel(Panel):
         if not self.is_open:
             return
         names = sorted({name for run in runs for name in run.view.names()})
+        short = MetricNames(names).short
         hyperparameters = [run.view.hyperparameters for run in runs]
         rows: list[dict[str, Any]] = []
         for name in names:
-            row = {"metric": name}
+            row = {"metric": short(name)}
             for number, run in enumerate(runs):
                 try:
                     scale = scale_of(name, hyperparameters[number])

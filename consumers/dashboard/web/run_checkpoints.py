@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offloop.bus.cli.describe import when
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.printing import one_line
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
@@ -79,7 +80,8 @@ class CheckpointsPanel(Panel):
         several = len(chosen) > 1
         columns = [("run", "run")] if several else []
         columns += [("name", "checkpoint"), ("epoch", "epoch"), ("batch", "batch")]
-        columns += [(f"metric/{name}", one_line(name.removeprefix("metrics/"))) for name in shown]
+        names = MetricNames(metrics)
+        columns += [(f"metric/{name}", one_line(names.short(name))) for name in shown]
         columns += [("size", "size"), ("time", "written"), ("do", "")]
         self.fill(self._table, columns, rows)
 

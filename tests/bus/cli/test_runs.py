@@ -95,10 +95,10 @@ def described(*arguments: object) -> Any:
 def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: Path) -> None:
     shown = invoke(
         *("runs", "--where", "lr < 0.05 and status == finished", "--sort", "-Accuracy"),
-        *("--columns", "lr,Accuracy.best,loss/train/total.min, loss/train/total"),
+        *("--columns", "lr,Accuracy.best,loss.min, loss/train/total"),
     )
     assert [line.split() for line in shown.splitlines()] == [
-        ["RUN", "lr", "Accuracy.best", "loss/train/total.min", "loss/train/total"],
+        ["RUN", "lr", "Accuracy.best", "loss.min", "loss/train/total"],
         ["b", "0.01", "0.75", "0.25", "0.25"],
         ["c", "0.001", "0.25", "1", "2"],
     ]
@@ -203,11 +203,11 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert facts["and"] == "\\x1b[2J another"
     assert facts["size"].endswith(f" in {three / 'b'}")
     rows = [line.split() for line in lines]
-    assert ["loss/train/total", "0.25", "2", "min", "0.25", "2"] in rows
-    assert ["metrics/eval/Accuracy", "0.75", "2", "max", "0.75", "2"] in rows
+    assert ["loss", "0.25", "2", "min", "0.25", "2", "loss/train/total"] in rows
+    assert ["Accuracy", "0.75", "2", "max", "0.75", "2", "metrics/eval/Accuracy"] in rows
     assert ["optimizer/lr", "0.01"] in rows
     # No rate is better than another one.
-    assert [row for row in rows if row and row[0] == "lr-SGD/group0"] == [["lr-SGD/group0", "0.5", "3"]]
+    assert [row for row in rows if row and row[0] == "lr"] == [["lr", "0.5", "3", "lr-SGD/group0"]]
     # How it was started is among the details.
     assert not [row for row in rows if row and row[0].startswith("version")]
     found = described("show", three / "b")
@@ -218,7 +218,7 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
 def test_compare_shows_what_was_different(three: Path) -> None:
     rows = [line.split() for line in invoke("compare", "a", "b").splitlines()]
     assert rows[:3] == [["a", "b"], ["hyperparameters"], ["optimizer/lr", "0.1", "0.01"]]
-    assert ["loss/train/total", "last", "0.75", "0.25"] in rows
+    assert ["loss", "last", "0.75", "0.25"] in rows
     assert ["min", "0.5", "at", "1", "0.25", "at", "2", "*"] in rows
     assert ["max", "0.5", "at", "2", "0.75", "at", "2", "*"] in rows
     first = next(line for line in invoke("compare", "a", "b").splitlines() if line.startswith("first"))

@@ -76,6 +76,7 @@ RUNS = [
         ("Accuracy.max >= 0.9", "low"),
         ("metrics/eval/Accuracy.min < 0.6", ""),
         ("loss/train/total < 1", "low"),
+        ("loss < 1", "low"),
         ("total.best < 0.3", "low"),
         ("`loss/train/total`.min < 1", None),
         ("`loss/train/total.min` < 1", "low high"),
@@ -134,7 +135,7 @@ def test_what_is_no_filter_is_refused_in_words(expression, words):
 
 def test_a_name_with_several_meanings_is_refused_and_the_whole_name_helps():
     runs = [entry("r", hyperparameters={"a/size_of": 1, "b/size_of": 2}, metrics={"x/m": (1, 0, 1, 0, 1, 0)})]
-    with pytest.raises(ConfigurationError, match="may be a/size_of, b/size_of: write the whole name"):
+    with pytest.raises(ConfigurationError, match="may be a/size_of, b/size_of: write one of these"):
         where(runs, "size_of > 0")
     assert where(runs, "b/size_of == 2") == runs
     assert Columns(runs).find("m.max")[0] == "x/m.max"

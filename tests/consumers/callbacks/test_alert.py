@@ -226,7 +226,7 @@ def test_a_rule_that_is_about_nothing_is_named_once_with_what_is_like_it(capsys:
     alert = Alert(["los/train/total > 3", "loss/train/total > 3", "memory_stats[alocated] > 7"], console=False)
     calls_of(alert, [batch_end(1, memory_stats={"allocated": 8}), batch_end(2), fit_end(), fit_end()])
     alert.close(fit_end(), Logger())
-    typo, key = capsys.readouterr().err.splitlines()
+    key, typo = capsys.readouterr().err.splitlines()
     assert typo.startswith(f"{NEVER.format('los/train/total > 3')}los/train/total; did you mean loss/train/total")
     assert "? there were time/batch, " in typo
     assert re.search(r" and \d+ more$", typo)
@@ -237,13 +237,13 @@ def test_an_evaluation_after_the_training_may_still_bring_what_a_rule_is_about(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     evaluated = Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.5}})
-    alert = Alert(["metrics/eval/accuracy < 0.1", "metrics/eval/F1 < 0.1", "nan"])
+    alert = Alert(["accuracy < 0.1", "F1 < 0.1", "nan"])
     calls_of(alert, [fit_end()])
     assert capsys.readouterr().err == ""
     calls_of(alert, [evaluated])
     alert.close(evaluated, Logger())
     [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith(NEVER.format("metrics/eval/F1 < 0.1"))
+    assert said.startswith(NEVER.format("F1 < 0.1"))
 
 
 def test_a_consumer_that_saw_nothing_and_one_of_judged_rules_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,3 +420,16 @@ def test_training_time_of_an_evaluation_counts_from_the_evaluation() -> None:
 
     told = Told("metrics/eval/accuracy < 0.5 for 8ba")
     assert told.over([evaluated(4), evaluated(8), evaluated(12)]) == [("firing", 12)]
+
+
+def test_rules_may_have_short_names() -> None:
+    told = Told("eval/accuracy < 0.6", "accuracy < 0.6", "lr == 0.1", "loss > 2")
+    evaluated = Snapshot.build(
+        Event.EVAL_END, seq=9, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.5, "loss": 3.0}}
+    )
+    told.over([batch_end(1, loss=1.0), evaluated])
+    assert [(notice.metric, notice.value) for notice in told.notices] == [
+        ("lr-SGD/group0", 0.1),
+        ("metrics/eval/accuracy", 0.5),
+        ("metrics/eval/accuracy", 0.5),
+    ]

@@ -395,9 +395,7 @@ def test_of_two_metrics_that_end_alike_that_of_the_evaluation_is_meant_and_of_tw
     stream = TensorStream(CheckpointSaver(str(tmp_path / "2"), monitor="MulticlassAccuracy"))
     loaders = [Evaluator(label, gold_loader("eval_a", 12, 5)) for label in ("one", "two")]
     train(stream, monkeypatch, eval_dataloader=loaders, **arguments)
-    assert "may be metrics/one/MulticlassAccuracy, metrics/two/MulticlassAccuracy: write the whole name" in str(
-        stream.errors[0]
-    )
+    assert "may be one/MulticlassAccuracy, two/MulticlassAccuracy: write one of these" in str(stream.errors[0])
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -217,6 +217,19 @@ def test_a_label_that_does_not_exist_is_an_error_at_once_where_the_training_name
     hand(make("MyAccuracy", "train"), start)
 
 
+@pytest.mark.parametrize("monitor", ["MyAccuracy", "eval/MyAccuracy", "metrics/eval/MyAccuracy"])
+def test_a_metric_may_be_given_by_its_full_or_short_name(monitor: str) -> None:
+    stopper, asked = ThresholdStopper(monitor, "eval", threshold=0.5), []
+    for batch, value in ((2, 0.4), (4, 0.6)):
+        hand(stopper, snapshot_of(["EVAL_END", "eval", 1, batch, value], "MyAccuracy", asked))
+    assert len(asked) == 1
+    with pytest.raises(CannotWorkError, match="'eval' has no metric 'test/MyAccuracy'"):
+        hand(
+            ThresholdStopper("test/MyAccuracy", "eval", 0.5),
+            snapshot_of(["EVAL_END", "eval", 1, 2, 0.1], "MyAccuracy", []),
+        )
+
+
 def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluation() -> None:
     stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
     hand(stopper, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))

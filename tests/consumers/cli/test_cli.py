@@ -350,14 +350,16 @@ def test_what_a_run_has_logged_is_listed_by_name(consumer: Run, runs_dir: Path) 
     assert [result.code for result in results] == [0, 0, 0]
     assert results[0] == results[1] == results[2]
     header, *lines = results[0].out.splitlines()
-    assert header.split() == ["name", "label", "event", "last", "value"]
-    names = [line.split()[0] for line in lines]
+    assert header.split() == ["name", "label", "event", "last", "value", "full", "name"]
+    names = [line.split()[-1] for line in lines]
     assert names == sorted(names)
     assert {"loss/train/total", "lr-SGD/group0", "time/batch"} <= set(names)
     listed = consumer("--list-metrics", "own").out
     assert "loss/train/total" in listed
-    assert ["mine\\n\\x1b[2J", "-", "batch_end", "3.25"] in [line.split() for line in listed.splitlines()]
-    assert ["grad_norm", "-", "batch_end", "2.5"] in [line.split() for line in listed.splitlines()]
+    assert ["mine\\n\\x1b[2J", "-", "batch_end", "3.25", "mine\\n\\x1b[2J"] in [
+        line.split() for line in listed.splitlines()
+    ]
+    assert ["grad_norm", "-", "batch_end", "2.5", "grad_norm"] in [line.split() for line in listed.splitlines()]
     nothing = consumer("--list-metrics", "empty")
     assert (nothing.code, nothing.out) == (0, "")
     assert "run empty has logged nothing" in nothing.err
@@ -372,7 +374,8 @@ def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Run, runs_d
     )
     record_run(runs_dir, "evaluated", [snapshot])
     result = consumer("--list-metrics")
-    assert ["metrics/eval/accuracy", "eval", "eval_end", "0.75"] in [line.split() for line in result.out.splitlines()]
+    row = ["accuracy", "eval", "eval_end", "0.75", "metrics/eval/accuracy"]
+    assert row in [line.split() for line in result.out.splitlines()]
     assert "dataloader_label=LABEL and monitor=NAME" in result.err
 
 

@@ -165,7 +165,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
     assert groups[-1][0] == "step"
     charts = {chart.id: chart for _, members in groups for chart in members}
-    assert charts["loss/train/total"].title == "loss/train/total"
+    assert charts["loss/train/total"].title == "loss"
     (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
     (line,) = Lines(LineCache()).news(charts, runs, Look("batch", None, {phases.id: 300}))
     assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {

@@ -75,6 +75,9 @@ def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
     assert {"loss/train/total", "metrics/train/CrossEntropy", "metrics/eval/MulticlassAccuracy"} <= logged.keys()
     computed = trainer.state.eval_metrics["eval"]["MulticlassAccuracy"].compute()
     assert trainer.metrics["metrics/eval/MulticlassAccuracy"] == computed.item()
+    assert trainer.metrics["MulticlassAccuracy"] == computed.item()
+    with pytest.raises(KeyError, match="Accuracy"):
+        trainer.metrics["Accuracy"]
     # What its callbacks want is recorded from the first event on, as if it had been in the base set.
     recorded = Recording(runs_dir / "attached").snapshots([Event.BATCH_START])
     assert len(list(recorded)) == 4
