@@ -4,6 +4,7 @@ shows it: control characters are escaped, also where the output goes to a file o
 import logging
 import os
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -148,6 +149,28 @@ def cut_in_the_middle(text: str, longest: int) -> str:
         return text
     end = (longest - 3) // 2
     return f"{text[: longest - 3 - end]}...{text[len(text) - end :]}"
+
+
+GAP = "  "
+_INDENT = " " * 4
+
+
+def wrap(cells: Iterable[str]) -> list[str]:
+    """Cells in lines as wide as the terminal, or 80 columns where there is none; the second line and those after it are
+    indented. A cell is never divided."""
+    width = shutil.get_terminal_size().columns
+    lines: list[str] = []
+    for cell in cells:
+        if lines and len(lines[-1]) + len(GAP) + len(cell) <= width:
+            lines[-1] += GAP + cell
+        else:
+            lines.append(_INDENT + cell if lines else cell)
+    return lines
+
+
+def widest_cell() -> int:
+    """How wide a cell of :func:`wrap` may be."""
+    return max(shutil.get_terminal_size().columns - len(_INDENT), 1)
 
 
 def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:

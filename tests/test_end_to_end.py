@@ -252,8 +252,8 @@ def test_two_terminals_in_either_order(runs_dir):
     assert code == 0, err
     out, err = waiting.communicate(timeout=100)
     assert waiting.returncode == 0
-    assert "throughput/samples_per_sec" in out
-    assert "lr-AdamW/group0" in out
+    assert "samples_per_sec" in out
+    assert "  lr  " in out
     code, again, err = run(
         "consumer", "--last", "--callbacks", "speed,lr", "-o", "speed.window_size=5", "-o", "console.every=0"
     )

@@ -1,6 +1,5 @@
 """Rows for people: one line at a time on standard output."""
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -8,18 +7,18 @@ from time import monotonic
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.printing import one_line, say
+from offloop.bus.printing import GAP, cut_in_the_middle, one_line, say, widest_cell, wrap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames, is_named
 from offloop.bus.types.metrics import shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, RunContext, Table, Text
 
-_GAP = "  "
-_INDENT = " " * 4
 _VALUE_WIDTH = 9
 _BIGGEST_WHOLE = 10**_VALUE_WIDTH
 _TEXT_WIDTH = 60
+_LEAST_NAME = 8
 _TERMINAL_SECONDS = 0.2
 
 _GLOBAL_NORM = "l2_norm/grad/global"
@@ -41,21 +40,22 @@ _FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints step, epoch (from 0) and metrics on standard output, a line a second. The step of a batch is the number of
-    batches before it; an evaluation has that of the last batch before it, and one of an imported log that of the log.
+    """Prints step, epoch (from 0) and metrics by their short names on standard output, once a second. The step of a
+    batch is the number of batches before it; an evaluation has that of the last batch before it, and one of an imported
+    log that of the log.
 
-    At most one line for each ``every`` seconds of the run's own time, with the latest value of everything that was
-    logged since the line before; what is left at the end is printed too. ``every=0`` prints a line for every event at
-    which something was logged. On a terminal long lines are wrapped, and a recording that is read faster than it was
-    made prints at most five lines a second. Images, tables and texts are a short line each, the latest of each name,
-    hyperparameters one line; files to upload are left out.
+    At most once in ``every`` seconds of the run's own time, with the latest value of everything that was logged since
+    the time before; what is left at the end is printed too. ``every=0`` prints every event at which something was
+    logged. Lines are as wide as the terminal, and elsewhere 80 columns; what does not fit is in the next line, which is
+    indented. A terminal gets a recording that is read faster than it was made at most five times a second. Images,
+    tables and texts are a short line each, the latest of each name; files to upload are left out.
 
     ``hide`` are patterns of metrics and hyperparameters that are not shown, or are after all with ``!`` before them:
-    the last one that fits a name counts. By default they hide training time and wall-clock time, for which step and
-    epoch stand, the throughput of a single device, activations, every norm of a single parameter, and by what and where
-    the run was started. ``hide=`` hides nothing.
+    the last one that fits a name counts. A pattern is of a full name, or is the short name of a metric. By default they
+    hide training time and wall-clock time, for which step and epoch stand, the throughput of a single device,
+    activations, every norm of a single parameter, and by what and where the run was started. ``hide=`` hides nothing.
 
-    A line has at most ``most`` metrics, or hyperparameters, and the number of the others: losses and metrics of the
+    At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: losses and metrics of the
     model go first, then those that came first.
     """
 
@@ -73,6 +73,7 @@ class ConsoleLogger(LoggerDestination):
         self._source: Callable[[], Source] = Source
         self._is_imported = False
         self._shown: dict[str, bool] = {}
+        self._names: MetricNames | None = None
         self._next = float("-inf")
         self._next_on_terminal = float("-inf")
         self._metrics: dict[str, LogValue] = {}
@@ -87,7 +88,7 @@ class ConsoleLogger(LoggerDestination):
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Prints them if a line is due, keeps them for the next line if not."""
-        metrics = {name: value for row in rows for name, value in row.metrics.items() if self._is_shown(name)}
+        metrics = {name: value for row in rows for name, value in row.metrics.items() if self._shows(name)}
         if not metrics:
             return
         self._metrics |= metrics
@@ -115,9 +116,9 @@ class ConsoleLogger(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Prints the first of them on a line of their own."""
         cells = [
-            one_line(f"{name}={_shortened(str(value))}")
+            _cell(name, "=", _shortened(one_line(str(value)), _text_width()))
             for name, value in hyperparameters.items()
-            if self._is_shown(name)
+            if self._fits(name, fnmatchcase)
         ]
         if (left_out := len(cells) - self._most) > 0:
             cells[self._most :] = [f"... and {left_out} more"]
@@ -145,21 +146,28 @@ class ConsoleLogger(LoggerDestination):
         self._metrics = dict(state["metrics"])
         self._notes = dict(state["notes"])
         self._order = {name: place for place, name in enumerate(state["order"])}
+        for name in self._order:
+            self._shows(name)
         self._step, self._epoch = state["step"], state["epoch"]
         self._is_imported = state["is_imported"]
 
     def _shown_step(self, row: Row) -> int:
         return row.step if self._is_imported else min(shown_step(name, row.step) for name in row.metrics)
 
-    def _is_shown(self, name: str) -> bool:
-        shown = self._shown.get(name)
+    def _shows(self, metric: str) -> bool:
+        shown = self._shown.get(metric)
         if shown is None:
-            fitting = [pattern for pattern in self._hide if fnmatchcase(name, pattern.removeprefix("!"))]
-            shown = self._shown[name] = not fitting or fitting[-1].startswith("!")
+            shown = self._fits(metric, lambda name, pattern: fnmatchcase(name, pattern) or is_named(name, pattern))
+            self._shown[metric] = shown
+            self._names = None
         return shown
 
+    def _fits(self, name: str, matches: Callable[[str, str], bool]) -> bool:
+        fitting = [pattern for pattern in self._hide if matches(name, pattern.removeprefix("!"))]
+        return not fitting or fitting[-1].startswith("!")
+
     def _note(self, step: int, name: str, text: str, state: Snapshot) -> None:
-        self._notes[name] = f"step {step:>6}{_GAP}{one_line(name)}: {_shortened(one_line(text))}"
+        self._notes[name] = f"step {step:>6}{GAP}{one_line(name)}: {one_line(text)}"
         self._print_what_is_due(state)
 
     def _print_what_is_due(self, state: Snapshot) -> None:
@@ -181,12 +189,15 @@ class ConsoleLogger(LoggerDestination):
             named = sorted(self._metrics, key=self._order.__getitem__)
             kept = sorted(named, key=lambda name: not name.startswith(_FIRST))[: self._most]
             kept.sort(key=self._order.__getitem__)
-            cells += (one_line(f"{name} {format_value(self._metrics[name]):>{_VALUE_WIDTH}}") for name in kept)
+            self._names = self._names or MetricNames(self._shown)
+            for name in kept:
+                value = _shortened(one_line(format_value(self._metrics[name])), _text_width())
+                cells.append(_cell(self._names.short(name), " ", f"{value:>{_VALUE_WIDTH}}"))
             if left_out := len(named) - len(kept):
                 cells.append(f"... and {left_out} more")
             _say_cells(cells)
         for note in self._notes.values():
-            say(note)
+            say(_shortened(note, widest_cell()))
         self._metrics, self._notes = {}, {}
 
 
@@ -207,22 +218,22 @@ def format_value(value: LogValue) -> str:
     return f"{value:.4g}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _text_width() -> int:
+    return max(min(_TEXT_WIDTH, widest_cell() - 1 - _LEAST_NAME), 2 * _VALUE_WIDTH)
+
+
+def _cell(name: str, sign: str, value: str) -> str:
+    """A name and a value. If both are too wide for a line, the name is cut, because a part of a number is another
+    number."""
+    name = one_line(name)
+    room = max(widest_cell() - len(sign) - len(value), _LEAST_NAME)
+    return f"{cut_in_the_middle(name, room)}{sign}{value}"
 
 
 def _say_cells(cells: list[str]) -> None:
-    if cells:
-        for line in _wrapped(cells) if sys.stdout.isatty() else [_GAP.join(cells)]:
-            say(line)
-
-
-def _wrapped(cells: list[str]) -> list[str]:
-    width = shutil.get_terminal_size().columns
-    lines = [cells[0]]
-    for cell in cells[1:]:
-        if len(lines[-1]) + len(_GAP) + len(cell) <= width:
-            lines[-1] += _GAP + cell
-        else:
-            lines.append(_INDENT + cell)
-    return lines
+    for line in wrap(cells):
+        say(line)

@@ -12,6 +12,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.screen import Screen
 from offloop.bus.types.event import Event
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.time import TimeUnit
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
@@ -40,20 +41,25 @@ class _Bar:
 
     def line(self) -> str:
         """The bar in words."""
-        return self._line("", 0)
+        return self._line("", 0, self._details())
 
     def drawn(self, full: str, width: int) -> str:
-        """The bar in words and drawn with ``full``, in at most ``width`` characters: the drawing gives way to words."""
-        missing = max(len(self._line(full, _BAR_WIDTH)) - width, 0)
-        return self._line(full, max(_BAR_WIDTH - missing, 0))[:width]
+        """The bar in words and drawn with ``full``, in at most ``width`` characters: the drawing gives way to words,
+        and what does not fit then is left out, the last metrics first."""
+        details = self._details()
+        missing = max(len(self._line(full, _BAR_WIDTH, details)) - width, 0)
+        length = max(_BAR_WIDTH - missing, 0)
+        while details and len(self._line(full, length, details)) > width:
+            details.pop()
+        return self._line(full, length, details)[:width]
 
-    def _line(self, full: str, length: int) -> str:
+    def _line(self, full: str, length: int, details: Sequence[str]) -> str:
         share = min(self.done / self.total, 1.0) if self.total else None
         drawn = f"|{full * int(share * length):<{length}}|" if length and share is not None else ""
         percent = "" if share is None else f"{share:4.0%}{drawn} "
         count = f"{int(self.done)}" + ("" if self.total is None else f"/{self.total:.10g}")
         head = f"{self.label:<10} {self.place:<12} " if self.place else f"{self.label:<23} "
-        return one_line(f"{head}{percent}{count} {self.unit} [{', '.join(self._details())}]")
+        return one_line(f"{head}{percent}{count} {self.unit} [{', '.join(details)}]")
 
     def _details(self) -> list[str]:
         elapsed, moved = self.time - self.started, self.done - self.first
@@ -92,9 +98,9 @@ class ProgressLogger(LoggerDestination):
     """Shows how far the run is, on standard error: bars for the training, the epoch and an evaluation.
 
     On a terminal the bars stay at the bottom, and what else the consumer prints goes above them. An epoch or evaluation
-    that is over leaves a line with its metrics: the latest of each kind, at most once a second. Elsewhere, such as in
-    a file, there are lines only: every ``every`` seconds of the run's own time one for what goes on, and the latest
-    epoch and evaluation that ended since.
+    that is over leaves a line with its metrics, by their short names: the latest of each kind, at most once a second.
+    Elsewhere, such as in a file, there are lines only: every ``every`` seconds of the run's own time one for what goes
+    on, and the latest epoch and evaluation that ended since.
 
     Everything comes from the events themselves. What callbacks log (metrics, hyperparameters, images, tables, texts,
     files) is left out: add the logger ``console`` for those.
@@ -175,14 +181,14 @@ class ProgressLogger(LoggerDestination):
         bar = self._bars["train"]
         bar.done, bar.total, bar.time = float(state.timestamp.batch_in_epoch), state.dataloader_len, state.time
         if state.loss is not None:
-            bar.metrics["loss/train/total"] = state.loss
+            bar.metrics["loss"] = state.loss
         if (total := self._bars.get("total")) is not None:
             total.done = float(state.timestamp.get(total.unit))
             if total.unit == TimeUnit.EPOCH.value and bar.total:
                 total.done += bar.done / bar.total
 
     def _end_epoch(self, state: Snapshot) -> None:
-        self._finish("train", {f"metrics/train/{name}": value for name, value in state.train_metrics.items()})
+        self._finish("train", self._named("train", state.train_metrics, state))
 
     def _end_training(self, state: Snapshot) -> None:
         self._finish("train", {})
@@ -205,8 +211,13 @@ class ProgressLogger(LoggerDestination):
     def _end_evaluation(self, state: Snapshot) -> None:
         self._advance(state)
         label = state.dataloader_label or "eval"
-        metrics = state.eval_metrics.get(label, {})
-        self._finish("eval", {f"metrics/{label}/{name}": value for name, value in metrics.items()})
+        self._finish("eval", self._named(label, state.eval_metrics.get(label, {}), state))
+
+    def _named(self, label: str, metrics: Mapping[str, Any], state: Snapshot) -> dict[str, Any]:
+        """Metrics by their short names."""
+        known = {**state.eval_metrics, label: metrics}
+        names = MetricNames(f"metrics/{one}/{name}" for one, values in known.items() for name in values)
+        return {names.short(f"metrics/{label}/{name}"): value for name, value in metrics.items()}
 
     def _end_prediction(self, state: Snapshot) -> None:
         self._advance(state)

@@ -23,7 +23,7 @@ def test_the_demo_shows_trainer_and_consumer_and_names_the_recording(runs_dir):
     assert result.stderr == ""
     trainer, consumer = lines_of("trainer", result.stdout), lines_of("consumer", result.stdout)
     assert any("epoch   2" in line and "MulticlassAccuracy" in line for line in trainer)
-    for metric in ("throughput/batches_per_sec", "lr-AdamW/group0"):
+    for metric in ("batches_per_sec  ", "  lr  "):
         assert any(metric in line for line in consumer)
         assert not any(metric in line for line in trainer)
     (recording,) = runs_dir.glob("*/recording-1.mcap")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from offloop.bus.printing import escape
+from offloop.bus.printing import GAP, escape, wrap
 from offloop.bus.screen import Screen
+from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.time import TimeUnit
 from offloop.trainer.device.device import DeferredScalar
 from offloop.trainer.engine.state import State
@@ -17,7 +18,6 @@ _SECOND = 1_000_000_000
 _BAR_EVERY = _SECOND // 10
 _LINE_EVERY = 5 * _SECOND
 _BAR_WIDTH = 20
-_GAP = "  "
 
 
 class ProgressDisplay:
@@ -91,7 +91,7 @@ class ProgressLines(ProgressDisplay):
         self.next_draw = self._clock() + self._every
         results = self._results(but=self._shown)
         self._shown = self._state.eval_metric_values
-        self._write_line(_joined([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results]))
+        self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
 
     def finish(self) -> None:
         """Writes the last line."""
@@ -101,13 +101,14 @@ class ProgressLines(ProgressDisplay):
         how = "stopped" if state.stopped else "done"
         planned = f" of {state.planned_duration}" if state.stopped else ""
         counts = f"{epochs} ep, {batches} ba, {samples} sp{planned} in {seconds:.1f} s"
-        self._write_line(_joined([f"{how}: {counts}", *self._results()]))
+        self._write_line([f"{how}: {counts}", *self._results()])
 
     def _show(self, parts: list[str]) -> None:
-        self._write_line(_joined(parts))
+        self._write_line(parts)
 
-    def _write_line(self, line: str) -> None:
-        self._leave(line)
+    def _write_line(self, parts: list[str]) -> None:
+        for line in wrap(map(escape, parts)):
+            self._leave(line.rstrip())
 
     def _leave(self, line: str) -> None:
         self._stream.write(f"{escape(line)}\n")
@@ -138,14 +139,15 @@ class ProgressLines(ProgressDisplay):
         """The loss, and what the evaluations say, but for those that said the same before."""
         loss = self._read_loss()
         parts = [] if loss is None else [f"loss {loss:<8.4g}"]
-        labels = self._state.eval_metric_values
-        # With one evaluator there is nothing to tell apart. Of several, some may not have run yet.
-        has_several = max(len(self._state.evaluators), len(labels)) > 1
-        for label, metrics in labels.items():
-            if metrics is but.get(label):
-                continue
-            prefix = f"{label} " if has_several else ""
-            parts += [f"{prefix}{name} {_short(value)}" for name, value in metrics.items()]
+        evaluated = self._state.eval_metric_values
+        # Of several evaluators some may not have run yet.
+        known = {**self._state.eval_metrics, **evaluated}
+        names = MetricNames(f"metrics/{label}/{name}" for label, metrics in known.items() for name in metrics)
+        for label, metrics in evaluated.items():
+            if metrics is not but.get(label):
+                parts += [
+                    f"{names.short(f'metrics/{label}/{name}')} {_value_text(value)}" for name, value in metrics.items()
+                ]
         return parts
 
     def _read_loss(self) -> float | None:
@@ -173,9 +175,6 @@ class ProgressBar(ProgressLines):
         if self._screen is None:
             self._screen = Screen(self._stream)
         self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
-
-    def _write_line(self, line: str) -> None:
-        super()._write_line(_fitted(line.split(_GAP)))
 
     def _leave(self, line: str) -> None:
         if self._screen is None:
@@ -207,7 +206,7 @@ def make_progress(
 
 
 def _joined(parts: list[str]) -> str:
-    return _GAP.join(parts).rstrip()
+    return GAP.join(parts).rstrip()
 
 
 def _fitted(parts: list[str]) -> str:
@@ -224,5 +223,5 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def _short(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

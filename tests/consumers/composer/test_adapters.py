@@ -74,7 +74,7 @@ def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(consum
     )
     assert "examples/composer_callback_too_much.py:17)" in done.err
     assert "callback DeadUnits raised 8 times" in done.err
-    assert "lr-SGD/group0" in done.out
+    assert "  lr  " in done.out
 
 
 def with_duration(snapshot: Snapshot) -> Snapshot:

@@ -1,12 +1,16 @@
 """The console on a terminal, and what it shows of images, tables and texts."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import batch_end, snapshots_of_training
+from consumers_stream import batch_end, record_run, snapshots_of_training
 from logged import LogsWhatItSees
+from terminals import Terminal
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -34,7 +38,7 @@ def test_images_tables_and_texts_are_a_short_line_each(capsys: pytest.CaptureFix
     ]
     assert lines[3].startswith("step      7  answer: first line second line\\x1b[2Jxxx")
     assert lines[3].endswith("x...")
-    assert (len(lines), len(lines[3])) == (4, 81)
+    assert (len(lines), len(lines[3])) == (4, 76)
 
 
 def test_of_many_texts_the_latest_of_each_name_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +52,7 @@ def test_of_many_texts_the_latest_of_each_name_is_shown(capsys: pytest.CaptureFi
 
 def test_texts_of_a_run_cannot_break_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     log(ConsoleLogger(), batch_end(1, rows=[[1, {"a\nb": "c\x1b[2Jd"}]], hyperparameters={"e": "f\r\ng"}))
-    assert capsys.readouterr().out.splitlines() == ["e=f g", "step      1  epoch   0  a b    c\\x1b[2Jd"]
+    assert capsys.readouterr().out.splitlines() == ["e=f g", "step      1  epoch   0  a b c\\x1b[2Jd"]
 
 
 def test_lines_stay_aligned_and_numbers_are_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,16 +104,68 @@ def test_the_last_pattern_that_fits_a_name_counts(capsys: pytest.CaptureFixture[
     assert shown_names(capsys.readouterr().out) == ["a/c"]
 
 
+def test_metrics_have_their_short_names_and_are_hidden_by_them(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"loss/train/total": 0.5, "lr-SGD/group0": 0.1, "metrics/a/f1": 0.5}
+    hides = ConsoleLogger(every=0, hide=["lr"])
+    log(hides, batch_end(1, rows=[[1, row]]), batch_end(2, rows=[[2, {**row, "metrics/b/f1": 1.0}]]))
+    assert capsys.readouterr().out.splitlines() == [
+        "step      0  epoch   0  loss       0.5  f1       0.5",
+        "step      1  epoch   0  loss       0.5  a/f1       0.5  b/f1         1",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 60, 30])
+def test_lines_fit_the_width_and_no_number_is_cut(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "loss/train/total": -1.2345e-100,
+        "metrics/eval/MulticlassAccuracy": 0.9889,
+        f"metrics/eval/{'long' * 30}": 123456789,
+        "throughput/samples_per_sec": 12345678.0,
+        "memory/" + "x" * 40: 1.5e9,
+        "word": "text " * 40,
+    }
+    text = {"text": "number " * 30, "name": "answer"}
+    shown = []
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        log(ConsoleLogger(), batch_end(1, rows=[[1, values]], text=text, hyperparameters={"name" * 30: [0.125] * 40}))
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    lines = shown[0].splitlines()
+    assert max(map(len, lines)) <= columns
+    words = shown[0].split()
+    assert {"-1.234e-100", "0.9889", "123456789", "1.235e+07", "1.5e+09"} <= {*words}
+
+
 def test_a_line_has_a_dozen_metrics_and_says_how_many_there_are_more(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {f"memory/{number}": number for number in range(152)} | {"metrics/eval/Accuracy": 0.5, "loss/train": 1.0}
+    row = {f"a/{number}": number for number in range(152)} | {"metrics/eval/a/b": 0.5, "loss/train/a/b": 1.0}
     log(ConsoleLogger(), batch_end(1, rows=[[1, row]]))
+    short = capsys.readouterr().out
+    assert shown_names(short) == [*(f"a/{number}" for number in range(10)), "a/b", "train/a/b"]
+    assert short.endswith("  ... and 142 more\n")
     log(ConsoleLogger(most=200), batch_end(1, rows=[[1, row]]))
-    short, long = capsys.readouterr().out.splitlines()
-    assert shown_names(short) == [*(f"memory/{number}" for number in range(10)), "metrics/eval/Accuracy", "loss/train"]
-    assert short.endswith("  ... and 142 more")
-    assert shown_names(long) == list(row)
+    assert len(shown_names(capsys.readouterr().out)) == len(row)
     with pytest.raises(ConfigurationError, match="most is how many"):
         ConsoleLogger(most=0)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_terminal_gets_lines_of_its_width_and_a_pipe_the_same(columns: int, runs_dir: Path) -> None:
+    run = record_run(runs_dir, "r", snapshots_of_training(8, 4))
+    command = [str(Path(sys.executable).with_name("consumer")), "--replay", str(run), "-o", "console.every=0"]
+    terminal = Terminal(*command, columns=columns, lines=100)
+    assert terminal.wait_for_end() == 0
+    shown = [line.rstrip() for line in terminal.text.splitlines() if line.strip()]
+    piped = subprocess.run(
+        command, capture_output=True, check=True, text=True, env={**os.environ, "COLUMNS": str(columns)}
+    )
+    lines = piped.stdout.splitlines()
+    assert lines == [line for line in shown if line in lines]
+    assert max(map(len, lines)) <= columns
+    assert any("  loss " in line for line in lines)
 
 
 def test_a_recording_read_fast_does_not_flood_a_terminal(
