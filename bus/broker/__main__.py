@@ -38,10 +38,10 @@ def main() -> None:
             taken = {"run": directory.name}
         else:
             directory = RunDirectory(root, name, *sys.argv[4:5])
-        control, stream = (socket_address(directory.path / name) for name in SOCKET_FILES)
+        control_endpoint, event_feed = (socket_address(directory.path / name) for name in SOCKET_FILES)
         broker = Broker(
-            control,
-            stream,
+            control_endpoint,
+            event_feed,
             directory.path.parent,
             directory=directory,
             until_over=True,
@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(1)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say({"ready": control, **taken})
+    _say({"ready": control_endpoint, **taken})
     broker.serve()
 
 

@@ -77,7 +77,7 @@ class Bridges:
             has_trouble = bridge is None or bridge.state not in ("copying", "done")
             at = now + _REPORT_SECONDS
             if has_trouble and look.has_trouble:
-                why = "see bridge.log in its folder" if bridge is None else bridge.why or bridge.state
+                why = "see bridge.log in its folder" if bridge is None else bridge.reason or bridge.state
                 reports[path] = (
                     f"it is not copied to NATS at {self._stream} at the moment ({why}); if its bridge ends before all "
                     f"is there, {how_to_send(path, self._stream)}"

@@ -61,7 +61,7 @@ LAST_SUMMARY_SECONDS = 0.2
 
 
 class Broker:
-    """Serves runs at one address: ``control`` for publishers and requests, ``stream`` for the events themselves.
+    """Serves runs at two addresses: publishers and requests at ``control_endpoint``, events at ``event_feed``.
 
     Nothing that a peer sends stops it: what is malformed is counted and named in the log. Each event is recorded
     and sent out once, in the order in which it came. :meth:`serve` runs until :meth:`stop`, or, with ``until_over``,
@@ -76,8 +76,8 @@ class Broker:
 
     def __init__(
         self,
-        control: str,
-        stream: str,
+        control_endpoint: str,
+        event_feed: str,
         runs_dir: Path,
         *,
         directory: RunDirectory | None = None,
@@ -100,23 +100,25 @@ class Broker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             gatekeeper = Gatekeeper(self._context, security) if security is not None else None
-            self._control_socket = listen(self._context, zmq.ROUTER, control, CONTROL, security, timeouts)
-            self._stream_socket = listen(self._context, zmq.PUB, stream, STREAM, security, timeouts)
+            self._control_socket = listen(self._context, zmq.ROUTER, control_endpoint, CONTROL, security, timeouts)
+            self._feed_socket = listen(self._context, zmq.PUB, event_feed, STREAM, security, timeouts)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self.control = self._control_socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.stream = self._stream_socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._guard = ConnectionGuard(self.control, self.stream)
+        self.control_endpoint = self._control_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.event_feed = self._feed_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._guard = ConnectionGuard(self.control_endpoint, self.event_feed)
         self._poller = zmq.Poller()
         self._poller.register(self._control_socket, zmq.POLLIN)
         self._admission: Admission | None = None
         if gatekeeper is not None:
-            self._admission = Admission(gatekeeper, self._control_socket, self._stream_socket)
+            self._admission = Admission(gatekeeper, self._control_socket, self._feed_socket)
             for asked in self._admission.sockets:
                 self._poller.register(asked, zmq.POLLIN)
         self._peers = Peers(self._control_socket, self._guard)
-        self._runs = LiveRuns(runs_dir, directory, self.control, self.stream, self._poller, self._peers, timeouts)
+        self._runs = LiveRuns(
+            runs_dir, directory, self.control_endpoint, self.event_feed, self._poller, self._peers, timeouts
+        )
         self._control = ControlHandler(self._runs, self._peers, Archive(runs_dir, timeouts), timeouts)
 
     def stop(self) -> None:
@@ -306,10 +308,10 @@ class Broker:
                 frames = [frame for frame in frames if BASE_STEPS.get(rank.names[frame.partition(b"\0")[0]], 1)]
                 batch = None
             if batch is not None and len(batch) <= LIVE_BATCH:
-                self._stream_socket.send(topic + batch[1:], zmq.NOBLOCK)
+                self._feed_socket.send(topic + batch[1:], zmq.NOBLOCK)
                 continue
             for part in _parts(frames):
-                self._stream_socket.send(topic + encode_frame_batch(part)[1:], zmq.NOBLOCK)
+                self._feed_socket.send(topic + encode_frame_batch(part)[1:], zmq.NOBLOCK)
 
     def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
         """Whether a message from a peer that is not known as a publisher is left unread.
@@ -459,7 +461,7 @@ class Broker:
             positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
             on_disk = {number: (place.seq, place.base_seq) for number, place in run.writer.positions.items()}
             heartbeat = encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
-            self._stream_socket.send(heartbeat, zmq.NOBLOCK)
+            self._feed_socket.send(heartbeat, zmq.NOBLOCK)
 
     def _reap_dead_publishers(self, ready: dict[Any, int], now: float) -> None:
         """Ends the streams of publishers whose processes died, once everything they sent is collected."""

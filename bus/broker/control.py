@@ -123,7 +123,7 @@ class ControlHandler:
             "run": recording.parent.name,
             "attempt": attempt,
             "id": run_id,
-            "event_feed": self._runs.stream,
+            "event_feed": self._runs.event_feed,
             "path": str(recording.parent),
             "recording": recording.name,
             **news,
@@ -228,11 +228,11 @@ class ControlHandler:
         name = text_or_none(content, "run")
         if name is not None:
             self._runs.begin_if_announced(name)
-        live = {run.name: {"attempt": run.attempt, "event_feed": self._runs.stream} for run in self._runs}
+        live = {run.name: {"attempt": run.attempt, "event_feed": self._runs.event_feed} for run in self._runs}
         listed = self._archive.listing(name, live)
         if name is None and (announced := self._runs.announced()):
             others = {run["run"]: run for run in listed}
-            new = [_describe_announced(run, self._runs.stream, others.pop(run.name, {})) for run in announced]
+            new = [_describe_announced(run, self._runs.event_feed, others.pop(run.name, {})) for run in announced]
             listed = [*new, *others.values()][:MAX_LISTED]
         self._reply(request, "runs", {"runs": listed})
 

@@ -258,7 +258,7 @@ class BrokerRun:
         return f"the recording lacks {self.lost} events" if self.lost else None
 
     @property
-    def missing(self) -> list[Gap]:
+    def gaps(self) -> list[Gap]:
         """Events behind the end of the recording."""
         last = {number: rank.seq if rank.end is None else rank.end[1].seq - 1 for number, rank in self.ranks.items()}
         return [

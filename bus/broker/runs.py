@@ -101,22 +101,22 @@ class AnnouncedRun:
 
 
 class LiveRuns:
-    """Every run at a broker with its publishers. ``control`` and ``stream`` are where the broker listens; with
-    ``directory`` that run's is held already. Processes of this machine are watched by ``poller``."""
+    """Every run at a broker with its publishers. ``control_endpoint`` and ``event_feed`` are where the broker listens;
+    with ``directory`` that run's is held already. Processes of this machine are watched by ``poller``."""
 
     def __init__(
         self,
         root: Path,
         directory: RunDirectory | None,
-        control: str,
-        stream: str,
+        control_endpoint: str,
+        event_feed: str,
         poller: zmq.Poller,
         peers: Peers,
         timeouts: Timeouts,
     ) -> None:
         self._timeouts = timeouts
-        self.control = control
-        self.stream = stream
+        self.control_endpoint = control_endpoint
+        self.event_feed = event_feed
         self.served = 0
         """Runs that came."""
         self.refused = 0
@@ -416,7 +416,7 @@ class LiveRuns:
             writer = RecordingWriter(recording, name, number, directory.run_id)
             try:
                 directory.begin_attempt(recording, number, info, world_size, local_world_size=local_world_size)
-                directory.announce(number, self.control, self.stream)
+                directory.announce(number, self.control_endpoint, self.event_feed)
                 run = BrokerRun(directory, number, writer, world_size, self._timeouts, self._counts, local_world_size)
             except BaseException:
                 writer.discard()
@@ -445,7 +445,7 @@ class LiveRuns:
             recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
             writer = RecordingWriter.resume(recording, name, attempt, directory.run_id)
             run = BrokerRun(directory, attempt, writer, world_size, self._timeouts, self._counts, local_world_size)
-            directory.announce(attempt, self.control, self.stream)
+            directory.announce(attempt, self.control_endpoint, self.event_feed)
         except BaseException:
             directory.release()
             raise
@@ -494,7 +494,7 @@ class LiveRuns:
         run.close_recording()
         unwritten = None
         try:
-            run.directory.end_attempt(run.ending, run.incomplete, run.reached, missing=run.missing)
+            run.directory.end_attempt(run.ending, run.incomplete, run.reached, gaps=run.gaps)
         except RunDirectoryError as error:
             unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
             _log.error("run %s: %s", run.name, unwritten)

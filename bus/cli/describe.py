@@ -69,8 +69,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         described["dumps"] = [_dump(path) for path in dumps]
     paused = None if run.paused is None else run.paused._asdict()
     recorded = _recorded(run.recording)
-    if last.missing:
-        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in last.missing)]
+    if last.gaps:
+        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in last.gaps)]
     return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
 
 
@@ -250,7 +250,7 @@ def _missing_copy(described: dict[str, Any], bridge: BridgeStatus | None) -> str
     if bridge.has_all(described["attempt"]):
         return ""
     what = "incomplete" if bridge.copied else "missing"
-    return f"{what}: {how_to_send(Path(described['recording']).parent, bridge.stream)}"
+    return f"{what}: {how_to_send(Path(described['recording']).parent, bridge.servers)}"
 
 
 def _never(events: list[str], fields: dict[str, str]) -> str:

@@ -211,7 +211,7 @@ def server() -> None:
 
 @server.command(short_help="Serve any number of runs until Ctrl-C.")
 @click.option(
-    "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the stream takes the next port."
+    "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the event feed takes the next port."
 )
 @click.option("--key", metavar="FILE", help="The broker's secret key, for other addresses than this machine's own.")
 @click.option(
@@ -240,7 +240,10 @@ def broker(listen: str, key: str | None, allow_list: str | None, stream: str | N
     serving = Broker(listen, feed, absolute_runs_dir(_where(runs_dir)), security=security, bridge_to=stream)
     signal.signal(signal.SIGTERM, lambda *_: serving.stop())
     signal.signal(signal.SIGINT, _Interrupt(serving))
-    say(f"serving at {serving.control}, runs in {_where(runs_dir)}; start trainers with --broker {serving.control}")
+    say(
+        f"serving at {serving.control_endpoint}, runs in {_where(runs_dir)}; "
+        f"start trainers with --broker {serving.control_endpoint}"
+    )
     left = serving.serve()
     say(f"stopped after {serving.statistics().collected:,} events{_left_live(left)}")
 
@@ -357,7 +360,7 @@ def _stream_address(listen: str) -> str:
         raise ConfigurationError(f"{listen!r} is not an address to listen at: use one like tcp://127.0.0.1:5570")
     host, _, port = listen.rpartition(":")
     if port == "65535":
-        raise ConfigurationError(f"cannot listen at {listen!r}: the stream takes the next port, and there is none")
+        raise ConfigurationError(f"cannot listen at {listen!r}: the event feed takes the next port, and there is none")
     return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
 
 

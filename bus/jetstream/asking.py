@@ -65,7 +65,7 @@ class Asking:
 
     def note_failure(self, error: Exception) -> None:
         """The servers do not answer, or cannot do what they are asked for now."""
-        self._status.state, self._status.why = "waiting", in_words(error)
+        self._status.state, self._status.reason = "waiting", in_words(error)
         if getattr(error, "err_code", None) in FULL:
             self._say_full(error)
 
@@ -98,7 +98,7 @@ class Asking:
     def _note_answer(self) -> None:
         """The servers answer: the bridge copies, or has yet to find room for one of its files."""
         why = next(iter(self._full.values()), "")
-        self._status.state, self._status.why = "paused" if why else "copying", why
+        self._status.state, self._status.reason = "paused" if why else "copying", why
 
     def _say_full(self, error: Exception) -> None:
         """Says once what has no room, and what makes some."""

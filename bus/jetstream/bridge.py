@@ -117,7 +117,7 @@ class Bridge:
         except (BridgeReplacedError, _RunGoneError):
             raise  # the run's folder, if there is one, has the other one's status
         except OffloopError as error:
-            self.status.state, self.status.why = "failed", str(error)
+            self.status.state, self.status.reason = "failed", str(error)
             self._write_status()
             raise
         except BaseException:
@@ -137,7 +137,7 @@ class Bridge:
         self._ended_at = ended_at = now if self._ended_at is None else self._ended_at
         sent_at = -math.inf if self._asking is None else self._asking.sent_at
         if now - max(ended_at, sent_at) > _GIVE_UP_SECONDS:
-            why = f" ({self.status.why})" if self.status.why else ""
+            why = f" ({self.status.reason})" if self.status.reason else ""
             raise BrokerError(
                 f"NATS at {self._servers} took no more of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
                 f"it had ended{why}: start 'offloop server bridge' again when it does",
@@ -155,7 +155,7 @@ class Bridge:
 
     def _note_away(self, line: str) -> None:
         if self._asking is None:
-            self.status.why = "no server answers"
+            self.status.reason = "no server answers"
             self._write_status()
         self._say(line)
 
@@ -326,7 +326,7 @@ class Bridge:
         """Says that all is there: readers end then."""
         if self._telling is not None:
             await self._telling
-        self.status.state, self.status.why = "done", ""
+        self.status.state, self.status.reason = "done", ""
         await self._put_now(self._description())
         self._write_status()
 

@@ -142,7 +142,7 @@ class FileCopy:
         self.at = at = at._replace(bridge=self._stream.bridge)
         await self._compare(at, data)
         if at.end < before.end:
-            self._status.refilled += before.end - at.end
+            self._status.resent += before.end - at.end
             forgotten = f"{before.end - at.end:,} bytes of run {self._stream.run}"
             self._say(f"the servers have forgotten {forgotten}: sent again")
         return at

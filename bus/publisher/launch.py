@@ -175,7 +175,7 @@ class BrokerProcess:
         while not _is_settled(bridge := _bridge_of(path, attempt), attempt) and time.monotonic() < give_up:
             time.sleep(self._timeouts.copy_poll)
         if bridge is None or not bridge.has_all(attempt):
-            why = "its bridge has not begun" if bridge is None else bridge.why or bridge.state
+            why = "its bridge has not begun" if bridge is None else bridge.reason or bridge.state
             _log.warning(
                 "run %s is not all in NATS at %s yet (%s); if its bridge ends before it is, %s",
                 *(self.name, servers, why, how_to_send(path, servers)),

@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 class BridgeStatus:
     """How a bridge is doing."""
 
-    stream: str = ""
+    servers: str = ""
     """Addresses of the servers."""
     host: str = ""
     pid: int = 0
@@ -31,7 +31,7 @@ class BridgeStatus:
     state: str = "waiting"
     """``connecting``, until servers have answered for the first time; ``copying``; ``waiting`` for servers; ``paused``
     because they have no room; ``done``; ``failed``."""
-    why: str = ""
+    reason: str = ""
     """Why it is not connected yet, waits, is paused or has failed."""
     attempt: int = 0
     size: int = 0
@@ -42,15 +42,15 @@ class BridgeStatus:
     """Events in the recording and not in the stream."""
     lag_seconds: float = 0.0
     """For how long the oldest of them has been in the recording."""
-    refilled: int = 0
+    resent: int = 0
     """Bytes that the servers had forgotten and were sent again."""
     time: float = 0.0
     """When this was written, in seconds since 1970."""
 
     @classmethod
-    def of_this_process(cls, stream: str, host: str) -> "BridgeStatus":
+    def of_this_process(cls, servers: str, host: str) -> "BridgeStatus":
         """That of a bridge that begins."""
-        return cls(stream, host, os.getpid(), start_time(os.getpid()), "connecting")
+        return cls(servers, host, os.getpid(), start_time(os.getpid()), "connecting")
 
     def has_all(self, attempt: int) -> bool:
         """Whether all of a run is in the stream that has ended with an attempt."""
@@ -59,7 +59,7 @@ class BridgeStatus:
     @property
     def has_tried(self) -> bool:
         """Whether it has asked the servers, whether or not they have answered."""
-        return self.state != "connecting" or self.why != ""
+        return self.state != "connecting" or self.reason != ""
 
     @property
     def is_running(self) -> bool:
@@ -69,8 +69,8 @@ class BridgeStatus:
     def __str__(self) -> str:
         behind = f"{self.size - self.copied:,} bytes and {self.lag_events:,} events behind"
         lag = f", {behind} ({self.lag_seconds:.1f} s)" if self.size > self.copied else ""
-        refilled = f", {self.refilled:,} bytes sent again" if self.refilled else ""
-        return f"{self.state}{f' ({self.why})' if self.why else ''}, to {self.stream}{lag}{refilled}"
+        resent = f", {self.resent:,} bytes sent again" if self.resent else ""
+        return f"{self.state}{f' ({self.reason})' if self.reason else ''}, to {self.servers}{lag}{resent}"
 
     def write(self, path: Path) -> None:
         """Puts it into a run's directory, if that can be written."""

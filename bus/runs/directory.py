@@ -50,7 +50,7 @@ from offloop.bus.strict_json import plain
 _log = logging.getLogger("offloop")
 
 LOCK_FILE = "broker.lock"
-SOCKET_FILES = ("broker.sock", "stream.sock")
+SOCKET_FILES = ("broker.sock", "feed.sock")
 _RESERVE_FILE = ".run.json.reserve"
 _RESERVE_BYTES = 1 << 16
 """How much ``run.json`` may grow when its newest attempt ends on a full disk."""
@@ -102,7 +102,7 @@ class Attempt:
     ``host``, ``publisher_id``."""
     paused: Pause | None = None
     """Since when it is paused by a command, unless it has resumed."""
-    missing: tuple[Gap, ...] = ()
+    gaps: tuple[Gap, ...] = ()
     """Events behind the end of the recording, which could not be written."""
 
     @property
@@ -382,7 +382,7 @@ def _attempt(path: Path, entry: AttemptRecord, locked: bool) -> Attempt:
         local_world_size=entry.world_size if entry.local_world_size is None else entry.local_world_size,
         publishers=tuple(entry.publishers),
         paused=None if entry.paused is None else Pause(*msgspec.structs.astuple(entry.paused)),
-        missing=tuple(Gap(*msgspec.structs.astuple(one)) for one in entry.missing),
+        gaps=tuple(Gap(*msgspec.structs.astuple(one)) for one in entry.gaps),
     )
 
 
@@ -587,7 +587,7 @@ class RunDirectory:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {error}") from None
         self._began_at = None
         entry.update(status="running", error=None, ended=None)
-        for name in ("reason", "reached", "missing"):
+        for name in ("reason", "reached", "gaps"):
             entry.pop(name, None)
         self._write(RUN_FILE, self._record)
         with contextlib.suppress(OSError):
@@ -621,10 +621,11 @@ class RunDirectory:
             entry["paused"] = pause._asdict()
         self._write(RUN_FILE, self._record)
 
-    def announce(self, number: int, control: str, event_feed: str) -> None:
+    def announce(self, number: int, control_endpoint: str, event_feed: str) -> None:
         """Writes down where the broker of an attempt listens: from here on it is live."""
         self._write(
-            BROKER_FILE, {"control_endpoint": control, "event_feed": event_feed, "pid": os.getpid(), "attempt": number}
+            BROKER_FILE,
+            {"control_endpoint": control_endpoint, "event_feed": event_feed, "pid": os.getpid(), "attempt": number},
         )
 
     def end_attempt(
@@ -633,10 +634,10 @@ class RunDirectory:
         trouble: str | None = None,
         reached: Reached | None = None,
         ended: float | None = None,
-        missing: Sequence[Gap] = (),
+        gaps: Sequence[Gap] = (),
     ) -> None:
         """Writes down how the attempt ended, and how far it came, also on a full disk; ``trouble`` stands in the place
-        of an error where there is none. ``ended`` is by default now, ``missing`` are the events behind the end of the
+        of an error where there is none. ``ended`` is by default now, ``gaps`` are the events behind the end of the
         recording."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
@@ -650,8 +651,8 @@ class RunDirectory:
                 entry[name] = entry[name][:MAX_TEXT]
         if reached is not None:
             entry["reached"] = reached._asdict()
-        if missing:
-            entry["missing"] = [gap._asdict() for gap in missing]
+        if gaps:
+            entry["gaps"] = [gap._asdict() for gap in gaps]
         with _explained(self.path):
             replace_file_in_reserve(self._directory, RUN_FILE, _as_text(self._record), _RESERVE_FILE)
 

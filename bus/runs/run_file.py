@@ -61,7 +61,7 @@ class AttemptRecord(msgspec.Struct):
     paused: PausedRecord | None = None
     world_size: _Number = 1
     local_world_size: _Number | None = None
-    missing: list[GapRecord] = []
+    gaps: list[GapRecord] = []
     publishers: list[dict[str, Any]] = []
     info: dict[str, Any] = {}
 

@@ -34,9 +34,9 @@ _MOST_WINDOWS = 64
 class Endpoints(NamedTuple):
     """Where a live run is served."""
 
-    control: str
-    stream: str | None
-    """The event feed; ``None`` where the recording alone is read, as it grows."""
+    control_endpoint: str
+    event_feed: str | None
+    """``None`` where the recording alone is read, as it grows."""
 
 
 class RunSource(Protocol):

@@ -178,8 +178,8 @@ class Subscriber(RunStream):
         endpoints = self._source.endpoints
         assert endpoints is not None  # it is live
         self._subscription = LiveSubscription(
-            endpoints.stream,
-            endpoints.control,
+            endpoints.event_feed,
+            endpoints.control_endpoint,
             self._order,
             self._lease,
             self._report,
@@ -188,12 +188,12 @@ class Subscriber(RunStream):
             self._timeouts,
         )
         now = time.monotonic()
-        self._following.connected(now, has_feed=endpoints.stream is not None)
+        self._following.connected(now, has_feed=endpoints.event_feed is not None)
         self._send(self._commands.send_again(now))
 
     def _security_for(self, endpoints: Endpoints) -> ClientSecurity | None:
         # A run whose directory is here may all the same be served by a broker that takes keys.
-        return self._given_security or client_security_for(endpoints.control)
+        return self._given_security or client_security_for(endpoints.control_endpoint)
 
     @property
     def _lease(self) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class Subscriber(RunStream):
             )
         wait = self._timeouts.outcome if wait is None else wait
         security = self._security_for(endpoints)
-        return CommandExchange(endpoints.control, self.run_name, command, wait, security, self._timeouts)
+        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, security, self._timeouts)
 
     @property
     def commander(self) -> Callable[..., Outcome]:
@@ -357,7 +357,7 @@ class Subscriber(RunStream):
         endpoints = self._source.endpoints
         if endpoints is None:
             raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
-        with contextlib.closing(RequestClient(endpoints.control, self._given_security, self._timeouts)) as ask:
+        with contextlib.closing(RequestClient(endpoints.control_endpoint, self._given_security, self._timeouts)) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
     def _note_handled(self, snapshot: Snapshot) -> None:

@@ -106,7 +106,7 @@ class Committed:
                 "ending": None if self.ending is None else list(astuple(self.ending)),
                 "damage": self.damage,
                 "named": self.named,
-                "lanes": [
+                "workers": [
                     [dict(worker.positions), name, errors, disabled, pack_state("callback", name, state)]
                     for worker in self.workers
                     for name, errors, disabled, state in (worker.callback,)
@@ -140,7 +140,8 @@ class Committed:
             ending=None if content["ending"] is None else Ending(*content["ending"]),
             damage=content["damage"],
             workers=tuple(
-                WorkerProgress(_positions(positions), _callback(*told)) for positions, *told in content.get("lanes", ())
+                WorkerProgress(_positions(positions), _callback(*told))
+                for positions, *told in content.get("workers", ())
             ),
             named=tuple(map(str, content.get("named", ()))),
         )

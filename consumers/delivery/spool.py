@@ -94,7 +94,7 @@ class Spool(LoggerDestination):
             parent = None if context.run_dir is None else context.run_dir / _DIRECTORY
             self._directory = SpoolDirectory.create(parent, f"{self.shown_as}-{context.attempt}")
         self._final = self._directory.end
-        self._delivered = self._directory.mark.offset
+        self._delivered = self._directory.position.offset
         self._thread = threading.Thread(target=self._send, name=f"send to {self.shown_as}", daemon=True)
         self._thread.start()
 
@@ -253,9 +253,9 @@ class Spool(LoggerDestination):
     def _open_and_deliver(self) -> None:
         directory, destination = self._opened, self._destination
         assert self._context is not None  # set by open()
-        offset = directory.mark.offset
-        if directory.mark.destination:
-            destination.load_state_dict(directory.mark.destination)
+        offset = directory.position.offset
+        if directory.position.destination:
+            destination.load_state_dict(directory.position.destination)
         destination.open(self._context)
         self._note_sent(offset, ())
         while (found := self._next(offset)) is not None:
@@ -293,7 +293,7 @@ class Spool(LoggerDestination):
             entry, after = directory.read(offset)
             if entries and not entry[0] == entries[0][0] == _ROWS:
                 break
-            if offset.records >= directory.mark.sent:
+            if offset.records >= directory.position.sent:
                 entries.append(entry)
             offset = after
         return entries, offset
@@ -343,8 +343,8 @@ class Spool(LoggerDestination):
     @property
     def _missing(self) -> int:
         """How many entries are not known to have arrived."""
-        mark = self._opened.mark
-        return max(0, self._final.records - max(mark.offset.records, mark.sent))
+        position = self._opened.position
+        return max(0, self._final.records - max(position.offset.records, position.sent))
 
     def _end(self) -> None:
         """Says what was not sent, and keeps or deletes what is on the disk."""

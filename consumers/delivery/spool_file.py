@@ -15,7 +15,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.consumers.loggers.files import append_whole
 
 _LENGTH = struct.Struct(">I")
-_MARK = "sent"
+_POSITION = "position"
 _FILES = "files"
 _RECORDS = "records-"
 _FILE_BYTES = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ class SpoolPosition(NamedTuple):
 
 
 class SpoolDirectory:
-    """The directory of one spool: the files ``records-BASE``, the mark in ``sent``, and ``files/``.
+    """The directory of one spool: the files ``records-BASE``, the position in ``position``, and ``files/``.
 
     Records are appended by one thread and read by another, which hold a lock for everything else; each is a length of
     four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Offset`
@@ -55,7 +55,7 @@ class SpoolDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.mark = SpoolPosition(0, Offset(), 0, {})
+        self.position = SpoolPosition(0, Offset(), 0, {})
         self.end = Offset()
         """Where the next record is appended."""
         self._file: BinaryIO | None = None
@@ -71,7 +71,7 @@ class SpoolDirectory:
                 path = tempfile.mkdtemp(prefix=f"{prefix}-", dir=parent)
         made = cls(Path(path or tempfile.mkdtemp(prefix=f"offloop-{prefix}-")))
         (made.path / _FILES).mkdir()
-        made._write_mark(made.mark)
+        made._write_position(made.position)
         made._append_to(0)
         return made
 
@@ -84,10 +84,10 @@ class SpoolDirectory:
         """
         found = cls(path)
         try:
-            packed = msgpack.unpackb((path / _MARK).read_bytes(), strict_map_key=False)
-            found.mark = SpoolPosition(packed[0], Offset(*packed[1]), packed[2], packed[3])
+            packed = msgpack.unpackb((path / _POSITION).read_bytes(), strict_map_key=False)
+            found.position = SpoolPosition(packed[0], Offset(*packed[1]), packed[2], packed[3])
             # What is gone was sent, and is not sent again however far back the consumer begins.
-            found.end = Offset(max(committed.bytes, found.mark.base), committed.records)
+            found.end = Offset(max(committed.bytes, found.position.base), committed.records)
             reached = found._find_records()
             if reached >= found.end.bytes:
                 found._append_to(found._bases.pop() if found._bases else found.end.bytes)
@@ -96,8 +96,8 @@ class SpoolDirectory:
             raise found._problem(f"cannot be read: {error}") from None
         if reached < found.end.bytes:
             raise found._problem(f"is shorter than the {committed.records} entries that this consumer has logged")
-        if found.end.records < found.mark.offset.records:
-            found._write_mark(found.mark._replace(offset=found.end))
+        if found.end.records < found.position.offset.records:
+            found._write_position(found.position._replace(offset=found.end))
         return found
 
     def append(self, record: Any) -> None:
@@ -153,7 +153,7 @@ class SpoolDirectory:
         of records that are not read any more."""
         first = self._number_of_file(offset)
         gone, left = self._bases[:first], self._bases[first:]
-        self._write_mark(SpoolPosition(left[0], offset, max(self.mark.sent, offset.records), destination))
+        self._write_position(SpoolPosition(left[0], offset, max(self.position.sent, offset.records), destination))
         self._bases = left
         for base in gone:
             self._records(base).unlink()
@@ -162,7 +162,7 @@ class SpoolDirectory:
         """Deletes what is kept, when everything was sent."""
         if self._bases[-1] < self.end.bytes:
             self._append_to(self.end.bytes)
-        self.set_sent(self.end, self.mark.destination)
+        self.set_sent(self.end, self.position.destination)
         for kept in (self.path / _FILES).iterdir():
             kept.unlink()
 
@@ -195,21 +195,21 @@ class SpoolDirectory:
 
     def _find_records(self) -> int:
         """Finds the files of records up to the end, and deletes what is after it, or was sent; where they end."""
-        reached = self.mark.base
+        reached = self.position.base
         for base in sorted(int(file.name.removeprefix(_RECORDS)) for file in self.path.glob(f"{_RECORDS}*")):
-            if base < self.mark.base or base > self.end.bytes:
+            if base < self.position.base or base > self.end.bytes:
                 self._records(base).unlink()
             elif base == reached:
                 self._bases.append(base)
                 reached += self._records(base).stat().st_size
         return reached
 
-    def _write_mark(self, mark: SpoolPosition) -> None:
+    def _write_position(self, position: SpoolPosition) -> None:
         # Known to this process even if the disk does not take it: what it has sent it does not send again.
-        self.mark = mark
-        temporary = self.path / f".{_MARK}.new"
-        temporary.write_bytes(msgpack.packb(mark, default=_plain))
-        os.replace(temporary, self.path / _MARK)
+        self.position = position
+        temporary = self.path / f".{_POSITION}.new"
+        temporary.write_bytes(msgpack.packb(position, default=_plain))
+        os.replace(temporary, self.path / _POSITION)
 
     def _problem(self, what: str) -> ConfigurationError:
         self.close()

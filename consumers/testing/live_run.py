@@ -48,7 +48,7 @@ _SHOWN = 50
 _SOCKET_PATH = 100
 """Bytes in a socket's path that every system allows."""
 
-_SOCKET_NAME = len("/stream.sock")
+_SOCKET_NAME = len("/feed.sock")
 _SHORT = "/tmp"
 
 

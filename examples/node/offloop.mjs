@@ -285,7 +285,7 @@ export function localSource(runsDir, run) {
         await file.close();
       }
     },
-    stream: () => `ipc://${join(folder, "stream.sock")}`,
+    stream: () => `ipc://${join(folder, "feed.sock")}`,
   };
 }
 

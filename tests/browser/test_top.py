@@ -32,7 +32,7 @@ with Publisher("fruit") as publisher:
     publisher.publish(Event.EPOCH_START, max_duration="1000ep")
     for batch in range(1, 100_000):
         more = {}
-        if publisher.wants(Event.BATCH_END, "phases", batch):
+        if publisher.is_requested(Event.BATCH_END, "phases", batch):
             spans = [["forward", 0, 4_000_000], ["backward", 4_000_000, 8_000_000], ["publishing", 12_000_000, 50_000]]
             more = {"phases": {"began": time.time_ns() - 20_000_000, "spans": spans, "device": False}}
         publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch, lr=[0.1], max_duration="1000ep", **more)

@@ -52,7 +52,7 @@ def test_what_two_of_three_servers_have_forgotten_is_sent_again(cluster, tmp_pat
         shutil.copytree(tmp_path / f"older-{name}", nodes[name].store)
         nodes[name].start(wait=False)
     wait_for(lambda: "have forgotten" in cluster.bridge_log, "the bridge", 60)
-    wait_for(lambda: read_bridge(cluster.run_dir).refilled > 0, "the bridge", 60)
+    wait_for(lambda: read_bridge(cluster.run_dir).resent > 0, "the bridge", 60)
     nodes[third].start()
     with Subscriber("r", stream=cluster.servers.address, events=[Event.BATCH_END]) as reader:
         following = numbers_in(iter(reader))

@@ -60,9 +60,9 @@ def test_a_bridge_that_does_not_copy_is_reported_once(bridges, tmp_path, monkeyp
     for path in live:
         path.mkdir()
     status = BridgeStatus.of_this_process("nats://127.0.0.1:1", "host")
-    status.state, status.why = "copying", ""
+    status.state, status.reason = "copying", ""
     status.write(tmp_path / "copied")
-    status.state, status.why = "waiting", "no server answers"
+    status.state, status.reason = "waiting", "no server answers"
     status.write(tmp_path / "waiting")
     # A moment without servers is not worth a line.
     assert bridges.report(live) == {}

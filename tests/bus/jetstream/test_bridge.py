@@ -108,7 +108,7 @@ def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte(tmp_path, 
     # Again: there is nothing to do.
     again = copying(path)
     again.wait()
-    assert (again.status.state, again.status.refilled) == ("done", 0)
+    assert (again.status.state, again.status.resent) == ("done", 0)
 
 
 def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
@@ -165,7 +165,7 @@ def test_a_bridge_of_a_run_that_has_ended_gives_up_when_the_servers_take_nothing
     if trouble == "never there":
         nats_server.kill()
         live = copying(run.path)
-        wait_for(lambda: live.status.why == "no server answers", "the bridge")
+        wait_for(lambda: live.status.reason == "no server answers", "the bridge")
     else:
         live = copying(run.path, max_bytes=50_000)
         wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
@@ -222,7 +222,7 @@ def test_a_bridge_of_a_live_run_never_gives_up(tmp_path, nats_server, copying, i
     monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", -1.0)
     monkeypatch.setattr(Bridge, "_check_use", lambda self, check=Bridge._check_use: (check(self), looks.append(1)))
     live = copying(run.path)
-    wait_for(lambda: len(looks) > 3 and live.status.why == "no server answers", "the bridge")
+    wait_for(lambda: len(looks) > 3 and live.status.reason == "no server answers", "the bridge")
     nats_server.start()
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
     monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 60.0)
@@ -241,7 +241,7 @@ def test_a_bridge_ends_at_once_when_its_run_is_removed(
         nats_server.kill()
     run = WrittenRun(tmp_path, "r").train([1.0] * 20)
     live = copying(run.path)
-    wait_for(lambda: live.status.copied if is_there else live.status.why, "the bridge")
+    wait_for(lambda: live.status.copied if is_there else live.status.reason, "the bridge")
     run.path.rename(tmp_path / "away")
     if comes:
         write_run(tmp_path, "r")
@@ -262,7 +262,7 @@ def test_what_servers_have_forgotten_is_sent_again(tmp_path, nats_server, copyin
     nats_server.set_back(before)
     run.train([0.25] * 20)
     wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
-    assert live.status.refilled > 0
+    assert live.status.resent > 0
     assert any("forgotten" in line for line in live.said)
     path = run.end()
     live.wait()

@@ -146,7 +146,7 @@ def test_windows_that_servers_have_forgotten_are_sent_again(tmp_path, nats_serve
     nats_server.set_back(older)
     host.say(8)
     wait_for(lambda: host.bridge.status.copied == host.path.stat().st_size, "a copy")
-    assert host.bridge.status.refilled > 0
+    assert host.bridge.status.resent > 0
     assert host.bridge.status.host == "host.1"
     host.end()
     with attach(nats_server) as reader:

@@ -540,7 +540,7 @@ def test_what_a_run_leaves_is_its_owners_alone(runs_dir: Path) -> None:
             open_to_others = {path.name: oct(mode(path)) for path in directory.iterdir() if mode(path) & 0o077}
             assert not open_to_others
             names = {path.name for path in directory.iterdir()}
-            assert {"broker.sock", "stream.sock", "run.json", "broker.json", "recording-1.mcap"} <= names
+            assert {"broker.sock", "feed.sock", "run.json", "broker.json", "recording-1.mcap"} <= names
             assert not _abstract_sockets(json.loads((directory / "broker.json").read_text())["pid"])
     finally:
         os.umask(old)

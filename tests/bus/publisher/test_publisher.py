@@ -95,7 +95,7 @@ def test_event_times_never_go_back(runs_dir):
     assert [snapshot.time_ns for snapshot in read_back(publisher)[0]] == [100, 200, 200, 200, 300, 300]
 
 
-def test_unwanted_events_are_not_published(runs_dir):
+def test_unrequested_events_are_not_published(runs_dir):
     with Publisher("r") as publisher:
         assert Event.BEFORE_FORWARD not in publisher.requested_events
         publisher.publish(Event.BEFORE_FORWARD)

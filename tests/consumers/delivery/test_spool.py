@@ -545,7 +545,7 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
 
 def sent_and_deleted(directory: Path) -> int | None:
     """How many records were sent, when those files are gone that are not needed for more."""
-    base, _, sent, _ = msgpack.unpackb((directory / "sent").read_bytes())
+    base, _, sent, _ = msgpack.unpackb((directory / "position").read_bytes())
     bases = [int(file.name.removeprefix("records-")) for file in directory.glob("records-*")]
     return int(sent) if min(bases) == base else None
 
@@ -729,7 +729,7 @@ def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_se
     replace = os.replace
 
     def fail_once(source: Any, target: Any) -> None:
-        if Path(target).name == "sent" and server.others and (error := next(failures, None)):
+        if Path(target).name == "position" and server.others and (error := next(failures, None)):
             raise error
         replace(source, target)
 
