@@ -145,9 +145,9 @@ class AcceleratedRun(WatchedRun):
         self._losses, self._backward_losses = self._losses or self._backward_losses, []
         super()._publish_batch()
 
-    def _log_values(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def _log_values(self, values: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:
-            self._training.log(numbers_in(values))
+            self._training.log(numbers_in(values), step)
 
 
 def attach(

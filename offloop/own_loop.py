@@ -75,6 +75,7 @@ class WatchedRun:
     ) -> None:
         self.detached = make_training is None
         """Whether there is no run: it is disabled, or an error of ours has ended it. The loop continues."""
+        self._is_disabled = make_training is None
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
@@ -173,6 +174,9 @@ class WatchedRun:
                     position.end_pass()
                     break
                 samples, tokens = position.fetch(batch)
+                if self._is_disabled:
+                    # Without hooks the steps of the optimizer are not seen.
+                    self._has_stepped = position.is_batch_complete(self._accumulation)
                 self._start_batch(batch, samples, tokens)
                 yield batch
             else:

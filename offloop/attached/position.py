@@ -65,6 +65,10 @@ class LoopPosition:
         self._fetched += 1
         return self.add(batch)
 
+    def is_batch_complete(self, accumulation: int) -> bool:
+        """Whether the newest dataloader batch is the last of a batch of so many microbatches."""
+        return self._fetched % accumulation == 0 or self._fetched == self._length
+
     def add(self, batch: Any) -> tuple[int, int]:
         """Counts what is in a batch of the dataloader, one of the microbatches of the batch at work."""
         samples, tokens = found = count(batch)

@@ -177,11 +177,11 @@ def test_fields_on_demand_are_what_the_model_has() -> None:
 def test_values_for_trackers_are_logged_too_and_text_stays_with_the_trackers() -> None:
     training = Training().attach()
     training.after_batch = lambda: training.accelerator.log(
-        {"train_loss": training.losses[-1], "device": "cpu", "rate": torch.tensor(0.5)}, step=7
+        {"train_loss": training.losses[-1], "device": "cpu", "rate": torch.tensor(0.5)}, step=10 * len(training.losses)
     )
     training.train(1)
     training.accelerator.log({"late": 1})
-    assert logged_in()["train_loss"] == dict(enumerate(training.losses))
+    assert logged_in()["train_loss"] == {10 * number: loss for number, loss in enumerate(training.losses, 1)}
     assert set(logged_in()) == {"train_loss", "rate"}
 
 

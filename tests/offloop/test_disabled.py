@@ -1,10 +1,13 @@
 """Trainings with offloop disabled: they are what they are without a line of it."""
 
+import importlib
 import os
 import subprocess
 import sys
 import threading
+from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -14,6 +17,8 @@ from training import gold_trainer
 
 import offloop
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
 
 DATA = [(torch.ones(4, 6) * number, torch.zeros(4, dtype=torch.long)) for number in range(5)]
 
@@ -83,6 +88,39 @@ def test_a_disabled_loop_resumes_at_the_epoch_that_it_has_reached(options: dict[
     resumed = offloop.watch(model, optimizer, **options)
     resumed.load_state_dict(saved)
     assert list(resumed.epochs(4)) == [2, 3]
+
+
+@pytest.mark.parametrize(("accumulation", "batches"), [(1, 8), (2, 4)])
+def test_a_disabled_loop_counts_batches(options: dict[str, Any], accumulation: int, batches: int) -> None:
+    model, optimizer = make()
+    run = offloop.watch(model, optimizer, gradient_accumulation_steps=accumulation, **options)
+    for epoch in run.epochs(4):
+        for index, _ in enumerate(run.batches(DATA)):
+            if (epoch, index) == (1, 2):
+                break
+        if epoch == 1:
+            saved = run.state_dict()
+            break
+    assert Timestamp.from_values(saved["timestamp"]).values.batch == batches
+    assert saved["epoch"] == "ended"
+
+
+def test_a_callback_of_composer_starts_no_run(
+    options: dict[str, Any], runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake: Any = ModuleType("composer")
+    fake.Event, fake.Callback = Enum("Event", {event.name: event.value for event in Event}), object
+    monkeypatch.setitem(sys.modules, "composer", fake)
+    monkeypatch.setitem(sys.modules, "offloop.composer", ModuleType("offloop.composer"))  # restored after the test
+    del sys.modules["offloop.composer"]
+    module = importlib.import_module("offloop.composer")
+    callback = module.OffloopCallback(run_name="r", callbacks=["speed"], **options)
+    for event in fake.Event:
+        callback.run_event(event, None, None)
+    callback.load_state_dict(callback.state_dict())
+    callback.close(None, None)
+    assert callback.detached
+    assert not list(runs_dir.iterdir())
 
 
 def test_mistakes_are_found_and_what_only_a_run_needs_may_be_missing(
