@@ -97,7 +97,7 @@ def test_lines_of_callbacks_and_the_bar_of_the_training_are_whole(
     lines = [line.rstrip() for line in terminal.text.splitlines()]
     rows = [line for line in lines if "batch" in line and "done" in line]
     assert rows == [f"batch {number} done" for number in range(1, 61)]
-    steps = [line for line in lines if "step" in line and "  lr  " in line]
+    steps = [line for line in lines if "step" in line and "  lr" in line]
     assert len(steps) > 1
     assert all(line.startswith("step ") for line in steps)
     assert [line for line in lines if line.startswith("run ") and "recording to" in line]
