@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from offloop.bus.errors import RecordingError
 from offloop.bus.files import open_file
-from offloop.bus.recording import records
-from offloop.bus.recording.records import CheckRecord, DamageError
+from offloop.bus.recording.records import MAGIC, CheckRecord
+from offloop.bus.recording.scan import walk
 
 _MOST_PARTS = 9_999
 """Odd, so that the last of one more is among every second one of them."""
-_FRONT_BYTES = len(records.MAGIC)
 
 
 class _Part(NamedTuple):
@@ -73,8 +72,6 @@ class GrowingRecording:
             self._descriptor = open_file(path)
         except OSError as error:
             raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
-        self._at = _FRONT_BYTES
-        """Where the next record begins."""
         self.end = 0
         """Offset behind the last whole check record."""
         self.check: CheckRecord | None = None
@@ -88,11 +85,10 @@ class GrowingRecording:
 
     def look(self) -> int:
         """Looks for further check records; returns :attr:`end`."""
-        size = self.size
-        while (found := self._next_check_record(size)) is not None:
-            check, self._at = found
-            self.check, self.end = check, self._at
-            self.backlog.add(self.end, check.total)
+        for head in walk(self.read, self.size, self.end or len(MAGIC)):
+            if head.check is not None:
+                self.check, self.end = head.check, head.end
+                self.backlog.add(self.end, head.check.total)
         return self.end
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
@@ -114,37 +110,3 @@ class GrowingRecording:
     def close(self) -> None:
         """Closes the file."""
         os.close(self._descriptor)
-
-    def _next_check_record(self, size: int) -> tuple[CheckRecord, int] | None:
-        """The next check record that is whole, and where it ends. Goes from record to record, and where one is damaged
-        looks for the next check record by its sign."""
-        at = self._at
-        while at + records.HEAD.size <= size:
-            front = self.read(at, records.CHECK_FRONT)
-            opcode, length = records.HEAD.unpack_from(front)
-            if not records.OP_HEADER <= opcode <= records.OP_PADDING or length > records.MAX_RECORD:
-                return self._search(at, size)
-            end = at + records.HEAD.size + length
-            if end > size:
-                # It is being written; but a damaged length may point anywhere.
-                return self._search(at + 1, size)
-            if opcode == records.OP_CHECK:
-                try:
-                    return records.read_check_record(self.read(at, end - at)), end
-                except DamageError:
-                    return self._search(at + 1, size)
-            if opcode == records.OP_DATA_END:
-                return None
-            at = end
-        return None
-
-    def _search(self, begin: int, size: int) -> tuple[CheckRecord, int] | None:
-        for sign, at in records.find_signs(self.read, begin, size):
-            if sign != records.CHECK_SIGN:
-                continue
-            try:
-                length = records.CHECK_FRONT + CheckRecord.payload_size(self.read(at, records.CHECK_FRONT))
-                return CheckRecord.decode(self.read(at, length)), at + length
-            except DamageError:
-                continue
-        return None

@@ -217,19 +217,6 @@ class RecordingReader:
         self._given.clear()
         self.finished = False
 
-    def seek(self, offset: int) -> CheckRecord | None:
-        """Moves to the end of the first check record that begins at an offset or behind it; returns that. Where there
-        is none it stays where it is, and returns ``None``."""
-        source = self._source
-        for sign, begin in records.find_signs(source.read_at, max(0, offset), None, source.skip_zeros):
-            if sign == records.CHECK_SIGN:
-                with contextlib.suppress(DamageError):
-                    found = self._check_record_at(begin)
-                    assert isinstance(found.what, CheckRecord)
-                    self.position = found.end
-                    return found.what
-        return None
-
     @property
     def damage(self) -> list[str]:
         """What is damaged so far, each with its offset: the first hundred places, and how many more there are."""

@@ -1,20 +1,107 @@
-"""What a recording holds, found without decompressing it: for a writer that continues it."""
+"""A recording by the heads of its records, without decompressing it: for a writer that continues it, its bridge, and
+for readers that begin within it."""
 
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import mcap.records
 
 from offloop.bus.errors import ProtocolError
+from offloop.bus.files import open_file
 from offloop.bus.protocol.frames import END, decode_event, parse_topic
 from offloop.bus.recording import records
 from offloop.bus.recording.records import CheckRecord, Chunk, ChunkHead, DamageError, Position
 
 _FRONT = 64
 _BLOCK = 1 << 20
+
+
+class RecordHead(NamedTuple):
+    """A record whose length is that of what it holds; a check record is intact."""
+
+    offset: int
+    opcode: int
+    end: int
+    front: bytes
+    """Its first bytes."""
+    check: CheckRecord | None = None
+
+
+_Read: TypeAlias = Callable[[int, int], bytes]
+"""Gives the bytes at an offset, at most so many."""
+
+
+def walk(read: _Read, size: int, offset: int = len(records.MAGIC)) -> Iterator[RecordHead]:
+    """The records of a file of that size from one on that begins at ``offset``, up to the end of the data or of what is
+    whole. Behind damage comes the next check record, whatever has become of its opcode and length."""
+    opcode = records.OP_HEADER
+    while opcode != records.OP_DATA_END:
+        try:
+            head = _head_at(read, offset, size)
+        except DamageError:
+            found = next(_check_records_from(read, offset), None)
+            if found is None:
+                return
+            head = found
+        yield head
+        offset, opcode = head.end, head.opcode
+
+
+def next_check_record(recording: Path, offset: int) -> RecordHead | None:
+    """The first check record of a recording behind ``offset``, where a part begins; ``None`` where there is none.
+
+    Raises:
+        OSError: the recording cannot be read.
+    """
+    with open(recording, "rb", buffering=0, opener=lambda path, _: open_file(Path(path), follow=True)) as file:
+        size = os.fstat(file.fileno()).st_size
+        return next((head for head in walk(partial(_read_at, file.fileno()), size, offset) if head.check), None)
+
+
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    return os.pread(descriptor, size, offset)
+
+
+_WITHIN = (records.OP_HEADER, records.OP_METADATA)
+
+
+def _head_at(read: _Read, offset: int, size: int) -> RecordHead:
+    front = read(offset, _FRONT)
+    if len(front) < records.HEAD.size:
+        raise DamageError("the file ends")
+    opcode, length = records.HEAD.unpack_from(front)
+    end: int = offset + records.HEAD.size + length
+    if length > records.MAX_RECORD or end > size:
+        raise DamageError("the file ends within a record")
+    check = None
+    if opcode == records.OP_DATA_END:
+        if length != 4:
+            raise DamageError("the end of the data has not the length that it has")
+    elif opcode == records.OP_CHUNK:
+        if records.CHUNK_FRONT + ChunkHead.decode(front).data_size != end - offset:
+            raise DamageError("a chunk has not the length that it claims")
+    elif opcode == records.OP_MESSAGE_INDEX:
+        records.read_message_index(front)
+    elif opcode == records.OP_CHECK:
+        check = records.read_check_record(read(offset, end - offset))
+    elif opcode not in _WITHIN:
+        raise DamageError("it is not a record of a recording")
+    return RecordHead(offset, opcode, end, front, check)
+
+
+def _check_records_from(read: _Read, offset: int) -> Iterator[RecordHead]:
+    for sign, begin in records.find_signs(read, offset):
+        if sign == records.CHECK_SIGN:
+            with contextlib.suppress(DamageError):
+                front = read(begin, records.CHECK_FRONT)
+                size = records.CHECK_FRONT + CheckRecord.payload_size(front)
+                check = CheckRecord.decode(read(begin, size))
+                yield RecordHead(begin, records.OP_CHECK, begin + size, front, check)
 
 
 class ScannedChunk(NamedTuple):
@@ -73,69 +160,32 @@ def scan(descriptor: int) -> Scan:
 
 class _Scanner:
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._file_size = os.fstat(descriptor).st_size
+        self._read = partial(_read_at, descriptor)
         self._pending: list[_Found] = []
         self.result = Scan()
-        offset = len(records.MAGIC)
-        self.result.end = offset
-        while True:
-            try:
-                step = self._step(offset)
-            except DamageError:
-                following = next(self._check_records_from(offset), None)
-                if following is None:
-                    break
-                begin, check, end = following
-                if begin > offset:
-                    self._pending.clear()
-                # Only its head may be damaged: where that says it ends is not looked at.
-                self._take_check_record(check, end)
-                offset = self.result.end = end
-                continue
-            if step is None:
-                break
-            offset = self.result.end = step
+        self.result.end = len(records.MAGIC)
+        for head in walk(self._read, os.fstat(descriptor).st_size):
+            if head.offset > self.result.end:
+                self._pending.clear()
+            if head.opcode != records.OP_DATA_END:
+                self._take(head)
+                self.result.end = head.end
         self._take_tail()
 
-    def _read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor, max(0, min(size, self._file_size - offset)), offset)
-
-    def _step(self, offset: int) -> int | None:
-        """Takes the record at ``offset``; returns where the next one begins, or ``None`` at the end of the data.
-
-        Raises:
-            DamageError: there is none, or not a whole one.
-        """
-        front = self._read(offset, _FRONT)
-        if len(front) < records.HEAD.size:
-            raise DamageError("the file ends")
-        opcode, length = records.HEAD.unpack_from(front)
-        end: int = offset + records.HEAD.size + length
-        if length > records.MAX_RECORD or end > self._file_size:
-            raise DamageError("the file ends within a record")
-        if opcode == records.OP_DATA_END:
-            if length != 4:
-                raise DamageError("the end of the data has not the length that it has")
-            return None
-        if opcode == records.OP_CHUNK:
-            found = _Found(offset, ChunkHead.decode(front), {})
-            if found.end != end:
-                raise DamageError("a chunk has not the length that it claims")
-            self._pending.append(found)
-        elif opcode == records.OP_MESSAGE_INDEX:
-            channel, count = records.read_message_index(front)
-            if self._pending:
-                self._pending[-1].indexes[channel] = (offset, count)
-        elif opcode == records.OP_CHECK:
-            self._take_check_record(records.read_check_record(self._read(offset, end - offset)), end)
-        elif opcode == records.OP_METADATA:
-            name, values = records.read_metadata(self._read(offset, end - offset)[records.HEAD.size :])
-            if name == records.PROFILE:
-                self.result.metadata = values
-        elif opcode != records.OP_HEADER:
-            raise DamageError("it is not a record of a recording")
-        return end
+    def _take(self, head: RecordHead) -> None:
+        if head.check is not None:
+            self._take_check_record(head.check, head.end)
+        elif head.opcode == records.OP_CHUNK:
+            self._pending.append(_Found(head.offset, ChunkHead.decode(head.front), {}))
+        elif head.opcode == records.OP_MESSAGE_INDEX and self._pending:
+            channel, count = records.read_message_index(head.front)
+            self._pending[-1].indexes[channel] = (head.offset, count)
+        elif head.opcode == records.OP_METADATA:
+            with contextlib.suppress(DamageError):
+                content = self._read(head.offset, head.end - head.offset)[records.HEAD.size :]
+                name, values = records.read_metadata(content)
+                if name == records.PROFILE:
+                    self.result.metadata = values
 
     def _take_check_record(self, check: CheckRecord, end: int) -> None:
         found = self.result
@@ -146,15 +196,6 @@ class _Scanner:
         found.positions = check.positions
         found.before = found.total = check.total
         found.part = end
-
-    def _check_records_from(self, offset: int) -> Iterator[tuple[int, CheckRecord, int]]:
-        """Whole check records that begin at ``offset`` or behind it, whatever their opcode and length are:
-        where each begins, the check record, and where it ends."""
-        for sign, begin in records.find_signs(self._read, offset):
-            if sign == records.CHECK_SIGN:
-                with contextlib.suppress(DamageError):
-                    size = records.CHECK_FRONT + CheckRecord.payload_size(self._read(begin, records.CHECK_FRONT))
-                    yield begin, CheckRecord.decode(self._read(begin, size)), begin + size
 
     def _take_tail(self) -> None:
         """Checks what follows the last check record."""

@@ -19,7 +19,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 
 MAX_BYTES = 32 << 20
-"""Of a recording, for one zoom; a longer part is shown as the summary has it."""
+"""Of a recording, for one zoom: some 400,000 batches; a longer part is shown as the summary has it."""
 TAIL_BYTES = 1 << 20
 """At the end of a recording: so much is read event by event, for the newest values of every rank."""
 _STRETCH_BYTES = 8 << 20

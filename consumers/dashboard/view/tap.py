@@ -14,7 +14,7 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
-from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.scan import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
@@ -181,15 +181,14 @@ class RunTap(Callback):
                 view.load(summarizer.summary)
                 await asyncio.sleep(0)
         summary = summarizer.summary
-        with contextlib.closing(RecordingReader(recording)) as reader:
-            found = reader.seek(summary.offset - TAIL_BYTES)
-            until = reader.position
-        if found is None or not summary.clock:
+        offsets = [tick.offset for tick in summary.clock.values() if tick.offset <= summary.offset - TAIL_BYTES]
+        found = next_check_record(recording, max(offsets)) if any(offsets) else None
+        if found is None or found.check is None:
             return
-        view.load(summary, until)
-        self._run.history = History(view, recording, summary, until)
+        view.load(summary, found.end)
+        self._run.history = History(view, recording, summary, found.end)
         logger.take_from_run(summary.hyperparameters)
-        stream.skip_to(until, {rank: (one.seq, one.base_seq) for rank, one in found.positions.items()})
+        stream.skip_to(found.end, {rank: (one.seq, one.base_seq) for rank, one in found.check.positions.items()})
 
     def run_ended(self, ending: Ending | None) -> None:
         """Takes in how the run ended."""

@@ -1,10 +1,16 @@
-"""What a bridge knows of a file that grows."""
+"""What a bridge, and a reader that begins within a file, know of it by the heads of its records."""
 
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from offloop.bus.recording.growing import Backlog
+from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
+from offloop.bus.recording.growing import Backlog, GrowingRecording
+from offloop.bus.recording.scan import next_check_record
+from offloop.bus.recording.writer import RecordingWriter
+
+PARTS = 6
 
 
 @pytest.mark.parametrize("parts", [1, 9_999, 10_000, 10_001, 10_002, 300_000])
@@ -22,3 +28,72 @@ def test_a_backlog_of_days_takes_little_memory_and_is_counted_closely(parts: int
         assert behind <= backlog.drop(100 * copied) <= behind + 7 * parts / 2_500
     assert backlog.drop(100 * parts) == 0
     assert backlog.seconds == 0.0
+
+
+def append(writer: RecordingWriter, seq: int) -> None:
+    topic = Topic("run", "batch_end", 0)
+    now = (0, 0, seq, *(0,) * 11)
+    frame = event_encoder(topic, 1)(seq, seq, seq, now, None, {"loss": 1.0}, pack_map({}))
+    writer.append(topic.encode()[:-1], seq, seq, seq, frame[len(topic.encode()) :])
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Path, list[int]]:
+    """A recording that is being written, and where its parts end."""
+    path = tmp_path / "recording-1.mcap"
+    writer = RecordingWriter(path, "run", 1)
+    ends = [writer.size]
+    for seq in range(1, PARTS + 1):
+        append(writer, seq)
+        writer.flush()
+        ends.append(writer.size)
+    return path, ends
+
+
+def test_a_growing_file_is_known_up_to_its_last_whole_check_record(parts: tuple[Path, list[int]]) -> None:
+    path, ends = parts
+    whole, growing = path.read_bytes(), None
+    for size in range(0, len(whole) + 1, 7):
+        path.write_bytes(whole[:size])
+        growing = growing or GrowingRecording(path)
+        expected = max((end for end in ends if end <= size), default=0)
+        assert growing.look() == expected
+        assert GrowingRecording(path).look() == expected
+    assert growing is not None
+
+
+def test_a_check_record_behind_damage_is_found(parts: tuple[Path, list[int]]) -> None:
+    path, ends = parts
+    whole = path.read_bytes()
+    for place in range(ends[1], ends[2]):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        growing = GrowingRecording(path)
+        assert growing.look() == ends[-1]
+        assert growing.check is not None
+        assert growing.check.total == PARTS
+
+
+def test_a_reader_begins_at_the_check_record_behind_an_offset(parts: tuple[Path, list[int]]) -> None:
+    path, ends = parts
+    for number, begin in enumerate(ends[:-1], 1):
+        found = next_check_record(path, begin)
+        assert found is not None
+        assert found.check is not None
+        assert (found.end, found.check.total, found.check.positions[0].seq) == (ends[number], number, number)
+    assert next_check_record(path, ends[-1]) is None
+
+
+def test_what_takes_the_place_of_a_footer_is_seen(parts: tuple[Path, list[int]]) -> None:
+    path, ends = parts
+    RecordingWriter.resume(path, "run", 1).close()
+    growing = GrowingRecording(path)
+    before = growing.look()
+    assert before > ends[-1]
+    writer = RecordingWriter.resume(path, "run", 1)
+    append(writer, PARTS + 1)
+    writer.flush()
+    assert growing.look() == writer.size
+    assert growing.check is not None
+    assert growing.check.positions[0].seq == PARTS + 1
+    growing.close()
+    writer.close()
