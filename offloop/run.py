@@ -14,6 +14,7 @@ import click
 
 from offloop import startup
 from offloop.automatic import ATTACHED, VARIABLE
+from offloop.bus.cli.options import run_name_option, runs_dir_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
@@ -30,23 +31,21 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
     cls=Command,
     short_help="Run a script as a run, without a line in it.",
     context_settings={"allow_interspersed_args": False},
-    frequent=("--name", "--callbacks", "--log", "-o"),
+    frequent=("--run-name", "--callbacks", "--log", "-o"),
 )
-@click.option("--name", metavar="NAME", help="The run's name [default: a new one].")
+@run_name_option
 @callbacks_option
 @loggers_option
 @settings_option
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
-)
+@runs_dir_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")
 def run(
     command: tuple[str, ...],
-    name: str | None,
+    run_name: str | None,
     callbacks: list[str],
     loggers: list[str],
     options: tuple[str, ...],
-    runs_dir: Path | None,
+    runs_dir: str | None,
 ) -> int:
     """Runs COMMAND, such as 'python train.py --lr 0.1', so that each training in it is a run, without a line in the
     script: those of Lightning's Trainer and of Transformers' and TRL's, also under torchrun and accelerate launch.
@@ -56,8 +55,8 @@ def run(
 
     Exit code: the command's.
     """
-    if name is not None:
-        check_run_name(name)
+    if run_name is not None:
+        check_run_name(run_name)
     if is_disabled():
         say(f"offloop attaches to nothing: {DISABLED} is set", err=True)
         return _run(command, dict(os.environ))
@@ -74,7 +73,7 @@ def run(
     for destination in destinations:
         destination.check()
     # A script may change its folder.
-    attach = {"run_name": name, "runs_dir": None if runs_dir is None else str(runs_dir.absolute())}
+    attach = {"run_name": run_name, "runs_dir": None if runs_dir is None else os.path.abspath(runs_dir)}
     with tempfile.TemporaryDirectory(prefix="offloop-run-") as folder:
         shutil.copy(startup.__file__, Path(folder, "sitecustomize.py"))
         given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": options, "options": attach}

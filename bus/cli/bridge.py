@@ -6,14 +6,12 @@ from pathlib import Path
 
 import click
 
-from offloop.bus.cli.options import runs_dir_option
+from offloop.bus.cli.options import ca_option, nkey_option, runs_dir_option, stream_option
 from offloop.bus.printing import say
 from offloop.bus.terminal import Command
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
-
-_FILE = click.Path(path_type=Path)
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -29,16 +27,9 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.command(cls=Command, short_help="Copy a run into NATS JetStream.")
 @click.argument("run")
 @runs_dir_option
-@click.option(
-    "--stream",
-    metavar="ADDRESS",
-    envvar="OFFLOOP_STREAM",
-    required=True,
-    show_envvar=True,
-    help="Where NATS is: nats://HOST:4222.",
-)
-@click.option("--nkey", type=_FILE, metavar="FILE", help="The seed of this host's nkey. Default: $OFFLOOP_NKEY.")
-@click.option("--ca", type=_FILE, metavar="FILE", help="Who signed the servers' certificates. Default: $OFFLOOP_CA.")
+@stream_option(required=True)
+@nkey_option
+@ca_option
 @click.option(
     "--replicas",
     envvar="OFFLOOP_REPLICAS",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.cli.options import broker_options, check_broker, json_option, runs_dir_option
 from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
@@ -68,7 +68,7 @@ def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("--events", is_flag=True, help="Compare every event of two runs.")
 @click.option("--all", "everything", is_flag=True, help="Also the command, versions and machine.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@json_option
 @click.option(
     "--tolerance",
     type=float,

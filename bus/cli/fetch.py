@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloop.bus.cli.options import parse_bound_option, stream_options
+from offloop.bus.cli.options import force_option, output_option, start_option, stream_options, until_option
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.terminal import Command
@@ -21,11 +21,11 @@ _POLL_SECONDS = 0.2
 
 @click.command(cls=Command, name="fetch", short_help="Get a part of a recording from a host.")
 @click.argument("run")
-@click.option("--host", required=True, metavar="NAME", help="Whose recording: $OFFLOOP_HOST there, or its host name.")
-@click.option("--from", "start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
-@click.option("--to", "until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
-@click.option("-o", "--output", metavar="FILE", help="What to write. Default: RUN-HOST.mcap, here.")
-@click.option("--force", is_flag=True, help="Replace the file that is there.")
+@click.argument("host")
+@start_option
+@until_option
+@output_option
+@force_option
 @stream_options
 def fetch_part(
     run: str,
@@ -38,15 +38,15 @@ def fetch_part(
 ) -> None:
     """Get a part of a recording from a host of a run on several hosts, of which the stream has windows alone.
 
-    The host cuts it out, as 'offloop convert cut' does, and sends it through the servers: its bridge has to be there. A
-    TIME is a training time (2ep, 100ba, 0.5dur, or 90sec spent training), the time since the recording began (+90s), or
-    a date with a time (2026-11-21T10:00). What is written is a recording: consumer --replay FILE.
+    HOST is $OFFLOOP_HOST there, or its host name. It cuts the part out, as 'offloop convert cut' does, and sends it
+    through the servers: its bridge has to be there. What is written, by default RUN-HOST.mcap in the current folder, is
+    a recording: consumer --replay FILE.
     """
     from offloop.bus.files import atomic_output
     from offloop.bus.net.requests import RequestClient, list_remote_hosts
 
     if broker is None:
-        raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
+        raise click.UsageError("name the NATS servers with --stream")
     hosts = [str(one.get("host")) for one in list_remote_hosts(broker, run)]
     if host not in hosts:
         known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'offloop runs' with --stream lists runs"

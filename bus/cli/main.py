@@ -17,7 +17,7 @@ from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
-from offloop.bus.cli.options import broker_options, runs_dir_option
+from offloop.bus.cli.options import allow_list_option, broker_options, listen_option, runs_dir_option, stream_option
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import list_runs, show_run
@@ -127,8 +127,8 @@ _reason_option = click.option(
     help="Why, in a few words: the training's output, 'offloop show' and dashboards show it.",
 )
 
-_wait_option = click.option(
-    "--wait",
+_timeout_option = click.option(
+    "--timeout",
     type=click.FloatRange(min=0),
     default=WAIT_SECONDS,
     show_default=True,
@@ -152,13 +152,13 @@ effect yet: during a long evaluation, for example.
     help=_SEND_HELP,
     short_help="Command a live run.",
     context_settings={"ignore_unknown_options": True},
-    frequent=("--reason", "--wait", "--runs-dir"),
+    frequent=("--reason", "--timeout", "--runs-dir"),
 )
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
 @_reason_option
-@_wait_option
+@_timeout_option
 @runs_dir_option
 @_broker_options
 def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> int:
@@ -174,7 +174,7 @@ def _send(
     arguments: tuple[Any, ...],
     *,
     reason: str | None,
-    wait: float,
+    timeout: float,
     runs_dir: str | None,
     broker: str | None,
     key: str | None,
@@ -188,9 +188,11 @@ def _send(
     security = client_security(key, broker_key) if key or broker_key else None
     why = sent_by("offloop send", reason)
     if broker is not None:
-        outcome = send_command_through(broker, run, command, *arguments, wait=wait, security=security, reason=why)
+        outcome = send_command_through(broker, run, command, *arguments, wait=timeout, security=security, reason=why)
     else:
-        outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=wait, security=security, reason=why)
+        outcome = send_command(
+            find_run(run, runs_dir), command, *arguments, wait=timeout, security=security, reason=why
+        )
     say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event or outcome.done else EXIT_PENDING
 
@@ -210,19 +212,15 @@ def server() -> None:
 
 
 @server.command(short_help="Serve any number of runs until Ctrl-C.")
-@click.option(
-    "--listen", default="tcp://127.0.0.1:5570", show_default=True, help="Address; the event feed takes the next port."
-)
+@listen_option("ADDRESS", default="tcp://127.0.0.1:5570")
 @click.option("--key", metavar="FILE", help="The broker's secret key, for other addresses than this machine's own.")
-@click.option(
-    "--allow", "allow_list", metavar="FILE", help="The keys that it admits. Default: 'allowed' beside the broker's key."
-)
-@click.option(
-    "--stream", envvar="OFFLOOP_STREAM", metavar="ADDRESS", help="Copies each run into NATS: nats://HOST:4222."
-)
+@allow_list_option
+@stream_option()
 @runs_dir_option
 def broker(listen: str, key: str | None, allow_list: str | None, stream: str | None, runs_dir: str | None) -> None:
     """Serve any number of runs until Ctrl-C, for trainers started with --broker.
+
+    The event feed takes the port after that of --listen. With --stream each run is also copied to NATS servers.
 
     In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
     continue either way: they keep what comes for a broker that is started again at this address.
@@ -309,7 +307,7 @@ def keygen(name: str, where: str | None, for_nats: bool) -> None:
 @server.command(name="allow", short_help="Admit a key to publish, view or command.")
 @click.argument("keyfile", required=False)
 @click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
-@click.option("--list", "allow_list", metavar="FILE", help="The allow-list. Default: 'allowed' where keys are.")
+@allow_list_option
 @click.option("--show", is_flag=True, help="Print the list.")
 def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | None, show: bool) -> None:
     """Let the owner of the public key in KEYFILE publish, view or command, from their next connection on."""

@@ -7,19 +7,17 @@ from typing import Any
 
 import click
 
-from offloop.bus.cli.options import runs_dir_option
+from offloop.bus.cli.options import archived_option, runs_dir_option, where_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, table
 from offloop.bus.terminal import Command
 
 EXIT_KEPT = 1
 
-_where_option = click.option("--where", metavar="EXPR", help="The runs that 'offloop runs --where EXPR' lists.")
-
 
 def _chosen_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the arguments that say which runs: their names, or ``--where``."""
-    for option in (runs_dir_option, _where_option, click.argument("runs", metavar="[RUN]...", nargs=-1)):
+    for option in (runs_dir_option, where_option, click.argument("runs", metavar="[RUN]...", nargs=-1)):
         command = option(command)
     return command
 
@@ -78,7 +76,7 @@ def edit_runs(
 
 @click.command(cls=Command, name="rm", short_help="Delete runs.")
 @_chosen_runs
-@click.option("--archived", is_flag=True, help="With --where: also runs that are archived.")
+@archived_option
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
 def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, archived: bool, yes: bool) -> int:
     """Delete each RUN that has ended, with its folder and everything in it: recordings, checkpoints, notes.

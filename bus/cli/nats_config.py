@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from offloop.bus.cli.options import certificate_key_option, certificate_option, listen_option
 from offloop.bus.net.nkeys import public_nkey
 from offloop.bus.terminal import Command
 
@@ -27,29 +28,29 @@ def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callab
     "nats-config",
     cls=Command,
     short_help="Write the configuration of a NATS server.",
-    frequent=("--publish", "--view", "--command", "--cert", "--cert-key", "--cluster"),
+    frequent=("--publisher", "--viewer", "--commander", "--certificate", "--certificate-key", "--cluster"),
 )
-@_users("publish", "Who copies runs to the servers: the training's hosts. More than once.")
-@_users("view", "Who reads runs, and asks for fields within the viewers' budget.")
-@_users("command", "Who also commands trainings.")
-@click.option("--cert", type=_FILE, metavar="FILE", help="The server's certificate, in PEM.")
-@click.option("--cert-key", type=_FILE, metavar="FILE", help="The certificate's secret key.")
-@click.option("--ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
-@click.option("--listen", metavar="HOST:PORT", help="Default: 0.0.0.0:4222 with --cert, else 127.0.0.1:4222.")
+@_users("publisher", "Who copies runs to the servers: the training's hosts. More than once.")
+@_users("viewer", "Who reads runs, and asks for fields within the viewers' budget.")
+@_users("commander", "Who also commands trainings.")
+@certificate_option
+@certificate_key_option
+@listen_option("HOST:PORT", shown="127.0.0.1:4222, with TLS 0.0.0.0:4222")
 @click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
 @click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
-@click.option("--name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
+@click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
+@click.option("--server-name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
 def nats_config(
-    publish: tuple[str, ...],
-    view: tuple[str, ...],
-    command: tuple[str, ...],
-    cert: Path | None,
-    cert_key: Path | None,
-    ca: Path | None,
+    publisher: tuple[str, ...],
+    viewer: tuple[str, ...],
+    commander: tuple[str, ...],
+    certificate: Path | None,
+    certificate_key: Path | None,
     listen: str | None,
     store_dir: Path,
     cluster: str | None,
-    name: str | None,
+    cluster_ca: Path | None,
+    server_name: str | None,
 ) -> None:
     """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
     its users may do.
@@ -59,27 +60,35 @@ def nats_config(
     """
     from offloop.bus.jetstream.server_config import ServerConfig
 
-    teams = _teams({"publish": publish, "view": view, "command": command})
+    teams = _teams({"publish": publisher, "view": viewer, "command": commander})
     hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
-    if bool(cert) != bool(cert_key):
-        raise click.UsageError("--cert and --cert-key go together")
+    if bool(certificate) != bool(certificate_key):
+        raise click.UsageError("--certificate and --certificate-key go together")
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise click.UsageError(f"{host!r} is not a host: write --cluster one.example,two.example,three.example")
-    if hosts and not (cert and ca and name):
+    if hosts and not (certificate and cluster_ca and server_name):
         raise click.UsageError(
-            "servers of a cluster prove who they are to each other: add --cert, --cert-key, --ca and --name"
+            "servers of a cluster prove who they are to each other: add --certificate, --certificate-key, "
+            "--cluster-ca and --server-name"
         )
-    if name and not _NAME.fullmatch(name):
-        raise click.UsageError(f"{name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
+    if server_name and not _NAME.fullmatch(server_name):
+        raise click.UsageError(f"{server_name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
     if listen and not re.fullmatch(r"\S+:\d{1,5}", listen):
         raise click.UsageError(f"{listen!r} is not an address to listen at: write HOST:PORT")
     config = ServerConfig(
-        listen or ("0.0.0.0:4222" if cert else "127.0.0.1:4222"), store_dir, teams, cert, cert_key, ca, name, hosts
+        listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222"),
+        store_dir,
+        teams,
+        certificate,
+        certificate_key,
+        cluster_ca,
+        server_name,
+        hosts,
     )
-    if cert is None and not config.is_here:
+    if certificate is None and not config.is_here:
         raise click.UsageError(
-            f"beyond this machine a server needs TLS: add --cert and --cert-key to --listen {listen}"
+            f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
         )
     # As it is, for a file.
     click.echo(str(config), nl=False)
@@ -103,5 +112,5 @@ def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]
                 )
             teams.setdefault(team, {}).setdefault(public, []).append(role)
     if not teams:
-        raise click.UsageError("no user is named: give --publish, --view or --command with a public nkey")
+        raise click.UsageError("no user is named: give --publisher, --viewer or --commander with a public nkey")
     return teams

@@ -1,4 +1,4 @@
-"""Options that several commands have: where runs are, and which part of a recording is replayed how fast."""
+"""Options that several commands have, each with one name and one help text."""
 
 import functools
 import math
@@ -16,10 +16,66 @@ if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
 
 
-_FILE = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
-runs_dir_option = click.option(
-    "--runs-dir", metavar="DIR", help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
+HELPS = {
+    "--run-name": "The run's name. Default: a new one.",
+    "--runs-dir": "Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'.",
+    "--stream": "NATS JetStream servers of runs: nats://HOST:4222.",
+}
+"""The help of options that the command ``trainer`` has too, which makes its options of the trainer's arguments."""
+
+runs_dir_option = click.option("--runs-dir", metavar="DIR", help=HELPS["--runs-dir"])
+run_name_option = click.option("--run-name", metavar="NAME", help=HELPS["--run-name"])
+json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+where_option = click.option("--where", metavar="EXPR", help="Only runs for which this is true, such as 'lr > 0.01'.")
+archived_option = click.option("--archived", is_flag=True, help="Archived runs too.")
+wait_option = click.option("--wait", is_flag=True, help="Wait for a named run that does not exist yet.")
+output_option = click.option(
+    "-o", "--output", metavar="FILE", help="The file to write. Default: named after the recording."
+)
+force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
+loop_option = click.option("--loop", is_flag=True, help="Repeat the replay until Ctrl-C.")
+nkey_option = click.option("--nkey", type=_FILE, metavar="FILE", help="Seed of your nkey. Default: $OFFLOOP_NKEY.")
+ca_option = click.option("--ca", type=_FILE, metavar="FILE", help="CA file of NATS servers. Default: $OFFLOOP_CA.")
+allow_list_option = click.option(
+    "--allow-list", metavar="FILE", help="The keys that are admitted. Default: 'allowed' beside the key."
+)
+certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
+certificate_key_option = click.option(
+    "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."
+)
+
+
+def stream_option(*, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--stream`` of a command that copies runs to the servers, which also ``$OFFLOOP_STREAM`` may name."""
+    return click.option(
+        "--stream",
+        metavar="ADDRESS",
+        envvar="OFFLOOP_STREAM",
+        required=required,
+        show_envvar=True,
+        help=HELPS["--stream"],
+    )
+
+
+def listen_option(metavar: str, default: str | None = None, shown: str | bool = True) -> Callable[..., Any]:
+    """``--listen``: each server has an address of its own by default."""
+    return click.option("--listen", metavar=metavar, default=default, show_default=shown, help="Address to listen at.")
+
+
+def _ranks_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        ranks = tuple(int(rank) for rank in (value or "").split(",") if rank.strip())
+    except ValueError:
+        ranks = (-1,)
+    if min(ranks, default=0) < 0:
+        raise click.BadParameter(f"{value!r} is not a list of ranks: write 17 or 17,18")
+    return ranks
+
+
+ranks_option = click.option(
+    "--ranks", callback=_ranks_given, metavar="RANK,...", help="Only these ranks, such as 17,18."
 )
 
 
@@ -47,16 +103,7 @@ def stream_options(command: Callable[..., Any], into: str = "broker") -> Callabl
         with NatsConnection.shared(NatsServers.parse(stream, nkey, ca)) as nats:
             return command(*args, **{**options, into: nats.address})
 
-    for option in (
-        click.option(
-            "--ca",
-            type=_FILE,
-            metavar="FILE",
-            help="With --stream: CA file. Default: $OFFLOOP_CA.",
-        ),
-        click.option("--nkey", type=_FILE, metavar="FILE", help="With --stream: nkey seed. Default: $OFFLOOP_NKEY."),
-        click.option("--stream", metavar="ADDRESS", help="Read runs from NATS JetStream: nats://HOST:4222."),
-    ):
+    for option in (ca_option, nkey_option, click.option("--stream", metavar="ADDRESS", help=HELPS["--stream"])):
         with_stream = option(with_stream)
     return with_stream
 
@@ -115,6 +162,27 @@ def parse_bound_option(_context: click.Context, _parameter: click.Parameter, val
         return None if value is None else parse_bound(value)
     except InvalidTimeError as error:
         raise click.BadParameter(str(error)) from None
+
+
+start_option = click.option(
+    "--start",
+    callback=parse_bound_option,
+    metavar="TIME",
+    help="Begin there: 2ep, 100ba, 0.5dur, 90sec, +90s.",
+)
+until_option = click.option("--until", callback=parse_bound_option, metavar="TIME", help="End there, inclusive.")
+
+
+def rate_option(default: str | None) -> Callable[..., Any]:
+    """``--rate``: a recording that is served comes as it was, callbacks that replay one get it at once."""
+    return click.option(
+        "--rate",
+        callback=rate_given,
+        metavar="RATE",
+        default=default,
+        show_default=default or "max",
+        help="Speed: 1 as it was, 10, max.",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,22 @@
 """The commands ``offloop export``, ``import`` and ``convert``: what can be done with recordings."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from offloop.bus.cli.options import broker_options, check_broker, parse_bound_option, runs_dir_option
+from offloop.bus.cli.options import (
+    broker_options,
+    check_broker,
+    force_option,
+    output_option,
+    ranks_option,
+    run_name_option,
+    runs_dir_option,
+    start_option,
+    until_option,
+)
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import Command
@@ -24,47 +33,21 @@ EXIT_LOST = 3
 
 _LISTED = 20
 
-_Command = Callable[..., Any]
-
-
-def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-_force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
-_choice_options = _options(
-    click.option("--events", metavar="NAME,...", help="Only these events: batch_end,epoch_end."),
-    click.option(
-        "--rank",
-        "ranks",
-        type=click.IntRange(min=0),
-        multiple=True,
-        metavar="N",
-        help="Only this rank; may be repeated.",
-    ),
-)
-
-
-def _output_option(default: str) -> Callable[[_Command], _Command]:
-    return click.option("-o", "--output", metavar="FILE", help=f"What to write. Default: {default}.")
+_events_option = click.option("--events", metavar="NAME,...", help="Only these events: batch_end,epoch_end.")
 
 
 @click.command(
     cls=Command,
     name="export",
     short_help="Write a recording for other tools.",
-    frequent=("--to", "--output", "--events", "--rank", "--force"),
+    frequent=("--to", "--output", "--events", "--ranks", "--force"),
 )
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
-@_output_option("beside it, such as recording-1.csv")
-@_choice_options
-@_force_option
+@output_option
+@_events_option
+@ranks_option
+@force_option
 @runs_dir_option
 @broker_options("Export a run of the broker at tcp://HOST:5570.")
 def export_recording(
@@ -110,10 +93,10 @@ def export_recording(
 @click.option(
     "--from", "source", required=True, type=click.Choice(list(SOURCES)), metavar="TOOL", help="What wrote it."
 )
-@click.option("--name", metavar="NAME", help="The run's name. Default: that of the log's folder or file.")
+@run_name_option
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
 @runs_dir_option
-def import_log(path: Path, source: str, name: str | None, step_column: str | None, runs_dir: str | None) -> None:
+def import_log(path: Path, source: str, run_name: str | None, step_column: str | None, runs_dir: str | None) -> None:
     """Make a finished run of a log of another tool, to replay it, compare it, and see it beside other runs.
 
     \b
@@ -122,7 +105,8 @@ def import_log(path: Path, source: str, name: str | None, step_column: str | Non
     jsonl             a JSON object for each step in a line of its own
     hf-trainer-state  the trainer_state.json of a Hugging Face trainer
 
-    PATH is the file or its folder. Batch 100 of the run is step 100 of the log.
+    PATH is the file or its folder, after which the run is named unless --run-name is given. Batch 100 of the run is
+    step 100 of the log.
 
     Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported.
     """
@@ -131,7 +115,7 @@ def import_log(path: Path, source: str, name: str | None, step_column: str | Non
     if step_column is not None and source not in ("csv", "jsonl"):
         raise click.UsageError(f"--step-column is for csv and jsonl: the steps of {source} are known")
     is_damaged = False
-    for done in import_logs(source, path, runs_dir, name, step_column):
+    for done in import_logs(source, path, runs_dir, run_name, step_column):
         if done.run is None:
             say(f"there are no numbers in {done.path}: no run is made of it")
         else:
@@ -152,11 +136,12 @@ def convert_recordings() -> None:
 
 @convert_recordings.command(cls=Command, name="cut", short_help="Write a part of a recording.")
 @click.argument("file")
-@click.option("--start", callback=parse_bound_option, metavar="TIME", help="Leave out what comes before it.")
-@click.option("--until", callback=parse_bound_option, metavar="TIME", help="Leave out what comes after it.")
-@_choice_options
-@_output_option("beside it, such as recording-1.cut.mcap")
-@_force_option
+@start_option
+@until_option
+@_events_option
+@ranks_option
+@output_option
+@force_option
 @runs_dir_option
 def cut_recording(
     file: str,
@@ -188,13 +173,14 @@ def cut_recording(
 
 @convert_recordings.command(cls=Command, name="merge", short_help="Join recordings of one attempt of a run.")
 @click.argument("files", nargs=-1, required=True)
-@_output_option("beside the first, such as recording-1.merged.mcap")
-@_force_option
+@output_option
+@force_option
 @runs_dir_option
 def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None) -> None:
     """Write several recordings of one attempt of a run as one: of different ranks, or pieces that were cut.
 
-    FILES are recordings, or names or folders of runs. What several of them have is written once.
+    FILES are recordings, or names or folders of runs. What several of them have is written once, by default beside the
+    first, such as recording-1.merged.mcap.
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
     """
@@ -210,12 +196,13 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
 
 @convert_recordings.command(cls=Command, name="recover", short_help="Write a clean recording from a damaged one.")
 @click.argument("run")
-@_output_option("beside it, such as recording-1.recovered.mcap")
+@output_option
 @runs_dir_option
 def recover_recording(run: str, output: str | None, runs_dir: str | None) -> None:
     """Write a clean recording from a damaged one, or from one that was cut off.
 
-    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is.
+    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is; by default
+    recording-1.recovered.mcap or the like is written beside it.
 
     Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
     """

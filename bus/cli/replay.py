@@ -14,10 +14,13 @@ from offloop.bus.cli.options import (
     ReplayChoice,
     broker_options,
     check_broker,
-    parse_bound_option,
-    rate_given,
+    loop_option,
+    rate_option,
+    run_name_option,
     runs_dir_option,
+    start_option,
     stream_options,
+    until_option,
 )
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
@@ -34,26 +37,14 @@ EXIT_TROUBLE = 1
 @click.command(
     cls=Command,
     short_help="Serve a recording as if it were live.",
-    frequent=("--rate", "--start", "--until", "--loop", "--name"),
+    frequent=("--rate", "--start", "--until", "--loop", "--run-name"),
 )
 @click.argument("run", metavar="RECORDING")
-@click.option(
-    "--rate",
-    callback=rate_given,
-    metavar="RATE",
-    default="1",
-    show_default=True,
-    help="How fast: 1 as it was, 10 ten times as fast, max at once.",
-)
-@click.option(
-    "--start",
-    callback=parse_bound_option,
-    metavar="TIME",
-    help="From there on: 2ep, 100ba, 0.5dur, 90sec, +90s, 2026-11-21T10:00.",
-)
-@click.option("--until", callback=parse_bound_option, metavar="TIME", help="Up to there, inclusive.")
-@click.option("--loop", is_flag=True, help="Repeat until Ctrl-C, each time as a new attempt.")
-@click.option("--name", metavar="NAME", help="Name of the served run. Default: a new name.")
+@rate_option("1")
+@start_option
+@until_option
+@loop_option
+@run_name_option
 @runs_dir_option
 @broker_options("Serve through this broker. Default: a new one.", reads=False)
 @functools.partial(stream_options, into="stream")
@@ -63,7 +54,7 @@ def replay(
     start: "Bound | None",
     until: "Bound | None",
     loop: bool,
-    name: str | None,
+    run_name: str | None,
     runs_dir: str | None,
     broker: str | None,
     key: str | None,
@@ -74,7 +65,8 @@ def replay(
 
     RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a run of
     its own, with a broker and a recording like any other: consumers attach to it before, during and after. Each event
-    comes at its recorded time and with its recorded content. Nothing can be sent to it.
+    comes at its recorded time and with its recorded content. Nothing can be sent to it. With --loop, each time is a new
+    attempt of the run.
 
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
     damaged.
@@ -92,9 +84,9 @@ def replay(
     else:
         recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
     place = stream or str(recording.path)
-    if name is not None and broker is None:
-        _check_name(name, runs_dir)
-    served_name = name or new_run_name("replay", runs_dir)
+    if run_name is not None and broker is None:
+        _check_name(run_name, runs_dir)
+    served_name = run_name or new_run_name("replay", runs_dir)
     server = ReplayServer(
         recording,
         served_name,
@@ -135,7 +127,8 @@ def _check_name(name: str, where: str | None) -> None:
     path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
         raise ConfigurationError(
-            f"{name!r} is a run that was trained, and a replay would become its newest attempt: choose another '--name'"
+            f"{name!r} is a run that was trained, and a replay would become its newest attempt: "
+            "choose another '--run-name'"
         )
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from offloop.bus.cli.options import broker_options, check_broker, runs_dir_option
+from offloop.bus.cli.options import (
+    archived_option,
+    broker_options,
+    check_broker,
+    json_option,
+    runs_dir_option,
+    where_option,
+)
 from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, short_text
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, table
@@ -36,11 +43,11 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 @runs_dir_option
 @broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
-@click.option("--where", metavar="EXPR", help="Only the runs of which this is true.")
+@where_option
 @click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
 @click.option("--columns", metavar="NAME,...", help="Which columns to show beside the name.")
-@click.option("--archived", is_flag=True, help="Also the runs that are archived.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with all hyperparameters and metrics, for programs.")
+@archived_option
+@json_option
 def list_runs(
     runs_dir: str | None,
     broker: str | None,
@@ -239,7 +246,7 @@ def _reached(listed: dict[str, Any]) -> str:
 )
 @click.argument("run")
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with the details, for programs.")
+@json_option
 @runs_dir_option
 @broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 def show_run(

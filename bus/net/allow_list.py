@@ -102,7 +102,7 @@ def allow(path: Path, key: bytes, name: str, roles: Iterable[str]) -> list[str]:
                 _replace(path, "".join(f"{role} {text} {label}\n" for role in new))
     except OSError as error:
         raise ConfigurationError(
-            f"the allow-list {path} cannot be written: {error.strerror}; choose another file with '--list'"
+            f"the allow-list {path} cannot be written: {error.strerror}; choose another file with '--allow-list'"
         ) from None
     return new
 

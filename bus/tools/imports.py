@@ -121,13 +121,13 @@ def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
     own = _UNNAMED.sub("-", log.name).strip("-._")
     name = f"{given}-{own}" if given is not None else own[:_LONGEST_NAME]
     if not name:
-        raise ConfigurationError(f"{log.path} has no name that a run can have: choose one with '--name'")
+        raise ConfigurationError(f"{log.path} has no name that a run can have: choose one with '--run-name'")
     return check_run_name(name)
 
 
 def _check_new(root: Path, name: str) -> None:
     if os.path.lexists(root / name):
-        raise ConfigurationError(f"run {name!r} exists in {in_words(root)}: choose another name with '--name'")
+        raise ConfigurationError(f"run {name!r} exists in {in_words(root)}: choose another name with '--run-name'")
 
 
 def _remove_abandoned(root: Path) -> None:

@@ -37,7 +37,7 @@ def check_ranks(path: Path, requested: Collection[int] | None, there: Collection
     """Raises :class:`offloop.bus.errors.ConfigurationError` when a requested rank is missing."""
     for rank in sorted(set(requested or ()).difference(there)):
         named = ", ".join(map(str, sorted(there))) or "none"
-        raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--rank'")
+        raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--ranks'")
 
 
 def check_any(path: Path, events: int) -> None:

@@ -35,7 +35,7 @@ def consume(
     run: str | None,
     ranks: tuple[int, ...],
     last: bool,
-    runs_dir: Path | None,
+    runs_dir: str | None,
     broker: str | None,
     key: str | None,
     broker_key: str | None,

@@ -5,20 +5,19 @@ from typing import Any, get_args
 
 import click
 
-from offloop.bus.cli.options import parse_bound_option, rate_given, stream_options
+from offloop.bus.cli.options import (
+    loop_option,
+    ranks_option,
+    rate_option,
+    runs_dir_option,
+    start_option,
+    stream_options,
+    until_option,
+    wait_option,
+)
 from offloop.bus.terminal import Command, run_command
 from offloop.consumers.api.callback import OnError
 from offloop.consumers.delivery.commit import COMMIT_EVENTS
-
-
-def _ranks(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    try:
-        ranks = tuple(int(rank) for rank in (value or "").split(",") if rank.strip())
-    except ValueError:
-        ranks = (-1,)
-    if min(ranks, default=0) < 0:
-        raise click.BadParameter(f"{value!r} is no list of ranks: write 17 or 17,18")
-    return ranks
 
 
 def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
@@ -61,16 +60,9 @@ settings_option = click.option(
 @loggers_option
 @settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read. Default: the newest live one.")
-@click.option(
-    "--ranks",
-    callback=_ranks,
-    metavar="RANK,...",
-    help="With --stream: only these ranks, from their hosts.",
-)
+@ranks_option
 @click.option("--last", is_flag=True, help="Read the newest run, live or not.")
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'."
-)
+@runs_dir_option
 @click.option("--broker", metavar="ADDRESS", help="Read through the broker at tcp://HOST:5570.")
 @click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY.")
 @click.option("--broker-key", metavar="FILE", help="Its public key. Default: $OFFLOOP_BROKER_KEY.")
@@ -80,26 +72,11 @@ settings_option = click.option(
     metavar="PATH",
     help="Read a recording: a file, or a run's newest.",
 )
-@click.option(
-    "--rate",
-    callback=rate_given,
-    metavar="RATE",
-    help="Speed of a replay: 1, 10, max. Default: max.",
-)
-@click.option(
-    "--start",
-    callback=parse_bound_option,
-    metavar="TIME",
-    help="Replay from there on: 2ep, 100ba, 0.5dur, +90s.",
-)
-@click.option(
-    "--until",
-    callback=parse_bound_option,
-    metavar="TIME",
-    help="Replay up to there, inclusive.",
-)
-@click.option("--loop", is_flag=True, help="Repeat the replay until Ctrl-C.")
-@click.option("--wait", is_flag=True, help="With --run: wait until that run exists.")
+@rate_option(None)
+@start_option
+@until_option
+@loop_option
+@wait_option
 @click.option(
     "--on-error",
     type=click.Choice(get_args(OnError)),

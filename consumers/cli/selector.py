@@ -42,7 +42,7 @@ class RunSelector:
     """The options that name a run or a recording, as they were given."""
 
     run: str | None
-    runs_dir: Path | None
+    runs_dir: str | None
     broker: str | None
     key: str | None
     broker_key: str | None

@@ -107,7 +107,7 @@ def test_a_script_of_transformers_is_attached_in_a_process_that_it_starts(folder
     )
     (folder / "mine").mkdir()
     (folder / "mine" / "sitecustomize.py").write_text("import sys; print('my own', file=sys.stderr)")
-    chosen = ["--name", "r", "--callbacks", "counter.py:Counter", "--log", "jsonl"]
+    chosen = ["--run-name", "r", "--callbacks", "counter.py:Counter", "--log", "jsonl"]
     done = offloop(folder, *chosen, "--", sys.executable, "launch.py", path=str(folder / "mine"))
     assert done.returncode == 3, done.stderr
     assert "my own\n" in done.stderr
@@ -121,7 +121,7 @@ def test_a_script_of_transformers_is_attached_in_a_process_that_it_starts(folder
 
 @pytest.mark.slow
 def test_a_script_that_attaches_itself_is_attached_once(folder: Path, runs_dir: Path) -> None:
-    done = offloop(folder, "--name", "r", "--callbacks", "", "--", sys.executable, "hf.py", "2", "attach")
+    done = offloop(folder, "--run-name", "r", "--callbacks", "", "--", sys.executable, "hf.py", "2", "attach")
     assert done.returncode == 3, done.stderr
     assert [path.name for path in runs_dir.glob("[!.]*") if path.is_dir()] == ["own"]
     assert batches_in("own") == 2
@@ -129,7 +129,7 @@ def test_a_script_that_attaches_itself_is_attached_once(folder: Path, runs_dir: 
 
 @pytest.mark.slow
 def test_both_namespaces_of_lightning_are_attached_once(folder: Path, runs_dir: Path) -> None:
-    done = offloop(folder, "--name", "r", "-c", "counter.py:Counter", "--", sys.executable, "pl.py")
+    done = offloop(folder, "--run-name", "r", "-c", "counter.py:Counter", "--", sys.executable, "pl.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("counted 3\n") == 2
     for run in ("r", "own"):
@@ -145,7 +145,7 @@ def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_ctrl_c_reaches_the_script_and_its_run_ends_in_order(folder: Path, runs_dir: Path) -> None:
-    command = [*OFFLOOP, "--name", "r", "-c", "counter.py:Counter", "--", sys.executable, "hf.py", "100000"]
+    command = [*OFFLOOP, "--run-name", "r", "-c", "counter.py:Counter", "--", sys.executable, "hf.py", "100000"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -214,7 +214,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
         (("-c", "spede", "--", "touch", "started"), 1, "there is no callback 'spede': did you mean speed?"),
         (("-c", "speed", "-o", "speed.size=5", "--", "touch", "started"), 1, "speed"),
         (("-c", "top", "--", "touch", "started"), 1, "Top draws on the whole terminal, where the script writes"),
-        (("--name", "a/b", "--", "touch", "started"), 1, "a/b"),
+        (("--run-name", "a/b", "--", "touch", "started"), 1, "a/b"),
         ((), 2, "Missing argument"),
         (("--", sys.executable, "train.py"), 2, "neither Lightning's Trainer nor Transformers'; docs/attach.md"),
         (("--", sys.executable, "-I", "-c", "exit(5)"), 5, "no Python that reads PYTHONPATH"),

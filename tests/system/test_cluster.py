@@ -92,7 +92,7 @@ class SecureCluster:
         self._seeds, self._keys = {}, []
         for role in ("publish", "view"):
             public, self._seeds[role], _ = make_nkey(role, folder)
-            self._keys += [f"--{role}", str(public)]
+            self._keys += [f"--{role}er", str(public)]
         (folder / "nats").mkdir(mode=0o700)
         self.servers = NatsCluster(folder / "nats", config=self._config)
         self.address = self.servers.address.replace("nats://", "tls://")
@@ -102,11 +102,11 @@ class SecureCluster:
         options = {
             "--cluster": "127.0.0.1,127.0.0.1,127.0.0.1",
             "--listen": f"127.0.0.1:{server.port}",
-            "--name": name,
+            "--server-name": name,
             "--store-dir": server.store,
-            "--cert": certificate,
-            "--cert-key": key,
-            "--ca": self._authority.certificate,
+            "--certificate": certificate,
+            "--certificate-key": key,
+            "--cluster-ca": self._authority.certificate,
         }
         words = [str(word) for option in options.items() for word in option]
         made = CliRunner().invoke(nats_config, [*self._keys, *words])

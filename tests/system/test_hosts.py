@@ -158,9 +158,9 @@ def test_the_events_of_another_host_come_from_there_early_and_late(nats_server, 
 def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server, hosts, tmp_path):
     train(hosts, *range(1, 301))
     attach(nats_server, host="second.rack").close()
-    place = ("--stream", nats_server.address, "--host", "second.rack")
+    place = ("second.rack", "--stream", nats_server.address)
     part = tmp_path / "part.mcap"
-    fetched = bus("server", "fetch", "wide", *place, "--from", "100ba", "--to", "110ba", "-o", part)
+    fetched = bus("server", "fetch", "wide", *place, "--start", "100ba", "--until", "110ba", "-o", part)
     assert fetched.returncode == 0, fetched.stderr
     cut = tmp_path / "cut.mcap"
     bus("convert", "cut", hosts[1].recording, "--start", "100ba", "--until", "110ba", "-o", cut)
@@ -169,10 +169,10 @@ def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server
     # Mistakes are one line each.
     for arguments, said in (
         (
-            ("wide", "--stream", nats_server.address, "--host", "third"),
+            ("wide", "third", "--stream", nats_server.address),
             "has no host 'third': its hosts are first, second",
         ),
-        (("wide", *place, "--from", "9999ba", "-o", tmp_path / "none.mcap"), "on its host: "),
+        (("wide", *place, "--start", "9999ba", "-o", tmp_path / "none.mcap"), "on its host: "),
         (("wide", *place, "-o", part), "exists: choose another file"),
     ):
         refused = bus("server", "fetch", *arguments)

@@ -80,7 +80,7 @@ def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_p
 def test_a_replay_is_served_to_consumers(server, run, tmp_path):
     runs_dir = tmp_path / "runs"
     said = command(
-        *("offloop.bus", "replay", "r", "--stream", server.address, "--rate", "max", "--name", "again"),
+        *("offloop.bus", "replay", "r", "--stream", server.address, "--rate", "max", "--run-name", "again"),
         *("--runs-dir", runs_dir),
     )
     assert f"replaying {server.address} (run r, attempt 1) as run again" in said

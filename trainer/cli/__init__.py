@@ -1,5 +1,5 @@
 """The command ``trainer``.
 
-May import: bus.runs, algorithms, arguments, config, device, distributed, fields, stream, tasks, trainer. Begin with
-``main``.
+May import: bus.cli, bus.runs, algorithms, arguments, config, device, distributed, fields, stream, tasks, trainer. Begin
+with ``main``.
 """

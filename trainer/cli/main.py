@@ -224,13 +224,13 @@ _OWN_TASK = (
     subcommand_metavar="TASK [OPTIONS]",
     context_settings=HELP,
 )
-@click.option("--list", "show_list", is_flag=True, help="Show the tasks, and exit.")
+@click.option("--list-tasks", is_flag=True, help="Show the tasks, and exit.")
 @click.option("--list-options", is_flag=True, help="Show the options that all tasks have, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
 @click.option("--list-fields", is_flag=True, help="Show what consumers can ask a training for, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, show_list: bool, list_options: bool, list_algorithms: bool, list_fields: bool) -> None:
+def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algorithms: bool, list_fields: bool) -> None:
     """Train a model and publish what happens, for consumers to watch.
 
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
@@ -238,7 +238,7 @@ def trainer(ctx: click.Context, show_list: bool, list_options: bool, list_algori
     Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
     Ctrl-C.
     """
-    if show_list:
+    if list_tasks:
         width = max(len(name) for name in BUILT_IN)
         for name, text in _built_in_tasks():
             click.echo(f"{name:<{width}}  {text}")

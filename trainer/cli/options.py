@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+from offloop.bus.cli.options import HELPS
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.trainer.arguments.config import Argument, Option, arguments_of
 from offloop.trainer.config import GROUPS, TrainerArguments
@@ -21,7 +22,7 @@ def _dashed(name: str) -> str:
 
 def _make_option(argument: Argument, form: Option) -> click.Option:
     declared = (form.name or _dashed(argument.name)).split()
-    text = form.help or argument.help
+    text = HELPS.get(declared[0]) or form.help or argument.help
     settings: dict[str, Any] = {"type": _click_type(argument, form), "metavar": form.metavar}
     if form.sets is not None or argument.type is bool:
         settings = {"is_flag": True}

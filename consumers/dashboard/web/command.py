@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import runs_dir_option, stream_options
+from offloop.bus.cli.options import (
+    certificate_key_option,
+    certificate_option,
+    runs_dir_option,
+    stream_options,
+    wait_option,
+)
 from offloop.bus.printing import say
 from offloop.bus.terminal import Command
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
@@ -32,8 +38,8 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Batches between two measurements of the phases.",
         ),
         click.option("--open-browser", is_flag=True, help="Open the page in a browser of this machine."),
-        click.option("--certificate-key", type=_FILE, metavar="FILE", help="Its key."),
-        click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM."),
+        certificate_key_option,
+        certificate_option,
         click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing."),
         click.option(
             "--port",
@@ -66,7 +72,7 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Its public key: one for all, or one each. Default: $OFFLOOP_BROKER_KEY.",
 )
 @functools.partial(stream_options, into="stream")
-@click.option("--wait", is_flag=True, help="Wait for each RUN that does not exist yet.")
+@wait_option
 @_serving_options
 def ui(
     arguments: tuple[str, ...],

@@ -314,7 +314,7 @@ def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_comma
 def test_a_live_run_is_told_to_stop(two_runs):
     with Publisher("third") as publisher:
         assert (
-            invoke("send", "third", "stop", "--wait", "0")
+            invoke("send", "third", "stop", "--timeout", "0")
             == "run third: 'stop' was handed on and has not taken effect yet\n"
         )
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the publisher to be told")
@@ -328,7 +328,7 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
     def note(event, state, logger):
         seen.append(int(state.timestamp.batch))
         if len(seen) == 3:
-            invoke("send", "told", "stop", "--wait", "0")
+            invoke("send", "told", "stop", "--timeout", "0")
             wait_for(lambda: trainer._publisher.poll() or trainer._control.waiting, "the trainer to be told")
 
     with gold_trainer(
@@ -377,7 +377,7 @@ def test_runs_and_show_ask_a_broker_elsewhere(runs_dir):
             assert "live" in invoke("runs", "--broker", address)
             shown = json.loads(invoke("show", "r", "--broker", address, "--json"))
             assert (shown["run"], shown["details"]["statistics"]["broker"]["runs"]) == ("r", 1)
-            told = invoke("send", "r", "stop", "--broker", address, "--wait", "0")
+            told = invoke("send", "r", "stop", "--broker", address, "--timeout", "0")
             assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
         assert "finished" in invoke("show", "r", "--broker", address)
     finally:

@@ -234,7 +234,7 @@ def test_what_is_no_address_is_refused_with_and_without_keys(keys: Path, address
 
 
 @pytest.mark.parametrize(
-    "options", [["--listen", "tcp://0.0.0.0:0"], ["--key", "x.key_secret"], ["--allow", "allowed"]]
+    "options", [["--listen", "tcp://0.0.0.0:0"], ["--key", "x.key_secret"], ["--allow-list", "allowed"]]
 )
 def test_a_broker_with_half_a_security_does_not_start(runs_dir: Path, options: list[str]) -> None:
     result = invoke("server", "broker", *options)

@@ -70,7 +70,7 @@ def is_recorded(run: str, event: str, ranks: int = 1) -> bool:
 )
 def test_what_is_served_is_what_was_recorded(runs_dir: Path, tmp_path: Path, options: dict[str, object]) -> None:
     path = record(tmp_path / "r.mcap", **options)  # type: ignore[arg-type]
-    done = bus_replay(path, "--rate", "max", "--name", "served")
+    done = bus_replay(path, "--rate", "max", "--run-name", "served")
     assert (done.returncode, done.stderr) == (0, "")
     run = find_run("served")
     assert records_of(run.recording) == records_of(path)
@@ -85,7 +85,7 @@ def test_consumers_before_during_and_after_log_what_one_of_the_file_logs(runs_di
     path = record(tmp_path / "r.mcap", batches=8)
     early = Consumer(tmp_path / "early", "--run", "served", "--wait")
     # Slow enough that two thirds of it are to come, whatever holds this process up.
-    with serving(path, "--name", "served", "--rate", "1") as server:
+    with serving(path, "--run-name", "served", "--rate", "1") as server:
         wait_for(lambda: is_recorded("served", "epoch_end"), "a third of it")
         during = Consumer(tmp_path / "during", "--run", "served")
         with Subscriber("served", events=[Event.BATCH_END]) as subscriber:
@@ -102,7 +102,7 @@ def test_consumers_before_during_and_after_log_what_one_of_the_file_logs(runs_di
 def test_of_what_a_served_run_is_a_replay_is_told(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap")
     said: list[str] = []
-    with serving(path, "--name", "served", "--rate", SLOW):
+    with serving(path, "--run-name", "served", "--rate", SLOW):
         live_or_wait(runs_dir, said.append)
         found = find_or_wait("served", runs_dir, wait=False, say=said.append)
         assert ("replay of", f"run r, attempt 1 ({path})") in list(lines(describe_run(found)))
@@ -111,7 +111,7 @@ def test_of_what_a_served_run_is_a_replay_is_told(runs_dir: Path, tmp_path: Path
 
 def test_a_recording_takes_no_command_and_says_why(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2)
-    with serving(path, "--name", "served", "--rate", SLOW) as server:
+    with serving(path, "--run-name", "served", "--rate", SLOW) as server:
         wait_for(lambda: is_recorded("served", "epoch_start"), "the first events")
         outcome = send_command(find_run("served"), "stop", wait=10)
         assert (
@@ -124,7 +124,7 @@ def test_a_recording_takes_no_command_and_says_why(runs_dir: Path, tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_as_stopped(runs_dir: Path, tmp_path: Path, number: signal.Signals) -> None:
     path = record(tmp_path / "r.mcap", ranks=2)
-    with serving(path, "--name", "served", "--rate", SLOW) as server:
+    with serving(path, "--run-name", "served", "--rate", SLOW) as server:
         attached = Consumer(tmp_path / "rows", "--run", "served")
         wait_for(lambda: is_recorded("served", "epoch_start", ranks=2), "the first events")
         server.send_signal(number)
@@ -136,7 +136,7 @@ def test_a_signal_ends_the_run_as_stopped(runs_dir: Path, tmp_path: Path, number
 
 def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, status=None)
-    done = bus_replay(path, "--rate", "max", "--name", "served")
+    done = bus_replay(path, "--rate", "max", "--run-name", "served")
     last = "run served lost: the recording ends without saying how the run ended: 48 events served"
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, last)
     assert (find_run("served").status, find_run("served").last.error) == ("lost", last.split(": ")[1])
@@ -145,7 +145,7 @@ def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_
 
 def test_a_part_is_a_whole_run_of_its_own(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, inner=True)
-    done = bus_replay(path, "--rate", "max", "--name", "served", "--start", "2ep", "--until", "10ba")
+    done = bus_replay(path, "--rate", "max", "--run-name", "served", "--start", "2ep", "--until", "10ba")
     assert done.returncode == 0, done.stderr
     served = Recording(find_run("served").recording)
     seen = [(one.event.value, one.timestamp.batch, one.rank, one.time_ns) for one in served]
@@ -167,7 +167,7 @@ def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir:
     path = tmp_path / "cut.mcap"
     cut(record(tmp_path / "r.mcap", ranks=2, inner=True), path, start="1ep", until="2ep")
     for name, part in (("whole", []), ("part", ["--start", "6ba", "--until", "3ep"])):
-        assert bus_replay(path, "--rate", "max", "--name", name, *part).returncode == 0
+        assert bus_replay(path, "--rate", "max", "--run-name", name, *part).returncode == 0
         for events in (None, [Event.INIT, Event.BATCH_END]):
             served = Recording(find_run(name).recording)
             assert [one.time_ns for one in served.snapshots(events) if one.timestamp.batch >= 6] == [
@@ -177,13 +177,13 @@ def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir:
 
 
 def test_a_part_ends_with_its_last_event_and_not_when_the_next_one_is_due(runs_dir: Path, tmp_path: Path) -> None:
-    done = bus_replay(record(tmp_path / "r.mcap", step=3600 * SECOND), "--until", "0ba", "--name", "served")
+    done = bus_replay(record(tmp_path / "r.mcap", step=3600 * SECOND), "--until", "0ba", "--run-name", "served")
     assert done.stdout.splitlines()[-1] == "run served stopped: 3 events served"
 
 
 def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap")
-    with serving(path, "--name", "served", "--rate", "max", "--loop") as server:
+    with serving(path, "--run-name", "served", "--rate", "max", "--loop") as server:
         wait_for(lambda: find_run("served").last.number > 1, "a second attempt", timeout=20)
         server.send_signal(signal.SIGINT)
         code, out, _ = ended(server)
@@ -198,7 +198,7 @@ def test_it_is_served_through_a_broker_that_stands(runs_dir: Path, tmp_path: Pat
     address = free_address()
     broker = start_broker(address)
     try:
-        done = bus_replay(path, "--rate", "max", "--broker", address, "--name", "served")
+        done = bus_replay(path, "--rate", "max", "--broker", address, "--run-name", "served")
         assert done.returncode == 0, done.stderr
         assert f"consumer --run served --broker {address}" in done.stdout
         assert records_of(runs_dir / "served" / "recording-1.mcap") == records_of(path)
@@ -210,7 +210,7 @@ def test_it_is_served_through_a_broker_that_stands(runs_dir: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, batches=8, without=[7])
-    with serving(path, "--name", "served", "--rate", "1") as server:
+    with serving(path, "--run-name", "served", "--rate", "1") as server:
         wait_for(lambda: is_recorded("served", "epoch_end", ranks=2), "a third of it")
         os.kill(_broker_of("served"), signal.SIGKILL)
         code, out, err = ended(server)
@@ -241,9 +241,9 @@ def _broker_of(run: str) -> int:
         (["r.mcap", "--rate", "fast"], 2, "'fast' is not a rate: "),
         (["r.mcap", "--start", "9"], 2, "invalid time '9': write a training time (2ep, 100ba, "),
         (["r.mcap", "--key", "k"], 2, "--key and --broker-key are for a broker elsewhere: name it with --broker"),
-        (["r.mcap", "--name", "a/b"], 1, "'a/b' cannot be a run name: "),
+        (["r.mcap", "--run-name", "a/b"], 1, "'a/b' cannot be a run name: "),
         (
-            ["r.mcap", "--name", "trained"],
+            ["r.mcap", "--run-name", "trained"],
             1,
             "'trained' is a run that was trained, and a replay would become its newest",
         ),

@@ -384,7 +384,7 @@ def test_a_live_run_can_be_cut(runs_dir, tmp_path):
         ({"start": "3"}, InvalidTimeError, "invalid time '3': write a training time"),
         ({"start": "90ba"}, ConfigurationError, "nothing of .* is chosen: 'offloop show .*mcap' shows"),
         ({"events": [Event.PREDICT_END]}, ConfigurationError, "nothing of .* is chosen"),
-        ({"ranks": [7]}, ConfigurationError, "has no rank 7: choose of 0 with '--rank'"),
+        ({"ranks": [7]}, ConfigurationError, "has no rank 7: choose of 0 with '--ranks'"),
     ],
 )
 def test_what_cannot_be_cut_is_named_and_nothing_is_written(tmp_path, options, error, message):

@@ -424,7 +424,7 @@ def test_what_a_cut_has_left_out_is_told(tmp_path):
 def test_events_and_ranks_are_chosen(tmp_path):
     path = tmp_path / "a.mcap"
     write_recording(path, [Entry(name, rank) for name in ("batch_end", "epoch_end") for rank in (0, 1, 2)])
-    run(path, "--to", "csv", "--events", "epoch_end, EPOCH_START", "--rank", "0", "--rank", "2")
+    run(path, "--to", "csv", "--events", "epoch_end, EPOCH_START", "--ranks", "0,2")
     assert [(row["event"], row["rank"]) for row in read_csv(tmp_path / "a.csv")] == [
         ("epoch_end", "0"),
         ("epoch_end", "2"),
@@ -437,7 +437,7 @@ def test_events_and_ranks_are_chosen(tmp_path):
         (["--events", "batch_edn"], "'batch_edn' is not an event: did you mean batch_end"),
         (["--events", ","], "--events takes names of events, such as batch_end,epoch_end"),
         (["--events", "predict_end"], "mcap' shows its events"),
-        (["--rank", "3"], "has no rank 3: choose of 0 with '--rank'"),
+        (["--ranks", "3"], "has no rank 3: choose of 0 with '--ranks'"),
         (["-o", "."], "is a folder: name a file in it with '--output'"),
         (["-o", "nothing.mcap/x.csv"], "nothing.mcap is not a folder: choose another file with '--output'"),
     ],

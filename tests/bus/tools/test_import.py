@@ -155,8 +155,8 @@ def test_a_training_of_lightning(runs_dir, lightning_logs, source):
 
 
 def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path):
-    run_bus("import", "--from", "csv", lightning_logs["csv"], "--name", "one")
-    run_bus("import", "--from", "tensorboard", lightning_logs["tensorboard"], "--name", "two")
+    run_bus("import", "--from", "csv", lightning_logs["csv"], "--run-name", "one")
+    run_bus("import", "--from", "tensorboard", lightning_logs["tensorboard"], "--run-name", "two")
     run = find_run("one")
     assert (run.status, run.live, run.id is not None) == ("finished", False, True)
     assert run.last.reached is not None
@@ -240,7 +240,7 @@ def test_each_folder_of_a_folder_is_a_run_but_train_and_validation_are_one(runs_
     # All or none, as far as can be seen before.
     text = run_bus("import", "--from", "tensorboard", tmp_path / "logs", code=1).exception
     assert "exists" in str(text)
-    run_bus("import", "--from", "tensorboard", tmp_path / "logs", "--name", "again")
+    run_bus("import", "--from", "tensorboard", tmp_path / "logs", "--run-name", "again")
     assert {path.name for path in runs_dir.iterdir()} >= {"again-a-first", "again-keras", "again-second"}
 
 
@@ -432,7 +432,7 @@ def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
     run_bus("import", "--from", "csv", path, "--step-column", "epoch")
     assert replayed("keras").metrics["loss/train/total"] == [(0, 1.5), (1, 0.5)]
     assert "has no column 'nothing'" in str(
-        run_bus("import", "--from", "csv", path, "--step-column", "nothing", "--name", "x", code=1).exception
+        run_bus("import", "--from", "csv", path, "--step-column", "nothing", "--run-name", "x", code=1).exception
     )
     run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
 
@@ -591,7 +591,7 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
 def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path, source, content, message):
     path = tmp_path / "log"
     path.write_bytes(content)
-    result = run_bus("import", "--from", source, path, "--name", "x", code=1)
+    result = run_bus("import", "--from", source, path, "--run-name", "x", code=1)
     assert message in str(result.exception)
     assert str(path) in str(result.exception)
     assert isinstance(result.exception, ConfigurationError)
@@ -631,7 +631,7 @@ def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_pat
             file.write(length + struct.pack("<I", masked_crc32c(length)))
             file.truncate(offset + 12 + (128 << 20) + 4)
         writer.add_scalar("loss", 2.0, 2)
-    done = run_bus("import", "--from", "tensorboard", tmp_path, "--name", "x", code=3)
+    done = run_bus("import", "--from", "tensorboard", tmp_path, "--run-name", "x", code=3)
     assert f"byte {offset}: a record of 134,217,728 bytes is left out" in done.output
     assert replayed("x").metrics["loss/train/total"] == [(1, 1.0), (2, 2.0)]
 
@@ -642,7 +642,7 @@ def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
     assert import_logs("csv", path)[0].values == len(names)
     write_csv(path, ",".join(("step", *names, "c7")))
     assert "more than one column 'c7'" in str(
-        run_bus("import", "--from", "csv", path, "--name", "twice", code=1).exception
+        run_bus("import", "--from", "csv", path, "--run-name", "twice", code=1).exception
     )
 
 
@@ -708,13 +708,13 @@ def test_names_of_runs(runs_dir, tmp_path):
     path = write_csv(tmp_path / "my log (1).csv", "step,loss", "1,2")
     assert import_logs("csv", path)[0].run == "my-log-1"
     with pytest.raises(
-        ConfigurationError, match=r"run 'my-log-1' exists in the folder .*choose another name with '--n"
+        ConfigurationError, match=r"run 'my-log-1' exists in the folder .*choose another name with '--run-name'"
     ):
         import_logs("csv", path)
     assert len(list(runs_dir.iterdir())) == 1
-    run_bus("import", "--from", "csv", path, "--name", "a/b", code=1)
+    run_bus("import", "--from", "csv", path, "--run-name", "a/b", code=1)
     nameless = write_csv(tmp_path / "日本.csv", "step,loss", "1,2")
-    with pytest.raises(ConfigurationError, match="choose one with '--name'"):
+    with pytest.raises(ConfigurationError, match="choose one with '--run-name'"):
         import_logs("csv", nameless)
     twins = tmp_path / "logs"
     for folder in ("a/b", "a-b"):
@@ -754,8 +754,10 @@ def test_nothing_is_left_where_the_run_cannot_be_written(runs_dir, tmp_path, mon
 
 def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
     path = write_csv(tmp_path / f"{HOSTILE}.csv", f"step,loss,{HOSTILE}", f"1,2,{HOSTILE}")
-    shown = run_bus("import", "--from", "csv", path, "--name", "x").output + run_bus("show", "x", "--details").output
-    shown += str(run_bus("import", "--from", "csv", path, "--name", "x", code=1).exception)
+    shown = (
+        run_bus("import", "--from", "csv", path, "--run-name", "x").output + run_bus("show", "x", "--details").output
+    )
+    shown += str(run_bus("import", "--from", "csv", path, "--run-name", "x", code=1).exception)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert shown.count("\\x1b]0;owned\\x07\\u202e") == 3

@@ -25,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_the_list_names_the_tasks(run: Run) -> None:
-    listed = run("--list")
+    listed = run("--list-tasks")
     assert listed.code == 0
     assert re.search(r"^chars +A small GPT on the characters of Python's own standard library\.$", listed.out, re.M)
     assert re.search(
@@ -37,7 +37,7 @@ def test_the_list_names_the_tasks(run: Run) -> None:
 def test_the_command_explains_itself(run: Run, arguments: tuple[str, ...]) -> None:
     shown = run(*arguments)
     assert shown.code == 0
-    for text in ("TASK [OPTIONS]", "--list", "digits", "chars", "module:function"):
+    for text in ("TASK [OPTIONS]", "--list-tasks", "digits", "chars", "module:function"):
         assert text in shown.out
 
 
@@ -168,7 +168,7 @@ try:
     trainer.Trainr
 except AttributeError as error:
     print(error)
-import sys; sys.argv = ['trainer', '--list']; from offloop.trainer.cli.main import main; main()
+import sys; sys.argv = ['trainer', '--list-tasks']; from offloop.trainer.cli.main import main; main()
 """
     done = without_torch(code)
     assert done.returncode == 0, done.stderr
@@ -181,7 +181,7 @@ import sys; sys.argv = ['trainer', '--list']; from offloop.trainer.cli.main impo
 def test_python_m_trainer_is_the_command() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "offloop.trainer", "--list"],
+        [sys.executable, "-m", "offloop.trainer", "--list-tasks"],
         capture_output=True,
         text=True,
         env=environment,
