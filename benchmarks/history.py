@@ -1,5 +1,6 @@
 """What a long run takes afterwards, from the recording of ten million batches: seconds and memory of a consumer that
-reads all of it, snapshots a second of a replay, and seconds until a dashboard has a picture and all events.
+reads all of it, snapshots a second of a replay, and seconds until a dashboard has a picture, the whole run, and every
+value of a thousandth of it that is zoomed into.
 
 Two recordings are read: one of full chunks, as a fast loop writes them, and a shorter one of chunks of three events, as
 a loop of sixteen batches a second writes them, since brokers write five times a second. A third is read by a dashboard
@@ -121,19 +122,24 @@ def _draw(recorded: Path, begin: float, answer: Any) -> None:
         for name in watched.view.names():
             watched.view.series(name).points(width=1000)
             first = first or time.perf_counter() - begin
-    used, batch = resource.getrusage(resource.RUSAGE_SELF), watched.view.progress().batch
-    answer.send((first, time.perf_counter() - begin, used, batch))
+    everything, batch = time.perf_counter() - begin, watched.view.progress().batch
+    shown, begin = (batch // 2, batch // 2 + batch // 1000), time.perf_counter()
+    while watched.history is not None and watched.part("batch", shown) is watched.view:
+        time.sleep(0.01)
+    zoom = time.perf_counter() - begin
+    answer.send((first, everything, zoom, resource.getrusage(resource.RUSAGE_SELF), batch))
 
 
-def draw(recorded: Path) -> tuple[float, float, Any, int]:
-    """Of what a dashboard draws from, in a process of its own: seconds until there is a picture, and until it has all
-    events, with all imports; what the process used; and its last batch."""
+def draw(recorded: Path) -> tuple[float, float, float, Any, int]:
+    """Of what a dashboard draws from, in a process of its own: seconds until there is a picture, and until it has the
+    whole run, with all imports; seconds until it has every value of a thousandth; what the process used; and its last
+    batch."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_draw, args=(recorded, time.perf_counter(), sender))
     process.start()
     sender.close()
-    answer: tuple[float, float, Any, int] = receiver.recv()
+    answer: tuple[float, float, float, Any, int] = receiver.recv()
     process.join()
     return answer
 
@@ -151,11 +157,12 @@ def measure_dashboard(report: Report, recorded: Path, name: str, events: int, go
             summarizer.close()
             report.add(f"{name}: summing up", (time.process_time() - begin) / events * 1e6, "us/event")
         report.progress(f"{name}: dashboard, {what}")
-        first, everything, used, batch = draw(recorded)
+        first, everything, zoom, used, batch = draw(recorded)
         if first is None or batch < 0.9 * events:
             raise SystemExit(f"the dashboard has {batch} batches of {events}")
         report.add(f"{name}: dashboard, {what}, first picture", first, "s", 3 if goal or what == "summary" else None)
         report.add(f"{name}: dashboard, {what}, all of {events:,} events", everything, "s", 20 if goal else None)
+        report.add(f"{name}: dashboard, {what}, zoom into a thousandth", zoom, "s", 1 if goal else None)
         report.add(f"{name}: dashboard, {what}, processor", (used.ru_utime + used.ru_stime) / events * 1e6, "us/event")
         report.add(f"{name}: dashboard, {what}, memory at most", used.ru_maxrss / 1024, "MiB", 512)
 

@@ -242,9 +242,11 @@ class Dispatcher:
 
     async def _prepare(self) -> None:
         """Lets a callback that reads the stream alone, from its front, pass over what it knows."""
+        # Of several streams of a runner one brings the hyperparameters.
+        logger = self._logger if self._with_hyperparameters else Logger()
         for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
             try:
-                result = entry.callback.prepare(self.stream, self._logger)
+                result = entry.callback.prepare(self.stream, logger)
                 if result is not None and inspect.isawaitable(result):
                     await result
             except RAISED as error:  # a callback may raise anything, and is shown with its traceback

@@ -104,12 +104,10 @@ class Metrics:
 
         self.is_imported = summary.is_imported
         ticks = [tick for _, tick in sorted(summary.clock.items()) if tick.offset < until]
-        if ticks:
-            rows = [[one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9] for one in ticks]
-            self.clock.replace(np.array(rows, dtype=np.float64))
+        rows = [(one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9) for one in ticks]
+        self.clock.replace(np.array(rows, dtype=np.float64).reshape(len(rows), _CLOCK_COLUMNS))
         for name, metric in summary.metrics.items():
-            # Those of an imported log stand at its own steps.
-            shown = [(step if self.is_imported else shown_step(name, step), value) for step, value in metric.points()]
+            shown = [(shown_step(name, step), value) for step, value in metric.points()]
             if shown:
                 self._extend(name, np.array(shown, dtype=np.float64))
         last = _context_of(summary.last)

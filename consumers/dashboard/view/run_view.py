@@ -149,12 +149,12 @@ class RunView:
     def _load_events(self, summary: Summary, until: int) -> None:
         """Takes the events that a summary has kept."""
         order = StreamOrder(summary.run, summary.attempt, None)
-        kept = [
-            (decode_event(event.body).seq, name, event.body)
-            for name, of_kind in summary.events.items()
-            for event in of_kind.events.values()
-            if event.offset < until
-        ]
+        kept: list[tuple[int, str, bytes]] = []
+        for name, of_kind in summary.events.items():
+            for event in of_kind.events.values():
+                with contextlib.suppress(ProtocolError):
+                    if event.offset < until:
+                        kept.append((decode_event(event.body).seq, name, event.body))
         for _, name, recorded in sorted(kept):
             found = order.from_record(f"{summary.run}/{name}/0", recorded)
             if isinstance(found, CheckpointMark):
@@ -164,7 +164,7 @@ class RunView:
                     self.take_outcome(outcome)
                 order.outcomes.clear()
             elif found.event is _BATCH_END:
-                self._see_phases(0, found._body)
+                self._see_phases(0, found._body, is_alone=True)
             else:
                 self.see(found)
 
@@ -410,12 +410,14 @@ class RunView:
         if text is not None:
             self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
 
-    def _see_phases(self, rank: int, body: EventBody) -> None:
+    def _see_phases(self, rank: int, body: EventBody, is_alone: bool = False) -> None:
+        """``is_alone``: the other ranks' phases of that batch do not come."""
         batch, phases = body.timestamp.batch, read_phases(body.fields["phases"])
         if phases is not None:
             self._phases_of(rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
-            world_size = {**body.context, **body.fields}.get("world_size", 1)
-            self._ranks.arrived(rank, batch, world_size, body.time, phases)
+            if not is_alone:
+                world_size = {**body.context, **body.fields}.get("world_size", 1)
+                self._ranks.arrived(rank, batch, world_size, body.time, phases)
 
     def _phases_of(self, rank: int) -> RankPhases:
         found = self._phases.get(rank)

@@ -184,6 +184,8 @@ class RunTap(Callback):
         offsets = [tick.offset for tick in summary.clock.values() if tick.offset <= summary.offset - TAIL_BYTES]
         found = next_check_record(recording, max(offsets)) if any(offsets) else None
         if found is None or found.check is None:
+            # Everything comes: nothing is to be shown twice.
+            view.load(summary, 0)
             return
         view.load(summary, found.end)
         self._run.history = History(view, recording, summary, found.end)

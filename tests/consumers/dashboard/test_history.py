@@ -16,11 +16,12 @@ from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, Topic, event_encode
 from offloop.bus.recording import records
 from offloop.bus.recording import summary as summaries
 from offloop.bus.recording.reader import RecordingReader
-from offloop.bus.recording.summary import Summarizer, path_beside
+from offloop.bus.recording.summary import Summarizer, Summary
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.commands import Command
 from offloop.consumers import Runner
-from offloop.consumers.api.logger import Logger
+from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view import history, tap
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
@@ -60,7 +61,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             frame = event_encoder(topic, 1)(seq, seq, time, now, before, fields, pack_map(context))
             writer.append(topic.encode()[:-1], seq, seq, time, frame[len(topic.encode()) :])
 
-        send("init", 0, {"config": {"lr": 0.5}})
+        send("init", 0, {"hyperparameters": {"config": {"lr": 0.5}}})
         send("fit_start", 0, {})
         for batch in range(1, BATCHES + 1):
             loss = {LOW: -9.0, HIGH: 9.0}.get(batch, 1 / batch)
@@ -262,19 +263,48 @@ def test_a_live_run_continues_behind_what_its_summary_has(runs_dir: Path) -> Non
     assert run.view.series("loss/train/total").points(width=10**6).ys[0] == 1.0
 
 
-def test_a_recording_that_cannot_be_summed_up_is_read_event_by_event(recording: Path) -> None:
-    other = MonitoredRun(RunView("run"))
-    summed_up(recording)
-    stream = Recording(recording)
-    path_beside(recording).write_bytes(b"damaged")
-    data = bytearray(recording.read_bytes())
-    for found in records.SIGNS.finditer(bytes(data)):
-        if found[0] == records.CHECK_SIGN:
-            data[found.start() + 9] ^= 1
-    recording.write_bytes(data)
-    statistics = Runner(stream, [RunTap(other)], [ViewDestination(other)]).run()
-    assert statistics.handled > 2 * BATCHES
-    assert other.history is None
+def test_a_history_whose_end_is_not_found_is_read_event_by_event(
+    recording: Path, whole: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "next_check_record", lambda path, offset: None)
+    run, handled = show(summed_up(recording))
+    assert handled > 2 * BATCHES
+    assert run.history is None
+    for axis in AXES:
+        found, expected = (one.series("loss/train/total").points(axis, width=10**6) for one in (run.view, whole))
+        np.testing.assert_array_equal(found.xs, expected.xs)
+    assert run.view.progress() == whole.progress()
+    assert [one.text for one in run.view.log()] == [one.text for one in whole.log()]
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_hyperparameters_reach_every_destination_once(recording: Path, is_beside: bool) -> None:
+    found: list[dict] = []
+
+    class Collects(LoggerDestination):
+        def log_hyperparameters(self, hyperparameters, state) -> None:
+            found.append(dict(hyperparameters))
+
+    run = MonitoredRun(RunView("run"))
+    callback = RunTap(run)
+    shared = [SpeedMonitor()] if is_beside else [callback]
+    runner = Runner(Recording(summed_up(recording)), shared, [ViewDestination(run), Collects()])
+    if is_beside:
+        runner.run_beside("tap", callback, Recording(recording))
+    runner.run()
+    assert len(found) == 1
+    assert run.view.hyperparameters == found[0] != {}
+    assert run.history is not None
+
+
+def test_values_of_an_imported_evaluation_stay_at_their_steps() -> None:
+    summary = Summary(3, "run", 1, None, is_imported=True)
+    for step in (0, 10, 20):
+        summary._add("metrics/eval/accuracy", step, step / 20)
+    view = RunView("run")
+    view.load(summary)
+    assert view.is_loading
+    assert view.series("metrics/eval/accuracy").points().xs.tolist() == [0, 10, 20]
 
 
 def test_events_that_are_kept_are_evenly_spread(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
