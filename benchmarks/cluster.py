@@ -115,7 +115,7 @@ class SimulatedHost(asyncio.Protocol):
             elif line.startswith(b"{"):
                 self.unanswered -= 1
                 acknowledged = json.loads(line)
-                if acknowledged["stream"] == names.stream_of(RUN):
+                if acknowledged["stream"] == names.windows_stream_of(RUN):
                     self._sequence = acknowledged["seq"]
                     self._is_in_flight = False
                     self.delays.append(time.monotonic() - self._sent_at)
@@ -306,19 +306,20 @@ def server(folder: Path) -> Iterator[NatsServer]:
 
 
 async def make_stream(address: str) -> None:
-    """The stream of the run, as a bridge makes it."""
+    """The streams of the run, as a bridge makes them."""
     import nats
     from nats.js.api import DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
 
     client = await nats.connect(address)
-    config = StreamConfig(
-        name=names.stream_of(RUN),
-        subjects=[names.all_recordings(RUN), names.all_windows(RUN)],
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,
-        allow_direct=False,
-    )
-    await client.jetstream().add_stream(config)
+    streams = {
+        names.stream_of(RUN): names.all_recordings(RUN),
+        names.windows_stream_of(RUN): names.all_windows(RUN),
+    }
+    for name, subjects in streams.items():
+        config = StreamConfig(
+            name=name, subjects=[subjects], storage=StorageType.FILE, discard=DiscardPolicy.NEW, allow_direct=False
+        )
+        await client.jetstream().add_stream(config)
     await client.jetstream().create_key_value(KeyValueConfig(names.RUNS_BUCKET))
     await client.close()
 
@@ -474,13 +475,14 @@ def measure_doubling(report: Report, where: Path, sizes: Sizes) -> None:
 
 
 async def stored(address: str) -> int:
-    """Bytes that the stream of the run has."""
+    """Bytes that the streams of the run have."""
     import nats
 
     client = await nats.connect(address)
-    state = (await client.jetstream().stream_info(names.stream_of(RUN))).state
+    streams = [names.stream_of(RUN), names.windows_stream_of(RUN)]
+    states = [(await client.jetstream().stream_info(name)).state for name in streams]
     await client.close()
-    return int(state.bytes)
+    return sum(int(state.bytes) for state in states)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -34,8 +34,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     "--replicas",
     envvar="OFFLOOP_REPLICAS",
     type=click.IntRange(1, 5),
-    default=1,
-    help="How many servers keep it. Default: $OFFLOOP_REPLICAS, else 1.",
+    help="How many servers keep it. Default: $OFFLOOP_REPLICAS, else 3 in a cluster.",
 )
 @click.option(
     "--max-bytes",
@@ -50,7 +49,7 @@ def bridge(
     stream: str,
     nkey: Path | None,
     ca: Path | None,
-    replicas: int,
+    replicas: int | None,
     max_bytes: int | None,
 ) -> None:
     """Copy a run into NATS JetStream as it continues, until it has ended and all of it is there.

@@ -19,6 +19,7 @@ from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.cli.options import allow_list_option, broker_options, listen_option, runs_dir_option, stream_option
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
+from offloop.bus.cli.remove_stream import remove_stream
 from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.errors import ConfigurationError
@@ -338,7 +339,7 @@ for _command in (
 ):
     bus.add_command(_command)
 
-for _command in (bridge, fetch_part, nats_config):
+for _command in (bridge, fetch_part, nats_config, remove_stream):
     server.add_command(_command)
 
 

@@ -33,6 +33,7 @@ def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callab
 @_users("publisher", "Who copies runs to the servers: the training's hosts. More than once.")
 @_users("viewer", "Who reads runs, and asks for fields within the viewers' budget.")
 @_users("commander", "Who also commands trainings.")
+@_users("remover", "Who also removes runs.")
 @certificate_option
 @certificate_key_option
 @listen_option("HOST:PORT", shown="127.0.0.1:4222, with TLS 0.0.0.0:4222")
@@ -40,10 +41,15 @@ def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callab
 @click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
 @click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
 @click.option("--server-name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
+@click.option(
+    "--advertise", metavar="HOST", help="Clients reach this server as HOST, or $VARIABLE. Default: by --server-name."
+)
+@click.option("--max-store", metavar="SIZE", help="How much each team may store: 100GB. Default: all there is.")
 def nats_config(
     publisher: tuple[str, ...],
     viewer: tuple[str, ...],
     commander: tuple[str, ...],
+    remover: tuple[str, ...],
     certificate: Path | None,
     certificate_key: Path | None,
     listen: str | None,
@@ -51,6 +57,8 @@ def nats_config(
     cluster: str | None,
     cluster_ca: Path | None,
     server_name: str | None,
+    advertise: str | None,
+    max_store: str | None,
 ) -> None:
     """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
     its users may do.
@@ -60,7 +68,7 @@ def nats_config(
     """
     from offloop.bus.jetstream.server_config import ServerConfig
 
-    teams = _teams({"publish": publisher, "view": viewer, "command": commander})
+    teams = _teams({"publish": publisher, "view": viewer, "command": commander, "remove": remover})
     hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
     if bool(certificate) != bool(certificate_key):
         raise click.UsageError("--certificate and --certificate-key go together")
@@ -76,6 +84,10 @@ def nats_config(
         raise click.UsageError(f"{server_name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
     if listen and not re.fullmatch(r"\S+:\d{1,5}", listen):
         raise click.UsageError(f"{listen!r} is not an address to listen at: write HOST:PORT")
+    if advertise and not re.fullmatch(r"\$?[A-Za-z0-9._:-]{1,253}", advertise):
+        raise click.UsageError(f"{advertise!r} is not a host: write --advertise one.example, or $VARIABLE")
+    if max_store and not re.fullmatch(r"\d+(KB|MB|GB|TB)?", max_store):
+        raise click.UsageError(f"{max_store!r} is not a size: write a number of bytes, or 500MB, 100GB, 2TB")
     config = ServerConfig(
         listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222"),
         store_dir,
@@ -85,6 +97,8 @@ def nats_config(
         cluster_ca,
         server_name,
         hosts,
+        advertise,
+        max_store,
     )
     if certificate is None and not config.is_here:
         raise click.UsageError(

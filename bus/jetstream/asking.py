@@ -109,6 +109,6 @@ class Asking:
         room = (
             f"'nats stream edit {names.stream_of(self._run)} --max-bytes=-1' lets it grow"
             if getattr(error, "err_code", None) == STREAM_FULL
-            else "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit"
+            else "let the servers' operator remove older runs ('offloop server remove RUN') or raise the limit"
         )
         self._say(f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")

@@ -21,7 +21,7 @@ from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.relay import Relay
-from offloop.bus.jetstream.run_stream import RunFileStream, make_bucket
+from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, make_bucket
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.bridged import BridgeStatus
@@ -33,6 +33,7 @@ _TELL_SECONDS = 1.0
 _READ_SECONDS = 5.0
 _STILL_SECONDS = 3.0
 """A bridge that was paused for so long asks whether another one took its place."""
+_CLUSTER_REPLICAS = 3
 _GIVE_UP_SECONDS = 600.0
 """A bridge ends when its run has ended, and the servers have taken nothing for so long."""
 _LOCKED_TRIES = 10
@@ -62,7 +63,8 @@ class Bridge:
     Args:
         path: the run's directory.
         servers: where JetStream is.
-        replicas: how many servers keep each message; for a stream that does not exist yet.
+        replicas: how many servers keep each message, by default 3 in a cluster and otherwise 1; for a stream that does
+            not exist yet.
         max_bytes: how large the stream may grow, where that is to be limited; for one that does not exist yet.
         host: by default what this host is called (:func:`offloop.bus.runs.directory.host_name`).
         say: shows a line to the user.
@@ -75,7 +77,7 @@ class Bridge:
         self,
         path: Path,
         servers: NatsServers,
-        replicas: int = 1,
+        replicas: int | None = None,
         max_bytes: int | None = None,
         host: str | None = None,
         say: Callable[[str], None] = print,
@@ -83,7 +85,7 @@ class Bridge:
     ) -> None:
         self._path = path
         self._servers = servers
-        self._replicas = replicas
+        self._wanted_replicas = replicas
         self._max_bytes = max_bytes
         self._host = host or host_name()
         self._say = say
@@ -166,10 +168,24 @@ class Bridge:
             self._stream = RunFileStream(
                 client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
             )
-            await self._asking.until_answered(self._stream.make)
+            self._windows_stream = RunFileStream(
+                client, stream, self._run.name, self._run.id, self._identity, self._replicas, has_windows=True
+            )
+            await self._asking.until_answered(self._make)
             async with Relay(client, self._path, self._run.name, self._host) as relay:
                 self._relay = relay
                 await self._copy_all(self._asking)
+
+    @property
+    def _replicas(self) -> int:
+        return self._wanted_replicas or (_CLUSTER_REPLICAS if self._client.is_in_cluster else 1)
+
+    async def _make(self) -> None:
+        """Makes what the run needs in the servers."""
+        await self._stream.make()
+        # An account may have no room for it: the recording comes first.
+        with suppress(*passing_errors()):
+            await make_bucket(self._jetstream, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
 
     async def _copy_all(self, asking: Asking) -> None:
         done: set[int] = set()
@@ -221,6 +237,7 @@ class Bridge:
                 tasks.append(watching)
                 subject = names.windows_subject(run, number, self._host)
                 windows = GrowingWindows(windows_path(attempt.recording, number))
+                await asking.until_answered(self._windows_stream.make)
                 copies.append(await self._copy_of(subject, windows, asking))
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
@@ -242,7 +259,8 @@ class Bridge:
         except BaseException:
             file.close()
             raise
-        return FileCopy(self._stream, asking, subject, file, self.status, self._tell, self._say)
+        stream = self._windows_stream if isinstance(file, GrowingWindows) else self._stream
+        return FileCopy(stream, asking, subject, file, self.status, self._tell, self._say)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:
         try:

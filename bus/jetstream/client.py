@@ -20,6 +20,8 @@ from offloop.bus.net.nkeys import load_nkey
 from offloop.bus.printing import one_line
 
 _RECONNECT_SECONDS = 0.5
+_PING_SECONDS = 2
+"""How often a server is pinged: when it leaves two of these without an answer, another one is connected to."""
 _PENDING_BYTES = 4 << 20
 _BUFFER_BYTES = 32 << 10
 _FLUSH_SECONDS = 10
@@ -94,6 +96,8 @@ class NatsClient(Client):
             servers=list(self._to.addresses),
             name=name,
             max_reconnect_attempts=-1,
+            ping_interval=_PING_SECONDS,
+            max_outstanding_pings=2,
             error_cb=self._note,
             reconnected_cb=self._note_return,
             tls=self._context,
@@ -131,6 +135,11 @@ class NatsClient(Client):
                 await self.flush()
                 self._may_command = not self._is_viewer
             return self._may_command
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether the server is one of several that keep streams together."""
+        return bool(self._server_info.get("cluster"))
 
     @property
     def who(self) -> str:

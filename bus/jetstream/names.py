@@ -16,6 +16,8 @@ BRIDGE = "Ol-Bridge"
 """Header with the identity of the bridge that sent it."""
 RUN_ID = "Ol-Run-Id"
 """Header with the identity of the run, where it has one."""
+RUN_ID_METADATA = "offloop-run-id"
+"""Key of a stream's metadata with the identity of the run."""
 FINAL = "Ol-Final"
 """Header of what follows the last check record: the end of a closed file, which another broker may cut off."""
 HOLDER = "Ol-Holder"
@@ -50,7 +52,7 @@ def stream_of(run: str) -> str:
 
 def windows_stream_of(run: str) -> str:
     """The stream that holds the windows of a run's hosts."""
-    return stream_of(run)
+    return f"olw_{token(check_run_name(run))}"
 
 
 def recording_subject(run: str, attempt: int | str, host: str) -> str:

@@ -42,8 +42,9 @@ ROLES = {
     ),
     "view": _VIEW,
     "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
+    "remove": UserPermissions(publish=(*_VIEW.publish, f"{_API}.STREAM.DELETE.*", _RUNS), subscribe=_VIEW.subscribe),
 }
-"""By name. ``command`` has what ``view`` has, and more."""
+"""By name. ``command`` and ``remove`` have what ``view`` has, and more."""
 
 
 def merged(roles: Iterable[str]) -> UserPermissions:

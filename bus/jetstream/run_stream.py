@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import answer_of, in_words, passing_errors
-from offloop.bus.jetstream.stored import Missing, get, last_range
+from offloop.bus.jetstream.connection import answer_of, in_words
+from offloop.bus.jetstream.stored import Missing, Stored, get, last_range, list_subjects
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
@@ -27,7 +27,9 @@ _TOO_FEW_SERVERS = 10005
 _NO_CLUSTER = 10074
 
 
-_POSITIONS_BYTES = 64 << 20
+_WINDOWS_SECONDS = 86_400.0
+"""How long windows are kept: older ones stay on the hosts."""
+POSITIONS_BYTES = 64 << 20
 """How large the bucket of positions may become: an account's readers may write there."""
 
 
@@ -54,7 +56,7 @@ class Copied(NamedTuple):
 
 
 class RunFileStream:
-    """The stream of a run: holds the copies of its files.
+    """A stream of a run: holds the copies of its files.
 
     Args:
         client: the connection.
@@ -64,6 +66,7 @@ class RunFileStream:
         bridge: who writes: stands in each message.
         replicas: how many servers keep each message; for a stream that does not exist yet.
         max_bytes: how large it may grow, where that is to be limited; for one that does not exist yet.
+        has_windows: whether it holds windows of hosts, for a limited time, and not recordings.
     """
 
     def __init__(
@@ -74,9 +77,13 @@ class RunFileStream:
         run_id: str | None,
         bridge: str,
         replicas: int,
-        max_bytes: int | None,
+        max_bytes: int | None = None,
+        *,
+        has_windows: bool = False,
     ) -> None:
-        self.name = names.stream_of(run)
+        self.name = names.windows_stream_of(run) if has_windows else names.stream_of(run)
+        self._subjects = names.all_windows(run) if has_windows else names.all_recordings(run)
+        self._max_age = _WINDOWS_SECONDS if has_windows else None
         self._client = client
         self._jetstream = jetstream
         self.run = run
@@ -101,28 +108,35 @@ class RunFileStream:
 
         config = StreamConfig(
             name=self.name,
-            subjects=[names.all_recordings(self.run), names.all_windows(self.run)],
+            subjects=[self._subjects],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
             max_bytes=self._max_bytes or -1,
+            max_age=self._max_age,
             num_replicas=self._replicas,
             allow_direct=False,
+            metadata=None if self._run_id is None else {names.RUN_ID_METADATA: self._run_id},
         )
         try:
             await self._jetstream.add_stream(config)
         except APIError as error:
-            if error.err_code != _EXISTS:
-                is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *FULL)
-                if not is_for_good and error.err_code != _NO_CLUSTER:
-                    raise
-                raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
-            known = (await self._jetstream.stream_info(self.name)).config
-            if set(config.subjects or ()) - set(known.subjects or ()):
-                await self._jetstream.update_stream(known.evolve(subjects=config.subjects))
-        # An account may have no room for it: the recording comes first.
-        with suppress(*passing_errors()):
-            await make_bucket(self._jetstream, names.POSITIONS_BUCKET, self._replicas, _POSITIONS_BYTES)
+            if error.err_code == _EXISTS:
+                known = (await self._jetstream.stream_info(self.name)).config
+                self._check_owner((known.metadata or {}).get(names.RUN_ID_METADATA))
+                return
+            is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *FULL)
+            if not is_for_good and error.err_code != _NO_CLUSTER:
+                raise
+            raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
+
+    def _check_owner(self, run_id: str | None) -> None:
+        """Raises an error when the stream is that of another run."""
+        if run_id not in (None, self._run_id):
+            raise BrokerError(
+                f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
+                f"('--run-name'), or remove that one with 'offloop server remove {self.run}'"
+            )
 
     async def publish(self, subject: str, begin: int, data: bytes, after: int, final: int | None) -> int:
         """Sends a range of a file that begins there, as the message behind the subject's message of number ``after``;
@@ -154,18 +168,33 @@ class RunFileStream:
         if isinstance(message, Missing):
             if not message.has_stream:
                 await self.make()
-            return Copied(), b""
-        headers, data = message.headers, message.data
-        try:
-            offset = int(headers[names.OFFSET])
-            final = int(headers[names.FINAL]) if names.FINAL in headers else None
-        except (KeyError, ValueError):
-            raise BrokerError(f"the stream {self.name} holds something else than this run") from None
-        if headers.get(names.RUN_ID) not in (None, self._run_id):
-            raise BrokerError(
-                f"the stream {self.name} holds another run that is called {self.run!r}: give this one "
-                "another name, or remove the stream"
-            )
-        end = offset + len(data)
-        at = Copied(end if final is None else final, end, number, headers.get(names.BRIDGE, "?"))
-        return at, data
+            return Copied(sequence=number), b""
+        assert message.offset is not None  # it is a range
+        self._check_owner(message.headers.get(names.RUN_ID))
+        end = message.offset + len(message.data)
+        offset = end if message.final is None else message.final
+        return Copied(offset, end, number, message.headers.get(names.BRIDGE, "?")), message.data
+
+
+async def remove_run(client: "NatsClient", jetstream: "JetStreamContext", run: str) -> list[str]:
+    """Removes a run from the servers; returns what was removed: names of streams, and keys in buckets.
+
+    Raises:
+        nats.errors.Error: the servers do not answer, or refuse.
+    """
+    from nats.js.errors import NotFoundError
+
+    removed = []
+    for stream in (names.stream_of(run), names.windows_stream_of(run)):
+        with suppress(NotFoundError):
+            await jetstream.delete_stream(stream)
+            removed.append(stream)
+    for bucket in (names.RUNS_BUCKET, names.POSITIONS_BUCKET):
+        prefix = f"$KV.{bucket}."
+        for subject in await list_subjects(client, f"KV_{bucket}", f"{prefix}{names.token(run)}.>"):
+            found = await get(client, f"KV_{bucket}", last_by_subj=subject)
+            if isinstance(found, Stored) and "KV-Operation" not in found.headers:
+                headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+                await jetstream.publish(subject, b"", headers=headers)
+                removed.append(subject.removeprefix("$KV."))
+    return removed

@@ -25,6 +25,11 @@ class ServerConfig:
     name: str | None = None
     cluster: Sequence[str] = ()
     """Hosts of all servers."""
+    advertise: str | None = None
+    """The name by which clients reach this server, or ``$VARIABLE``: that of the host in ``cluster`` whose name is or
+    begins with :attr:`name`, unless given."""
+    max_store: str | None = None
+    """How much each team may store."""
 
     @property
     def is_here(self) -> bool:
@@ -40,6 +45,8 @@ class ServerConfig:
             # Without quotes, because it may stand for a variable of the environment.
             *([f"server_name: {self.name}"] if self.name else []),
             f"listen: {_text(self.listen)}",
+            # Certificates are for names: clients that know one server hear of the others by theirs.
+            *([f"client_advertise: {advertised}"] if (advertised := self._advertised) else []),
             "jetstream {",
             f"  store_dir: {_text(self.store)}",
             "  # Where a power failure of all servers at once must lose nothing, from nats-server 2.10 on:",
@@ -48,13 +55,20 @@ class ServerConfig:
         ]
         return lines + ([f"tls {{ {self._certificate()}, timeout: 5 }}"] if self.certificate else [])
 
+    @property
+    def _advertised(self) -> str | None:
+        if self.advertise is not None:
+            return self.advertise if self.advertise.startswith("$") else _text(self.advertise)
+        return next((_text(host) for host in self.cluster if self.name in (host, host.partition(".")[0])), None)
+
     def _certificate(self) -> str:
         return f"cert_file: {_text(self.certificate)}, key_file: {_text(self.certificate_key)}"
 
     def _accounts(self) -> list[str]:
         lines = ["accounts {"]
         for team, users in self.teams.items():
-            lines += [f"  {team} {{", "    jetstream: enabled", "    users: ["]
+            allowed = f"{{ max_file: {self.max_store} }}" if self.max_store else "enabled"
+            lines += [f"  {team} {{", f"    jetstream: {allowed}", "    users: ["]
             for key, roles in users.items():
                 role = merged(roles)
                 lines += [

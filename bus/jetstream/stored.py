@@ -27,8 +27,13 @@ class Stored(NamedTuple):
     @property
     def offset(self) -> int | None:
         """Where the range of a file in it begins; ``None`` where it does not say."""
-        value = self.headers.get(names.OFFSET, "")
-        return int(value) if value.isdecimal() else None
+        value, final = self.headers.get(names.OFFSET, ""), self.headers.get(names.FINAL, "0")
+        return int(value) if value.isdecimal() and final.isdecimal() else None
+
+    @property
+    def final(self) -> int | None:
+        """Where the end of a closed file begins, if that is what it holds."""
+        return int(self.headers[names.FINAL]) if names.FINAL in self.headers else None
 
 
 class Missing(NamedTuple):
@@ -81,17 +86,16 @@ def _headers(block: bytes) -> Iterator[tuple[str, str]]:
 
 async def last_range(client: "Client", stream: str, subject: str) -> tuple[Stored | Missing, int]:
     """The last message of a subject that is a range of a file, and the sequence number of its last message of any kind:
-    a reader can have servers store an answer to a request there."""
+    a reader can have servers store an answer to a request there, and a host anything."""
     last = found = await get(client, stream, last_by_subj=subject)
     if isinstance(last, Missing):
         return last, 0
     for before in range(last.sequence - 1, max(0, last.sequence - _MOST_OTHERS), -1):
-        if isinstance(found, Stored) and found.offset is not None:
-            break
-        message = await get(client, stream, seq=before)
-        if isinstance(message, Stored) and message.subject == last.subject:
-            found = message
-    return found, last.sequence
+        if isinstance(found, Stored) and found.subject == last.subject and found.offset is not None:
+            return found, last.sequence
+        found = await get(client, stream, seq=before)
+    is_range = isinstance(found, Stored) and found.subject == last.subject and found.offset is not None
+    return (found if is_range else Missing(has_stream=True)), last.sequence
 
 
 async def list_subjects(client: "Client", stream: str, pattern: str) -> list[str]:

@@ -103,6 +103,7 @@ class SecureCluster:
             "--cluster": "127.0.0.1,127.0.0.1,127.0.0.1",
             "--listen": f"127.0.0.1:{server.port}",
             "--server-name": name,
+            "--advertise": "127.0.0.1",
             "--store-dir": server.store,
             "--certificate": certificate,
             "--certificate-key": key,
@@ -128,7 +129,7 @@ class SecureCluster:
 
     def replicas_of(self, stream):
         """How many servers keep a stream."""
-        asked = NatsServers.parse(self.address, self._seeds["publish"], self._authority.certificate)
+        asked = NatsServers.parse(self.address, self._seeds["view"], self._authority.certificate)
         with NatsConnection(asked) as there:
             return there.call(there.jetstream.stream_info(stream), 10).config.num_replicas
 
@@ -156,7 +157,7 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         path = tmp_path / "mine.jsonl"
         publisher = stack.enter_context(Publisher("r", runs_dir=runs_dir))
         publish(300)
-        bridge = begin("publish", "offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--replicas", 3)
+        bridge = begin("publish", "offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir)
         logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
         named = (
             "view",

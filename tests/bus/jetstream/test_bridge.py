@@ -13,11 +13,13 @@ import time
 
 import nats
 import pytest
+from click.testing import CliRunner
 from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
 from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber
-from offloop.bus.errors import OffloopError, RecordingError, RunDirectoryError
+from offloop.bus.cli.main import bus
+from offloop.bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError, RunNotFoundError
 from offloop.bus.jetstream import bridge, known
 from offloop.bus.jetstream.bridge import Bridge
 from offloop.bus.jetstream.download import download
@@ -304,11 +306,33 @@ def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, nats_ser
     assert in_stream(nats_server, "full") == (path / "recording-1.mcap").read_bytes()
 
 
-def test_a_stream_of_another_run_of_that_name_is_left_alone(tmp_path, nats_server, copying):
-    copying(write_run(tmp_path / "one", "name")).wait()
-    other = copying(write_run(tmp_path / "two", "name"))
-    with pytest.raises(BrokerError, match="another run"):
+def test_one_run_name_on_two_hosts_is_refused_to_the_second_run(tmp_path, nats_server, copying):
+    copying(write_run(tmp_path / "one", "name"), host="first").wait()
+    other = copying(write_run(tmp_path / "two", "name"), host="second")
+    with pytest.raises(
+        BrokerError,
+        match=r"ol_name holds another run that is called 'name': give this one another name \('--run-name'\)",
+    ):
         other.wait()
+    assert in_stream(nats_server, "name") == (tmp_path / "one" / "name" / "recording-1.mcap").read_bytes()
+    assert read_bridge(tmp_path / "two" / "name").state == "failed"
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Ol-Offset": "here"}, {"Ol-Offset": "5", "Ol-Final": "there"}, {"Ol-Offset": "-5"}], ids=str
+)
+def test_a_malformed_message_of_another_host_is_passed_over(tmp_path, nats_server, copying, headers):
+    run = WrittenRun(tmp_path, "r").train([1.0] * 10)
+    first = copying(run.path, host="here")
+    wait_for(lambda: first.status.copied == run.writer.size, "the bridge")
+    first.stop()
+    nats_server.operate(lambda jetstream: jetstream.publish("ol.r.r.1.here", b"bad", headers=headers or None))
+    run.train([0.5] * 10)
+    second = copying(run.path, host="here")
+    wait_for(lambda: second.status.copied == run.writer.size, "the next bridge")
+    path = run.end()
+    second.wait()
+    assert in_stream(nats_server, "r") == (path / "recording-1.mcap").read_bytes()
 
 
 def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, nats_server, copying):
@@ -554,6 +578,24 @@ def test_of_a_stream_that_was_emptied_all_is_named_and_the_way_back_leads_there(
         nats_server.operate(lambda jetstream: jetstream.delete_stream("ol_r"))
     copying(path).wait()
     assert in_stream(nats_server, "r") == (path / "recording-1.mcap").read_bytes()
+
+
+def test_a_run_is_removed_from_the_servers_when_no_bridge_copies_it(tmp_path, nats_server, copying):
+    def remove(name):
+        return CliRunner().invoke(bus, ["server", "remove", name, "--stream", nats_server.address])
+
+    copying(write_run(tmp_path, "other")).wait()
+    run = WrittenRun(tmp_path, "r").train([1.0] * 10)
+    live = copying(run.path)
+    wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
+    assert isinstance((refused := remove("r")).exception, ConfigurationError), refused.output
+    run.end()
+    live.wait()
+    assert remove("r").exit_code == 0
+    assert isinstance(remove("r").exception, RunNotFoundError)
+    with pytest.raises(RunNotFoundError):
+        Subscriber("r", stream=nats_server.address)
+    assert in_stream(nats_server, "other") == (tmp_path / "other" / "recording-1.mcap").read_bytes()
 
 
 class LiveCopy:

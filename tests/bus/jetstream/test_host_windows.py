@@ -258,7 +258,7 @@ def test_windows_that_are_others_than_those_in_the_stream_leave_the_recording_al
     host.thread.join(30)
     assert host.bridge.status.state == "done"
     assert len(host.said) == 1
-    assert host.said[0].startswith("no more windows of this host are copied: the stream ol_wide and ")
+    assert host.said[0].startswith("no more windows of this host are copied: the stream olw_wide and ")
     assert copied_windows(nats_server) == 2
     with Subscriber("wide", stream=nats_server.address) as reader:
         assert list(reader) == list(Recording(host.run.writer.path))
@@ -266,7 +266,7 @@ def test_windows_that_are_others_than_those_in_the_stream_leave_the_recording_al
 
 def copied_windows(nats_server):
     with contextlib.suppress(NotFoundError):
-        state = nats_server.operate(lambda jetstream: jetstream.stream_info("ol_wide", subjects_filter="ol.w.>")).state
+        state = nats_server.operate(lambda jetstream: jetstream.stream_info("olw_wide", subjects_filter="ol.w.>")).state
         return sum((state.subjects or {}).values())
     return 0
 

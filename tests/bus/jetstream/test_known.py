@@ -8,9 +8,11 @@ import time
 
 import nats
 import pytest
+from click.testing import CliRunner
 from helpers import wait_for
 
 from offloop.bus import BrokerError, Subscriber
+from offloop.bus.cli.main import bus
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.requests import ask_broker
 
@@ -127,3 +129,16 @@ def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):
     ):
         ask_broker(there.address, "command", {"run": "r", "command": "stop"})
     assert time.monotonic() - begin < 4, "it waited for an answer"
+
+
+def test_runs_of_which_little_is_said_are_listed(nats_server):
+    async def put(jetstream):
+        bucket = await jetstream.create_key_value(bucket="ol_runs")
+        await bucket.put("r.1.h", json.dumps({"run": "r", "attempt": 1, "status": "failed"}).encode())
+        await bucket.put("s.1.h", json.dumps({"run": "s", "attempt": 1, "status": "live", "live": True}).encode())
+
+    nats_server.operate(put)
+    for options in ([], ["--json"]):
+        done = CliRunner().invoke(bus, ["runs", "--stream", nats_server.address, *options], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert "failed" in done.output

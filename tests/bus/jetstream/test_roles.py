@@ -9,11 +9,13 @@ import sys
 
 import nats
 import pytest
+from click.testing import CliRunner
 from helpers import wait_for
 from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
 from run_folders import WrittenRun
 
 from offloop.bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
+from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsServers, connected
 from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -37,7 +39,7 @@ class Roles:
     def __init__(self, folder, program):
         folder.mkdir(mode=0o700)
         self.nkeys, self.seeds = {}, {}
-        for name in ("publish", "view", "command", "other"):
+        for name in ("publish", "view", "command", "remove", "other"):
             _, self.seeds[name], made = make_nkey(name, folder)
             self.nkeys[name] = made.public
         self.limits = "enabled"
@@ -46,7 +48,7 @@ class Roles:
 
     def _config(self, server):
         teams = {
-            "vision": {self.nkeys[role]: [role] for role in ("publish", "view", "command")},
+            "vision": {self.nkeys[role]: [role] for role in ("publish", "view", "command", "remove")},
             "speech": {self.nkeys["other"]: ["publish", "view", "command"]},
         }
         config = str(ServerConfig(f"127.0.0.1:{server.port}", server.store, teams))
@@ -155,7 +157,7 @@ def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
         assert list(reader) == list(Recording(run.path))
         assert (reader.gaps, reader.damage) == ((), None)
     (said,) = (line for line in copying.stderr if "takes no more" in line)
-    assert "let the servers' operator remove older runs ('nats stream rm ol_RUN') or raise the limit" in said
+    assert "let the servers' operator remove older runs ('offloop server remove RUN') or raise the limit" in said
 
 
 TRIED = (
@@ -207,6 +209,10 @@ MAY = {
     "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"}),
     "command": (
         {*VIEWED, "ol.q.r.lease", "ol.q.r.command", "ol.q.r.fetch.host"},
+        {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
+    ),
+    "remove": (
+        {*VIEWED, "$KV.ol_runs.r.1.host", "$JS.API.STREAM.DELETE.ol_r"},
         {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
     ),
 }
@@ -266,6 +272,32 @@ def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_
         assert commands == []
         with NatsConnection.shared(roles.servers("other")) as there, pytest.raises(RunNotFoundError):
             Subscriber("r", broker=there.address)
+
+
+@pytest.mark.parametrize(
+    ("words", "advertised"),
+    [
+        (["--server-name", "two"], "two.example"),
+        (["--server-name", "$HOSTNAME", "--advertise", "localhost"], "localhost"),
+    ],
+)
+def test_a_server_of_a_cluster_is_known_by_its_name_and_teams_have_limits(tmp_path, words, advertised):
+    hosts = (
+        "--cluster",
+        "one.example,two.example,three.example",
+        "--certificate",
+        "c.pem",
+        "--certificate-key",
+        "k",
+        "--cluster-ca",
+        "a.pem",
+    )
+    made = CliRunner().invoke(
+        nats_config, ["--publisher", str(make_nkey("anna", tmp_path)[0]), *hosts, *words, "--max-store", "100GB"]
+    )
+    assert made.exit_code == 0, made.output
+    assert f'client_advertise: "{advertised}"' in made.output
+    assert "jetstream: { max_file: 100GB }" in made.output
 
 
 def test_a_folder_may_have_other_letters_in_its_name(tmp_path):

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 
 from helpers import wait_for
+from nats_servers import NatsCluster
 from run_folders import write_run
 
 from offloop.bus import Recording, Subscriber
@@ -112,3 +114,21 @@ def test_readers_leave_nothing_in_the_servers(nats_server, runs_dir):
     with Subscriber("r", stream=nats_server.address) as subscriber:
         list(subscriber)
         assert nats_server.operate(consumers) == [0, 0]
+
+
+def test_a_server_that_hangs_is_left_within_seconds(tmp_path):
+    """Stopped, not dead: its connections stay open, and nothing comes."""
+    cluster = NatsCluster(tmp_path)
+    try:
+        with NatsConnection(cluster.servers) as connection:
+            port = connection.client.connected_url.port
+            stopped = next(node for node in cluster.nodes.values() if node.port == port)
+            stopped.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            wait_for(lambda: connection.is_connected and connection.client.connected_url.port != port, "another", 60)
+            took = time.monotonic() - began
+            stopped.signal(signal.SIGCONT)
+        assert took < 15
+    finally:
+        for node in cluster.nodes.values():
+            node.kill()
