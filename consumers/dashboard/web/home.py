@@ -18,14 +18,13 @@ from offloop.consumers.dashboard.view.run_table import (
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
-from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.frames import Frames, element_of
 from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
-    from nicegui.element import Element
     from nicegui.events import GenericEventArguments
 
 MOST_COMPARED = 50
@@ -39,13 +38,8 @@ _MOST_SELECTED = 1000
 _MOST_NAMED = 5
 _READING_MS = 10_000
 _LONGEST = 2000
-_LONGEST_NOTE = 200
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
-_PARTS = (
-    *("groups", "settings", "theme", "text", "scales"),
-    *("explore", "explore_axes", "explore_options", "explore_settings"),
-)
 _KEYS = (
     ("/", "search and filter"),
     ("d", "dark, light, or as the system has it"),
@@ -56,24 +50,6 @@ _KEYS = (
     ("Escape", "leave a tag or a note as it was"),
     ("Tab", "next button, link or box"),
 )
-
-
-@functools.cache
-def _home_class() -> "type[Element]":
-    from nicegui.element import Element
-    from nicegui.elements.echart import EChart
-
-    # ECharts comes with the class of single charts.
-    assert EChart.component is not None
-
-    class Home(
-        Element,
-        component=str(_HERE / "page_home.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in _PARTS],
-    ):
-        """The table, and what says which part of it is seen: the browser alone knows that."""
-
-    return Home
 
 
 @dataclass(frozen=True)
@@ -162,7 +138,6 @@ class HomePage:
         self._found = ""
         """The last filter that was one."""
         self._seen: object = None
-        self._shown: dict[str, Any] = {}
         self._frames = Frames(self._send_frame)
 
     def build(self) -> None:
@@ -179,7 +154,7 @@ class HomePage:
         ui.colors(primary=PRIMARY, negative=NEGATIVE)
         opening = self._opening
         top = PageTop(opening.role, opening.view_link, _KEYS)
-        self._table = _home_class()()
+        self._table = element_of("home")
         self._table.props["runsPage"] = "/runs"
         self._table.props["mayChange"] = opening.role is Role.COMMAND
         self._table.props["folder"] = one_line(self._runs.name)
@@ -221,17 +196,14 @@ class HomePage:
             "metrics": metrics,
             "rated": [name for name in metrics if table.names.direction(name) is not None],
         }
-        frame = {name: value for name, value in whole.items() if name not in self._shown or self._shown[name] != value}
-        forget_others(self._shown, whole)
-        self._shown.update(frame)
+        forget_others(self._frames.shown, whole)
+        frame = self._frames.news(whole)
         self._seen = seen
         if not frame:
             return
         is_drawn, _ = await self._frames.draw(self._table, frame)
         if not is_drawn:
-            # Nobody knows what it has: it gets everything once more.
             self._seen = None
-            self._shown.clear()
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = TableLook.from_browser(event.args)

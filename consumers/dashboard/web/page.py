@@ -1,7 +1,6 @@
 """The page of the web dashboard, for one browser: what is on it, and what is sent to it."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +12,13 @@ from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.export import PATH, ChartedRun
 from offloop.consumers.dashboard.web.extremes import extremes_of
-from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.frames import Frames, element_of
 from offloop.consumers.dashboard.web.marks import MarkNews
 from offloop.consumers.dashboard.web.panels import Panels
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 
 if TYPE_CHECKING:
-    from nicegui.element import Element
     from nicegui.events import GenericEventArguments
 
 
@@ -33,10 +31,6 @@ draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
-_PARTS = (
-    *("colors", "compare", "crowd", "explore_settings", "export", "extremes", "marks", "pins"),
-    *("scales", "settings", "text", "theme", "zoom"),
-)
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -49,24 +43,6 @@ _KEYS = (
     ("← / →", "on a chart that is zoomed: move"),
     ("Tab", "next button, chart or table"),
 )
-
-
-@functools.cache
-def _board_class() -> "type[Element]":
-    from nicegui.element import Element
-    from nicegui.elements.echart import EChart
-
-    # ECharts comes with the class of single charts.
-    assert EChart.component is not None
-
-    class Board(
-        Element,
-        component=str(_HERE / "page_board.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in _PARTS],
-    ):
-        """All charts of a page, and what says how they are drawn: the browser alone knows that."""
-
-    return Board
 
 
 def rest_after(drawing_seconds: object) -> float:
@@ -104,8 +80,6 @@ class Page:
         self._lines = Lines(cache)
         self._marks = MarkNews()
         self._look = Look()
-        self._shown: dict[str, Any] = {}
-        """What the browser has of everything but the lines."""
         self._seen: object = None
         self._frames = Frames(self._send_frame)
         self._rests_until = 0.0
@@ -123,7 +97,7 @@ class Page:
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
         self._cards = RunCards(self._runs, opening.role, self.refresh)
-        self._board = _board_class()().props('empty="Waiting for the first values"')
+        self._board = element_of("board").props('empty="Waiting for the first values"')
         key = opening.exports.add(self._exported)
         ui.context.client.on_delete(lambda: opening.exports.remove(key))
         self._board.props["exports"] = f"{PATH}/{key}"
@@ -155,7 +129,7 @@ class Page:
         groups = charts_of(runs, labels)
         charts = {chart.id: chart for _, members in groups for chart in members}
         compared = Compared(self._comparison, runs, labels, self._cards.hidden, self._tags_of)
-        frame = self._changes(
+        frame = self._frames.news(
             {
                 "runs": compared.lines(),
                 "compare": self._compare(compared, runs, labels),
@@ -168,8 +142,8 @@ class Page:
         lines = [] if rests else self._lines.news(charts, runs, self._look, compared)
         marks = self._marks.news(runs) if self._look.marks and not self._look.hidden and not rests else []
         # In pairs: what a script has by name cannot have the name __proto__, as a metric can.
-        latest = list(self._changed("latest", self._latest(charts, runs, compared)).items())
-        extremes = list(self._changed("extremes", extremes_of(charts, runs, self._look)).items())
+        latest = list(self._frames.news(self._latest(charts, runs, compared), "latest").items())
+        extremes = list(self._frames.news(extremes_of(charts, runs, self._look), "extremes").items())
         self._cards.update(runs, labels, compared.looks(), self._panels.folders)
         self._panels.update(runs, labels, compared.baseline)
         if not (frame or lines or latest or extremes or marks):
@@ -184,16 +158,9 @@ class Page:
         if is_drawn:
             self._seen = seen
         else:
-            # Nobody knows what it has: it gets everything once more.
             self._lines.forget()
             self._marks.forget()
-            self._shown.clear()
             self._seen = None
-
-    def _changes(self, whole: dict[str, Any]) -> dict[str, Any]:
-        changed = {name: value for name, value in whole.items() if self._shown.get(name) != value}
-        self._shown.update(changed)
-        return changed
 
     def _compare(self, compared: Compared, runs: list[MonitoredRun], labels: list[str]) -> dict[str, Any]:
         """What runs can be compared by, and what is chosen of it."""
@@ -223,13 +190,6 @@ class Page:
                         values[number] = last
             latest[name] = compared.latest(name, values, charts[name].scale)
         return latest
-
-    def _changed(self, what: str, of_charts: dict[str, Any]) -> dict[str, Any]:
-        """What the browser does not have of what is said of each chart."""
-        shown = self._shown.setdefault(what, {})
-        changed = {name: values for name, values in of_charts.items() if shown.get(name) != values}
-        shown.update(changed)
-        return changed
 
     def _exported(self) -> list[ChartedRun]:
         runs = list(self._runs)

@@ -12,7 +12,7 @@ import { MENU, pinnable, withPinned } from "page_pins";
 import { horizontalAxis, isSmoothed, smoothed, usualRange, verticalAxis } from "page_scales";
 import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
-import { isDark, redrawn, THEME_BUTTON, themed } from "page_theme";
+import { inkOf, isDark, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
 import { isZooming, zoomByWheel, zoomLightly } from "page_zoom";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
@@ -37,7 +37,6 @@ const USUAL_SHARE = 0.9;
 const FAR_BEYOND = 4;
 const SMOOTHING_STEP = 0.1;
 const SETTLE_MS = 60;
-const PAINTED_MS = 1000;
 const SHORT_DIGITS = 5;
 const EXACT_DIGITS = 6;
 
@@ -116,7 +115,7 @@ export default {
       ${MARKS_TIP}
       ${MENU}
     </div>`,
-  mixins: [themed, redrawn, marked, pinnable, exporting, withExtremes],
+  mixins: [paged, redrawn, marked, pinnable, exporting, withExtremes],
   components: { Compare },
   props: { empty: String, allRuns: String },
   directives: {
@@ -186,18 +185,11 @@ export default {
   mounted() {
     this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.onSize(entry.target)));
-    this.onVisibility = () => this.tell();
-    document.addEventListener("visibilitychange", this.onVisibility);
-    window.addEventListener("keydown", this.onShortcut);
-    window.addEventListener("hashchange", this.onLink);
     for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, this.onList);
   },
   beforeUnmount() {
     this.observer.disconnect();
     this.sizes.disconnect();
-    document.removeEventListener("visibilitychange", this.onVisibility);
-    window.removeEventListener("keydown", this.onShortcut);
-    window.removeEventListener("hashchange", this.onLink);
     for (const kind of ["pointerover", "focusin"]) document.removeEventListener(kind, this.onList);
     this.plots.forEach((plot) => plot.chart?.dispose());
   },
@@ -337,20 +329,16 @@ export default {
       if (location.hash === "#charts") history.replaceState(history.state, "", hashOf(this.settings) || "#");
       else Object.assign(this.settings, settingsOf(location.hash));
     },
-    onShortcut(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
+    onOwnKey(key) {
       const settings = this.settings;
       const smoother = (step) => Math.min(Math.max(Number((settings.smoothing + step).toFixed(2)), 0), MOST_SMOOTHING);
-      if (event.key === "x") settings.x = AXES[(AXES.indexOf(settings.x) + 1) % AXES.length];
-      else if (event.key === "l") settings.log = !settings.log;
-      else if (event.key === "s") settings.smoothing = smoother(SMOOTHING_STEP);
-      else if (event.key === "a") settings.smoothing = smoother(-SMOOTHING_STEP);
-      else if (event.key === "d") this.nextTheme();
-      else if (event.key === "0") this.zoom(null);
-      else if (event.key === "/") this.$refs.find.focus();
-      else if (event.key === "?") this.$emit("help");
-      else return;
-      event.preventDefault();
+      if (key === "x") settings.x = AXES[(AXES.indexOf(settings.x) + 1) % AXES.length];
+      else if (key === "l") settings.log = !settings.log;
+      else if (key === "s") settings.smoothing = smoother(SMOOTHING_STEP);
+      else if (key === "a") settings.smoothing = smoother(-SMOOTHING_STEP);
+      else if (key === "0") this.zoom(null);
+      else return false;
+      return true;
     },
     start(id, plot) {
       plot.chart = echarts.init(plot.element, null, { renderer: "canvas" });
@@ -490,9 +478,7 @@ export default {
       return plot.kind === "phases" ? this.phasesOption(id, plot) : this.metricOption(id, plot);
     },
     baseOption(id, plot) {
-      const style = getComputedStyle(document.body);
-      const ink = style.getPropertyValue("--ink-soft").trim();
-      const line = style.getPropertyValue("--line").trim();
+      const [ink, line] = [inkOf("--ink-soft"), inkOf("--line")];
       const [low, high] = this.extent(plot);
       plot.end = high;
       const range = this.zooms(plot) && this.range ? this.range : [low, high];
@@ -504,7 +490,7 @@ export default {
         animation: false,
         backgroundColor: "transparent",
         grid: { ...ROOM, right },
-        textStyle: { fontFamily: style.fontFamily },
+        textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
         xAxis: {
           type: "value", min: low, max: high,
           axisLabel: { ...label, ...places, formatter: ticks.text },
@@ -514,8 +500,8 @@ export default {
         tooltip: {
           trigger: "axis", confine: true, transitionDuration: 0, appendTo: "body",
           axisPointer: { type: "line", lineStyle: { color: ink, type: "solid", opacity: 0.6 }, animation: false },
-          backgroundColor: style.getPropertyValue("--card").trim(), borderColor: line,
-          textStyle: { color: style.getPropertyValue("--ink").trim(), fontSize: 12 }, padding: [6, 9],
+          backgroundColor: inkOf("--card"), borderColor: line,
+          textStyle: { color: inkOf("--ink"), fontSize: 12 }, padding: [6, 9],
         },
         dataZoom: [{
           id: "zoom", type: "inside", filterMode: "none", zoomOnMouseWheel: false, moveOnMouseMove: false,
@@ -572,7 +558,7 @@ export default {
     },
     metricOption(id, plot) {
       const { _label: label, _line: line, ...option } = this.baseOption(id, plot);
-      const card = getComputedStyle(document.body).getPropertyValue("--card").trim();
+      const card = inkOf("--card");
       const lines = this.shownLines(id);
       const axis = verticalAxis(...this.valueEnds(id, lines), this.settings.log, plot.scale);
       plot.isCrowd = isCrowd(lines);
@@ -665,7 +651,7 @@ export default {
       }));
       option.series.push({
         type: "scatter", id: CUT, yAxisIndex: 1, symbol: "triangle", symbolSize: 9, z: 4, clip: false, silent: true,
-        itemStyle: { color: MARK, borderColor: getComputedStyle(document.body).getPropertyValue("--card").trim(), borderWidth: 1 },
+        itemStyle: { color: MARK, borderColor: inkOf("--card"), borderWidth: 1 },
         data: beyond.map(([x]) => [x, 0.97]),
       });
       option.legend.data = phases.map(([name]) => name);
@@ -730,15 +716,6 @@ export default {
     },
   },
 };
-
-// After the next picture is on the screen: the seconds that it took, without the wait for the screen to be ready for
-// one. A page that cannot be seen has none.
-function painted() {
-  return new Promise((resolve) => {
-    setTimeout(resolve, PAINTED_MS, 0);
-    requestAnimationFrame((began) => setTimeout(() => resolve((performance.now() - began) / 1000)));
-  });
-}
 
 function encode(text) {
   return echarts.format.encodeHTML(String(text));

@@ -1,6 +1,6 @@
-// The colours of runs, or of groups: `run.color` is the number of one among `run.of`. Up to eight have one each by name, see --run-0 in page.css; of more, each has a hue, and a kind of
-// line where these are not enough.
-import { isDark } from "page_theme";
+// The colours of runs, or of groups: `run.color` is the number of one among `run.of`. Up to eight have one each by name,
+// see --run-0 in page.css; of more, each has a hue, and a kind of line where these are not enough.
+import { inkOf, isDark } from "page_theme";
 
 const NAMED = 8;
 const HUES = 17;
@@ -8,11 +8,11 @@ const DASHES = 3;
 const APART = 7; // neighbours in a list are far from one another
 const FIRST = 212;
 
-// For what is drawn: canvases know no variables.
+// For what is drawn.
 export function colorOf(run) {
   const count = run.of;
-  if (run.baseline) return value("--ink");
-  if (count <= NAMED) return value(`--run-${run.color % NAMED}`);
+  if (run.baseline) return inkOf("--ink");
+  if (count <= NAMED) return inkOf(`--run-${run.color % NAMED}`);
   return `hsl(${hueOf(run)}, ${isDark() ? "75%, 66%" : "72%, 40%"})`;
 }
 
@@ -28,8 +28,4 @@ export function dashOf(run) {
 
 function hueOf(run) {
   return Math.round(FIRST + (((run.color * APART) % HUES) * 360) / HUES) % 360;
-}
-
-function value(name) {
-  return getComputedStyle(document.body).getPropertyValue(name).trim();
 }

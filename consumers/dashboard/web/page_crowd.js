@@ -3,6 +3,7 @@
 import { echarts } from "nicegui-echart";
 import { smoothed, usualRange } from "page_scales";
 import { grouped, valueText } from "page_text";
+import { inkOf } from "page_theme";
 
 const MOST_SINGLE = 12;
 const NEAR_PIXELS = 24;
@@ -93,7 +94,7 @@ export function crowdSeries(lines, axis, look) {
     ...drawn.filter(({ line }) => line.low).map((one) => ({ ...one, isBand: true })),
     ...drawn.map((one) => ({ ...one, isBand: false })),
   ];
-  const card = getComputedStyle(document.body).getPropertyValue("--card").trim();
+  const card = inkOf("--card");
   const mark = { type: "scatter", yAxisIndex: 1, symbol: "triangle", z: 4, zlevel: 1, clip: false, silent: true };
   const [first, last] = look.range || [-Infinity, Infinity];
   const odd = lines.flatMap(({ line, color }) => {

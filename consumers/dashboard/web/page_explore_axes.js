@@ -1,6 +1,7 @@
 // Columns of values as axes and colours: what of them is drawn, where, and in words.
 import { verticalAxis } from "page_scales";
 import { valueText } from "page_text";
+import { inkOf } from "page_theme";
 
 const DIGITS = 5;
 const DECADES = { hyperparameter: 8, metric: 100 }; // so many times apart are values that a log axis is usual for
@@ -107,16 +108,15 @@ export function bestOf(column, runs) {
 
 // How runs are coloured by a column: colours, of each run the number of one, and the legend.
 export function colorsOf(column, isLog, isDark) {
-  const ink = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
-  const none = ink("--run-7");
-  if (!column) return { colors: [ink("--run-0")], of: () => 0, legend: null };
+  const none = inkOf("--run-7");
+  if (!column) return { colors: [inkOf("--run-0")], of: () => 0, legend: null };
   const swatches = (texts, colors, of) => ({
     colors: [...colors, none],
     of: (run) => (column.values[run] === null ? colors.length : of(run)),
     legend: { swatches: texts.map((text, place) => ({ text, color: colors[place] })) },
   });
   if (column.kind === "text") {
-    const colors = column.texts.map((_, place) => (place < MOST_SWATCHES - 1 ? ink(`--run-${place}`) : none));
+    const colors = column.texts.map((_, place) => (place < MOST_SWATCHES - 1 ? inkOf(`--run-${place}`) : none));
     const found = swatches(column.texts, colors, (run) => column.values[run]);
     const listed = found.legend.swatches;
     if (listed.length > MOST_SWATCHES) listed.splice(MOST_SWATCHES - 1, Infinity, { text: "others", color: none });

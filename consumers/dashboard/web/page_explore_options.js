@@ -1,5 +1,6 @@
 // What ECharts is given for a scatter plot and for parallel coordinates of runs.
 import { axisOf, colorsOf } from "page_explore_axes";
+import { inkOf } from "page_theme";
 
 const LARGE = 2000; // from so many points on they are drawn as one
 const LETTER_PIXELS = 6.5;
@@ -8,10 +9,6 @@ const STRENGTHS = [[60, 0.8], [300, 0.5], [2000, 0.3], [Infinity, 0.12]];
 const FAINT = 0.12;
 export const SIDE_PIXELS = 64;
 export const AXIS_PIXELS = 104;
-
-function inkOf(name) {
-  return getComputedStyle(document.body).getPropertyValue(name).trim();
-}
 
 function byCount(table, count) {
   return table.find(([most]) => count <= most)[1];

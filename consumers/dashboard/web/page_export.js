@@ -3,6 +3,7 @@
 import { echarts } from "nicegui-echart";
 import { colorOf } from "page_colors";
 import { FAINT, withoutCrowds } from "page_marks";
+import { inkOf } from "page_theme";
 
 const TITLE_HEIGHT = 34;
 const LEGEND_ROW = 18;
@@ -44,10 +45,9 @@ export const exporting = {
     pictureOf(chart) {
       const plot = this.plots.get(chart.id);
       const { tooltip, dataZoom: [zoom], toolbox, ...shown } = this.optionOf(chart.id, plot);
-      const style = getComputedStyle(document.body);
-      const [ink, soft, background] = ["--ink", "--ink-soft", "--card"].map((name) => style.getPropertyValue(name).trim());
+      const [ink, soft, background] = ["--ink", "--ink-soft", "--card"].map(inkOf);
       const [width, plotHeight] = [plot.element.clientWidth + 2 * EDGE, plot.element.clientHeight];
-      const { fontFamily } = style;
+      const { fontFamily } = getComputedStyle(document.body);
       const isPhases = plot.kind === "phases";
       const lines = isPhases ? [] : this.shownLines(chart.id).filter(({ run }) => !run.faint);
       const named = lines.slice(0, MOST_NAMED).map(({ run, color }) => [run.label, color]);
@@ -75,7 +75,6 @@ export const exporting = {
     },
     markSeries(plot, ink) {
       const found = plot.area ? withoutCrowds(this.marksIn(plot)) : [];
-      const style = getComputedStyle(document.body);
       let labelled = -LABEL_ROOM;
       const data = found.map(({ run, mark: [kind], at, pixel }) => {
         const hasLabel = !UNLABELLED.includes(kind) && pixel - labelled >= LABEL_ROOM;

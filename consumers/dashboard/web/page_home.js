@@ -4,7 +4,7 @@ import { Explore, takeExplored } from "page_explore";
 import { exploreLookOf, VIEWS } from "page_explore_settings";
 import { GroupHead, GroupMenu, toggledOf } from "page_groups";
 import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf } from "page_settings";
-import { THEME_BUTTON, themed } from "page_theme";
+import { paged, THEME_BUTTON } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
 const OVERSCAN = 12;
@@ -175,7 +175,7 @@ export default {
         </q-list>
       </q-menu>
     </div>`,
-  mixins: [themed],
+  mixins: [paged],
   components: { Explore, GroupHead, GroupMenu },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
@@ -291,18 +291,11 @@ export default {
     });
     this.sizes.observe(this.$refs.box);
     this.clock = setInterval(() => (this.now = Date.now() / 1000), 1000);
-    this.onVisibility = () => this.tell();
-    document.addEventListener("visibilitychange", this.onVisibility);
-    window.addEventListener("keydown", this.onShortcut);
-    window.addEventListener("hashchange", this.onLink);
     this.tell();
   },
   beforeUnmount() {
     this.sizes.disconnect();
     clearInterval(this.clock);
-    document.removeEventListener("visibilitychange", this.onVisibility);
-    window.removeEventListener("keydown", this.onShortcut);
-    window.removeEventListener("hashchange", this.onLink);
   },
   methods: {
     // What the server calls: everything that has changed. The answer lets it send the next.
@@ -479,14 +472,6 @@ export default {
     onLink() {
       if (location.hash === "#table") history.replaceState(history.state, "", homeHashOf(this.settings) || "#");
       else Object.assign(this.settings, homeSettingsOf(location.hash));
-    },
-    onShortcut(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
-      if (event.key === "/") this.$refs.find.focus();
-      else if (event.key === "d") this.nextTheme();
-      else if (event.key === "?") this.$emit("help");
-      else return;
-      event.preventDefault();
     },
   },
 };

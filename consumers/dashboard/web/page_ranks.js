@@ -2,14 +2,13 @@
 // of them. The server sends values of two bytes each, and only while the panel can be seen.
 import { keep, keptOf } from "page_settings";
 import { grouped, valueText } from "page_text";
-import { redrawn } from "page_theme";
+import { inkOf, painted, redrawn } from "page_theme";
 import { markRaw } from "vue";
 
 const USUAL = "arrival";
 const NO_VALUE = 65535;
 const STEPS = 65534;
 const SETTLE_MS = 60;
-const PAINTED_MS = 1000;
 const LARGEST = 20;
 const SMALLEST = 3;
 const WITH_GAPS = 5; // cells of so many pixels have a gap between them
@@ -225,10 +224,8 @@ export default {
       canvas.height = Math.round(height * ratio);
       const pen = canvas.getContext("2d");
       pen.scale(ratio, ratio);
-      const style = getComputedStyle(document.body);
-      const color = (name) => style.getPropertyValue(name).trim();
-      const [ink, soft, accent, card] = ["--ink", "--ink-soft", "--accent", "--card"].map(color);
-      const shades = shadesOf(color("--heat"));
+      const [ink, soft, accent, card] = ["--ink", "--ink-soft", "--accent", "--card"].map(inkOf);
+      const shades = shadesOf(inkOf("--heat"));
       const silent = new Set(this.silent);
       const side = size - gap;
       const unknown = this.paint(pen, canvas, ratio, shades, silent);
@@ -472,12 +469,4 @@ function fitted(pen, text, width) {
   let end = text.length;
   while (end && pen.measureText("…" + text.slice(text.length - end)).width > width) end--;
   return "…" + text.slice(text.length - end);
-}
-
-// After the next picture is on the screen; a page that cannot be seen has none.
-function painted() {
-  return new Promise((resolve) => {
-    setTimeout(resolve, PAINTED_MS);
-    requestAnimationFrame(() => setTimeout(resolve));
-  });
 }

@@ -1,6 +1,7 @@
-// Dark, light, or as the system has it: the same on every page, and remembered by the browser.
+// Dark, light, or as the system has it, which the browser remembers; and what else pages have in common.
 import { storeOf } from "page_settings";
 
+const PAINTED_MS = 1000;
 const THEMES = ["auto", "dark", "light"];
 const WORDS = { auto: "as the system has it", dark: "dark", light: "light" };
 const ICONS = { auto: "brightness_auto", dark: "dark_mode", light: "light_mode" };
@@ -10,7 +11,9 @@ export const THEME_BUTTON = `
     <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
   </Teleport>`;
 
-export const themed = {
+// A page as a whole. A component that mixes this in has onLink (the address has another hash), tell (the page is hidden,
+// or seen again), and onOwnKey, which says whether it has taken a key.
+export const paged = {
   data: () => ({ theme: THEMES.find((theme) => theme === storeOf("localStorage")?.getItem("theme")) || THEMES[0] }),
   computed: {
     themeIcon() {
@@ -29,9 +32,28 @@ export const themed = {
       },
     },
   },
+  mounted() {
+    this.onVisibility = () => this.tell();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    window.addEventListener("keydown", this.onShortcut);
+    window.addEventListener("hashchange", this.onLink);
+  },
+  beforeUnmount() {
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    window.removeEventListener("keydown", this.onShortcut);
+    window.removeEventListener("hashchange", this.onLink);
+  },
   methods: {
     nextTheme() {
       this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
+    },
+    onShortcut(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
+      if (event.key === "/") this.$refs.find.focus();
+      else if (event.key === "d") this.nextTheme();
+      else if (event.key === "?") this.$emit("help");
+      else if (!this.onOwnKey?.(event.key)) return;
+      event.preventDefault();
     },
   },
 };
@@ -55,4 +77,18 @@ export const redrawn = {
 
 export function isDark() {
   return document.body.classList.contains("body--dark");
+}
+
+// A colour of the theme: canvases know no variables.
+export function inkOf(name) {
+  return getComputedStyle(document.body).getPropertyValue(name).trim();
+}
+
+// After the next picture is on the screen: the seconds that it took, without the wait for the screen to be ready for
+// one. A page that cannot be seen has none.
+export function painted() {
+  return new Promise((resolve) => {
+    setTimeout(resolve, PAINTED_MS, 0);
+    requestAnimationFrame((began) => setTimeout(() => resolve((performance.now() - began) / 1000)));
+  });
 }

@@ -1,35 +1,15 @@
 """The panel of images: of each name a slider over the steps, with all runs side by side."""
 
-import functools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloop.bus.printing import one_line
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.colors import swatch
 from offloop.consumers.dashboard.web.content import address_of
+from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel
-
-if TYPE_CHECKING:
-    from nicegui.element import Element
-
-_HERE = Path(__file__).parent
-
-
-@functools.cache
-def _galleries_class() -> "type[Element]":
-    from nicegui.element import Element
-
-    class Galleries(
-        Element,
-        component=str(_HERE / "page_images.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("explore_settings", "settings", "text")],
-    ):
-        """Shows images, which the browser loads from their addresses."""
-
-    return Galleries
 
 
 class ImagesPanel(Panel):
@@ -38,7 +18,7 @@ class ImagesPanel(Panel):
     def __init__(self) -> None:
         super().__init__("Images", "image", is_open=True)
         with self.box:
-            self._element = _galleries_class()()
+            self._element = element_of("images")
         self._shown: list[dict[str, Any]] = []
 
     def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:

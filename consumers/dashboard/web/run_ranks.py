@@ -1,47 +1,29 @@
 """The panel of ranks: a heat map of hosts and ranks, the slowest by name, and what is known of one of them."""
 
 import base64
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
 from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.frames import Frames
+from offloop.consumers.dashboard.web.frames import Frames, element_of
 from offloop.consumers.dashboard.web.panel import Panel
 from offloop.consumers.dashboard.web.units import SECONDS, Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np
-    from nicegui.element import Element
     from nicegui.events import GenericEventArguments
     from numpy.typing import NDArray
 
-_HERE = Path(__file__).parent
 _SECONDS_BETWEEN = 1.0
 _MOST_ROWS = 20
 _STEPS = 65534
 """Into so many parts the values of a map are divided; one more stands for no value."""
 _DIGITS = 4
-
-
-@functools.cache
-def _map_class() -> "type[Element]":
-    from nicegui.element import Element
-
-    class RanksElement(
-        Element,
-        component=str(_HERE / "page_ranks.js"),
-        dependencies=[str(_HERE / f"page_{part}.js") for part in ("explore_settings", "settings", "text", "theme")],
-    ):
-        """Draws ranks; it says what of them somebody looks at."""
-
-    return RanksElement
 
 
 @dataclass(frozen=True)
@@ -76,10 +58,9 @@ class RanksPanel(Panel):
         self._runs: Sequence[MonitoredRun] = ()
         self._labels: Sequence[str] = ()
         self._look = RanksLook()
-        self._shown: dict[str, Any] = {}
         self._frames = Frames(self._send)
         with self.box:
-            self._element = _map_class()()
+            self._element = element_of("ranks")
             self._element.on("look", self._on_look)
         ui.timer(_SECONDS_BETWEEN, self._frames.refresh)
 
@@ -92,25 +73,16 @@ class RanksPanel(Panel):
         look = RanksLook.from_browser(event.args)
         if isinstance(event.args, dict) and event.args.get("fresh") is True:
             # It has been made anew and has nothing.
-            self._shown.clear()
+            self._frames.shown.clear()
         self._look = look
         await self._frames.refresh()
 
     async def _send(self) -> None:
         if not (self._look.seen and self.is_open):
             return
-        frame = ranks_frame(self._runs, self._labels, self._look)
-        news = {name: value for name, value in frame.items() if self._shown.get(name, _NOTHING) != value}
-        if not news:
-            return
-        is_drawn, _ = await self._frames.draw(self._element, news)
-        if is_drawn:
-            self._shown.update(news)
-        else:
-            self._shown.clear()
-
-
-_NOTHING = object()
+        news = self._frames.news(ranks_frame(self._runs, self._labels, self._look))
+        if news:
+            await self._frames.draw(self._element, news)
 
 
 def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
