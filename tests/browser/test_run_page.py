@@ -90,7 +90,7 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
         row = there.page.get_by_role("row").filter(has_text="ba4.safetensors")
         row.filter(has_text="latest").wait_for()
         row.get_by_role("button", name="Resume from ba4.safetensors").click()
-        command = there.page.get_by_label("Command", exact=True)
+        command = there.page.get_by_role("textbox", name="Command")
         command.wait_for()
         assert str(run / "ba4.safetensors") in command.input_value()
         there.page.keyboard.press("Escape")

@@ -12,6 +12,7 @@ from offloop.consumers.dashboard.view.phases import PublishingView
 from offloop.consumers.dashboard.view.progress import ProgressView, duration
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.dialogs import is_sure
 from offloop.consumers.dashboard.web.run_alerts import alerts_text
 from offloop.consumers.dashboard.web.run_folder import RunFolder
 
@@ -121,23 +122,14 @@ class RunCards:
 
     async def _send(self, number: int, command: str) -> str:
         run = self._runs[number]
-        if command == "stop" and not await self._is_sure(run.view.run_name):
-            return ""
+        if command == "stop":
+            with self._box:
+                question = [f"Stop the training {run.view.run_name} after the batch at hand?"]
+                if not await is_sure(question, "Stop", "Keep training"):
+                    return ""
         answer = await send_for(self._role, run, command)
         self._outcome.set_text(answer)
         return answer
-
-    async def _is_sure(self, name: str) -> bool:
-        from nicegui import ui
-
-        with self._box, ui.dialog().props('role="alertdialog"') as dialog, ui.card():
-            ui.label(f"Stop the training {name} after the batch at hand?")
-            with ui.row():
-                ui.button("Stop", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
-                ui.button("Keep training", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
-        sure = bool(await dialog)
-        dialog.delete()
-        return sure
 
 
 class _Card:

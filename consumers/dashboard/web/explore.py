@@ -11,6 +11,7 @@ from offloop.bus.index.entry import RunEntry
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
 from offloop.consumers.dashboard.view.run_table import Column, RunTable, differing
+from offloop.consumers.dashboard.web.frames import text_in
 from offloop.consumers.dashboard.web.units import scale_of
 
 MOST_RUNS = 10_000
@@ -29,7 +30,6 @@ _MOST_AXES = 16
 _MOST_TEXTS = 50
 _FEW_TEXTS = 12
 _LONGEST_TEXT = 60
-_LONGEST_NAME = 2000
 _LOOKED_AT = 500
 _CANDIDATES = 60
 _MOST_RELATED = 8
@@ -52,22 +52,18 @@ class ExploreLook:
         if not isinstance(told, dict) or told.get("view") not in VIEWS[1:]:
             return cls()
         axes = told.get("axes")
-        texts = [_text(axis) for axis in axes[:_MOST_AXES]] if isinstance(axes, list) else None
+        texts = [text_in(axis) for axis in axes[:_MOST_AXES]] if isinstance(axes, list) else None
         return cls(
             told["view"],
-            _text(told.get("x")),
-            _text(told.get("y")),
-            _text(told.get("color")),
+            text_in(told.get("x")),
+            text_in(told.get("y")),
+            text_in(told.get("color")),
             None if texts is None else tuple(text for text in texts if text),
         )
 
 
 TABLE = ExploreLook()
 """Nothing of all this: the table."""
-
-
-def _text(told: Any) -> str:
-    return told[:_LONGEST_NAME] if isinstance(told, str) else ""
 
 
 def explored(

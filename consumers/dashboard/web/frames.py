@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from nicegui.element import Element
 
 _DRAWN_SECONDS = 20.0
+_LONGEST_TEXT = 2000
 _HERE = Path(__file__).parent
+
+
+def text_in(told: object) -> str:
+    """A text that a browser sent; empty for anything else."""
+    return told[:_LONGEST_TEXT] if isinstance(told, str) else ""
 
 
 def element_of(script: str) -> "Element":

@@ -17,8 +17,9 @@ from offloop.consumers.dashboard.view.run_table import (
 )
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.dialogs import is_sure, show_error
 from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
-from offloop.consumers.dashboard.web.frames import Frames, element_of
+from offloop.consumers.dashboard.web.frames import Frames, element_of, text_in
 from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
@@ -36,8 +37,6 @@ _MOST_NAMES = 2000
 _MOST_COLUMNS = 40
 _MOST_SELECTED = 1000
 _MOST_NAMED = 5
-_READING_MS = 10_000
-_LONGEST = 2000
 _HERE = Path(__file__).parent
 _STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "home", "explore"))
 _KEYS = (
@@ -73,8 +72,8 @@ class TableLook:
             return cls()
         columns = told.get("columns")
         return cls(
-            _text(told.get("find")),
-            _text(told.get("sort")) or NEWEST_FIRST,
+            text_in(told.get("find")),
+            text_in(told.get("sort")) or NEWEST_FIRST,
             tuple(_texts(columns)[:_MOST_COLUMNS]) if isinstance(columns, list) else None,
             told.get("archived") is True,
             _count(told.get("first"), 1 << 30),
@@ -83,10 +82,6 @@ class TableLook:
             ExploreLook.from_browser(told.get("explore")),
             CompareLook.from_browser(told.get("compare")),
         )
-
-
-def _text(told: Any) -> str:
-    return told[:_LONGEST] if isinstance(told, str) else ""
 
 
 def _texts(told: Any) -> list[str]:
@@ -259,21 +254,15 @@ class HomePage:
             self._table.run_method("deselect", [key_of(run) for run in removed])
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
-        from nicegui import ui
-
-        names = _listed([one_line(entry.run) for entry in entries])
         count = "this run" if len(entries) == 1 else f"these {len(entries):,} runs"
         size = value_text(sum(entry.size for entry in entries), scale_of("size_bytes", {}))
-        with self._box, ui.dialog().props('role="alertdialog" aria-label="Delete"') as dialog, ui.card():
-            ui.html(f"<h2>Delete {count}?</h2>", sanitize=False)
-            ui.label(names).classes("question")
-            ui.label(f"This frees {size}. Recordings and checkpoints are gone for good.").classes("question")
-            with ui.row():
-                ui.button("Delete", on_click=lambda: dialog.submit(True)).props('color="negative" no-caps')
-                ui.button("Keep", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
-        sure = bool(await dialog)
-        dialog.delete()
-        return sure
+        question = [
+            f"Delete {count}?",
+            _listed([one_line(entry.run) for entry in entries]),
+            f"This frees {size}. Recordings and checkpoints are gone for good.",
+        ]
+        with self._box:
+            return await is_sure(question, "Delete", "Keep")
 
     async def _on_rename(self, event: "GenericEventArguments") -> None:
         from nicegui import ui
@@ -294,10 +283,8 @@ class HomePage:
             self._table.run_method("deselect", [run])
 
     def _say(self, text: str) -> None:
-        from nicegui import ui
-
         with self._box:
-            ui.notify(one_line(text), type="negative", close_button="Close", timeout=_READING_MS)
+            show_error(text)
 
     async def _do(self, change: Callable[[], object]) -> bool:
         """Changes something, and says why if it cannot be; returns whether it could."""

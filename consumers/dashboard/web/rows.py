@@ -19,9 +19,9 @@ from offloop.consumers.dashboard.view.run_table import (
     progress_of,
     reached_text,
 )
+from offloop.consumers.dashboard.web.frames import text_in
 from offloop.consumers.dashboard.web.units import Scale, scale_of, value_text
 
-_LONGEST = 2000
 _MOST_TOGGLED = 1000
 
 
@@ -44,18 +44,14 @@ class CompareLook:
             return cls()
         toggled = told.get("toggled")
         return cls(
-            _text(told.get("group")),
+            text_in(told.get("group")),
             told.get("folded") is True,
-            frozenset(map(_text, toggled[:_MOST_TOGGLED] if isinstance(toggled, list) else ())),
-            _text(told.get("baseline")),
+            frozenset(map(text_in, toggled[:_MOST_TOGGLED] if isinstance(toggled, list) else ())),
+            text_in(told.get("baseline")),
         )
 
 
 NOTHING_COMPARED = CompareLook()
-
-
-def _text(told: Any) -> str:
-    return told[:_LONGEST] if isinstance(told, str) else ""
 
 
 class Rows:

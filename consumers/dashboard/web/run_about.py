@@ -15,6 +15,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import RunInfo
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.dialogs import show_error
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder, forget
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_EDITED = 8
 _LONGEST = 2000
-_READING_MS = 10_000
 
 
 class AboutPanel(Panel):
@@ -183,8 +183,6 @@ class Said:
                 await self._change(note=note)
 
     async def _change(self, **changes: Any) -> None:
-        from nicegui import ui
-
         # A browser may send what has no element on its page.
         if not self._may_change:
             return
@@ -192,7 +190,7 @@ class Said:
             said = await asyncio.to_thread(annotate, self._path, **changes)
         except OffloopError as error:
             with self._tags:
-                ui.notify(one_line(str(error)), type="negative", close_button="Close", timeout=_READING_MS)
+                show_error(str(error))
             return
         forget(self._path)
         self.update(said)

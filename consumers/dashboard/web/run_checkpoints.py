@@ -12,6 +12,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.dialogs import show_text
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder
 from offloop.consumers.dashboard.web.units import scale_of, value_text
@@ -86,23 +87,13 @@ class CheckpointsPanel(Panel):
         self.fill(self._table, columns, rows)
 
     def _on_resume(self, event: "GenericEventArguments") -> None:
-        from nicegui import ui
-
         found = self._found.get(event.args) if isinstance(event.args, str) else None
         if found is None:
             return
         folder, checkpoint = found
         command, how = resume_from(folder, checkpoint)
-        with self._dialogs, ui.dialog().props('aria-label="Resume"') as dialog, ui.card().classes("file-card"):
-            ui.label(how).classes("question")
-            ui.textarea(value=command).props('readonly outlined autogrow aria-label="Command"').classes(
-                "resume-command"
-            )
-            with ui.row():
-                ui.button("Copy", on_click=lambda: ui.clipboard.write(command)).props("flat no-caps")
-                ui.button("Close", on_click=dialog.close).props("flat no-caps autofocus")
-        dialog.on("hide", dialog.delete)
-        dialog.open()
+        with self._dialogs:
+            show_text(how, "Command", command)
 
 
 def metrics_at(attempts: Sequence[MonitoredRun], checkpoint: Checkpoint) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from offloop.consumers.dashboard.web.access import Role
+from offloop.consumers.dashboard.web.dialogs import show_text
 
 if TYPE_CHECKING:
     from nicegui.elements.button import Button
@@ -48,16 +49,7 @@ class PageTop:
 
         settings = await ui.run_javascript("location.hash")
         link = self.view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
-        with ui.dialog() as dialog, ui.card():
-            ui.label(_ABOUT_LINK).style("max-width: min(70vw, 520px)")
-            ui.input(value=link).props('readonly outlined dense aria-label="Link for viewers"').style(
-                "width: min(70vw, 520px)"
-            )
-            with ui.row():
-                ui.button("Copy", on_click=lambda: ui.clipboard.write(link)).props("flat")
-                ui.button("Close", on_click=dialog.close).props("flat")
-        dialog.on("hide", dialog.delete)
-        dialog.open()
+        show_text(_ABOUT_LINK, "Link for viewers", link)
 
 
 def _icon_button(icon: str, label: str) -> "Button":
