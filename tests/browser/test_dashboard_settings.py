@@ -67,7 +67,6 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
         page.get_by_label("Find charts by name").fill("o")
 
         def are_set(there: Visit) -> None:
-            there.page.locator("body.body--dark").wait_for()
             there.page.get_by_role("button", name="Make smaller: loss").wait_for()
             assert there.page.get_by_role("button", name="epoch", exact=True).get_attribute("aria-pressed") == "true"
             assert there.page.get_by_role("slider", name="Smoothing").get_attribute("aria-valuenow") == "0.2"
@@ -87,9 +86,11 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
         assert page.evaluate("() => window.skipped")
         page.reload()
         are_set(there)
+        page.locator("body.body--dark").wait_for()
         assert page.get_by_role("button", name="Link for viewers").count() == 0, "without tokens there is none"
         with visit(browser, page.url, viewport=LARGE) as other:
             are_set(other)
+            assert other.page.locator("body.body--dark").count() == 0, "a theme is of who looks"
 
 
 def test_a_link_with_nonsense_in_it_opens_the_page_as_usual(served, browser):
