@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from offloop.bus.jetstream.client import NatsClient
 
 _REST_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_MOST_UNSTORED = 2
+_UNSTORED = "the servers answer and store nothing: see whether a disk of theirs is full"
 _AWAY_SECONDS = 0.2
 """How often it is looked whether there is a connection again: no server is asked for that."""
 
@@ -47,7 +49,7 @@ class Asking:
         """When the servers last took something, by ``time.monotonic``."""
         self._full: dict[str, str] = {}
         """Of which subjects the stream takes no more, and why."""
-        self._rests = 0
+        self._rests = self._unstored = 0
         self._said: set[str] = set()
 
     async def until_answered(self, ask: Callable[[], Any]) -> Any:
@@ -75,9 +77,20 @@ class Asking:
         self._note_answer()
         self._say_full(error)
 
+    def note_unstored(self, subject: str) -> None:
+        """The servers have not acknowledged a message of a subject."""
+        self._unstored += 1
+        if self._unstored < _MOST_UNSTORED or not self._client.is_connected:
+            return
+        self._full[subject] = _UNSTORED
+        self._note_answer()
+        if _UNSTORED not in self._said:
+            self._said.add(_UNSTORED)
+            self._say(f"run {self._run}: {_UNSTORED}; waiting until they do")
+
     def note_taken(self, subject: str) -> None:
         """The stream took a message of a subject."""
-        self._rests = 0
+        self._rests = self._unstored = 0
         self.sent_at = time.monotonic()
         self.forget(subject)
         self._note_answer()

@@ -112,6 +112,8 @@ class FileCopy:
         except passing_errors() as error:
             # It may have arrived: that is looked up.
             self._asking.note_failure(error)
+            self._asking.note_unstored(self._subject)
+            await self._tell()
         else:
             self._asking.note_taken(self._subject)
             end = begin + len(data)

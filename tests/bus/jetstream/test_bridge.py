@@ -25,6 +25,7 @@ from offloop.bus.jetstream.bridge import Bridge
 from offloop.bus.jetstream.download import download
 from offloop.bus.jetstream.file_copy import BridgeReplacedError
 from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.run_stream import RunFileStream
 from offloop.bus.jetstream.stream_bytes import StreamBytes
 from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.recording.writer import RecordingWriter
@@ -304,6 +305,51 @@ def test_a_full_stream_pauses_the_copy_and_room_lets_it_go_on(tmp_path, nats_ser
     path = run.end()
     live.wait()
     assert in_stream(nats_server, "full") == (path / "recording-1.mcap").read_bytes()
+
+
+def test_a_reader_that_is_attached_to_a_run_whose_stream_is_full_gets_all_of_it(tmp_path, nats_server, copying):
+    run = WrittenRun(tmp_path, "full").train([1.0] * 10)
+    live = copying(run.path, max_bytes=100_000)
+    wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
+    with Subscriber("full", stream=nats_server.address) as reader:
+        following = iter(reader)
+        got = [next(following) for _ in range(10)]
+        for _ in range(20):
+            run.send("batch_end", {"blob": random.Random(1).randbytes(30_000)})
+            run.writer.flush()
+        wait_for(lambda: live.status.state == "paused", "the full stream")
+        got += [next(following)]
+        run.train([0.5] * 10)
+        nats_server.give_room("ol_full")
+        path = run.end()
+        got += list(following)
+    live.wait()
+    assert got == list(Recording(path / "recording-1.mcap"))
+    assert (reader.gaps, reader.damage) == ((), None)
+
+
+def test_servers_that_answer_and_store_nothing_are_named_with_what_lags_behind(
+    tmp_path, nats_server, copying, monkeypatch
+):
+    """As one does whose disk is full."""
+    run = WrittenRun(tmp_path, "r").train([1.0] * 10)
+    live = copying(run.path)
+    wait_for(lambda: live.status.copied == run.writer.size, "the bridge")
+
+    async def publish(*_):
+        await asyncio.sleep(0.1)
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(RunFileStream, "publish", publish)
+    run.train([0.5] * 10)
+    wait_for(lambda: (live.status.state, live.status.lag_events) == ("paused", 10), "the full disk")
+    assert "a disk of theirs is full" in live.status.reason
+    monkeypatch.undo()
+    wait_for(lambda: (live.status.state, live.status.copied) == ("copying", run.writer.size), "room")
+    run.end()
+    live.wait()
+    (said,) = live.said
+    assert said.startswith("run r: the servers answer and store nothing")
 
 
 def test_one_run_name_on_two_hosts_is_refused_to_the_second_run(tmp_path, nats_server, copying):
