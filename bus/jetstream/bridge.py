@@ -20,6 +20,7 @@ from offloop.bus.jetstream import names
 from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
+from offloop.bus.jetstream.progress import Progress
 from offloop.bus.jetstream.relay import Relay
 from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, make_bucket
 from offloop.bus.recording.growing import GrowingRecording
@@ -94,6 +95,7 @@ class Bridge:
         self._run = read_run(path)
         self.status = BridgeStatus.of_this_process(str(servers), self._host)
         self._shown: FileCopy | None = None
+        self._progress: Progress | None = None
         self._told_at = 0.0
         self._telling: asyncio.Task[None] | None = None
         self._asking: Asking | None = None
@@ -241,11 +243,13 @@ class Bridge:
                 copies.append(await self._copy_of(subject, windows, asking))
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
+            if isinstance(file := copies[0].file, GrowingRecording):
+                self._progress = Progress(file)
             for task in asyncio.as_completed(tasks):
                 await task
             await self._tell(force=True)
         finally:
-            self._shown = None
+            self._shown = self._progress = None
             for one in tasks:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -351,6 +355,9 @@ class Bridge:
     def _description(self) -> dict[str, Any]:
         served = {"attempt": self._run.last.number} if self._run.live else {}
         said = {**describe_run(self._run, served), "host": self._host, "bridge": asdict(self.status)}
+        if said["reached"] is None and self._progress is not None:
+            reached = self._progress.reached()
+            said["reached"] = None if reached is None else reached._asdict()
         if self.status.state != "done" and not (self._run.live or self._run.paused):
             # A reader of what is there would take it for all.
             said |= {"status": "live", "ended": None}

@@ -137,6 +137,19 @@ def test_a_live_run_is_followed_and_lags_behind_by_nothing(tmp_path, nats_server
     assert in_stream(nats_server, "live") == (path / "recording-1.mcap").read_bytes()
 
 
+def test_readers_elsewhere_see_how_far_a_live_run_is(tmp_path, nats_server, copying):
+    run = WrittenRun(tmp_path, "live").train([1.0] * 10)
+    copying(run.path)
+    with NatsConnection(nats_server.servers) as connection:
+
+        def batch():
+            return [one["reached"]["batch"] for one in connection.runs("live") if one["reached"]]
+
+        (first,) = wait_for(batch, "the progress")
+        run.train([0.5] * 10)
+        wait_for(lambda: batch() == [first + 10], "more of it")
+
+
 def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "killed")
     live = copying(run.path)
