@@ -124,7 +124,8 @@ def _draw(recorded: Path, begin: float, answer: Any) -> None:
             first = first or time.perf_counter() - begin
     everything, batch = time.perf_counter() - begin, watched.view.progress().batch
     shown, begin = (batch // 2, batch // 2 + batch // 1000), time.perf_counter()
-    while watched.history is not None and watched.part("batch", shown) is watched.view:
+    while watched.history is not None and not watched.view.refined:
+        watched.history.request("batch", *shown)
         time.sleep(0.01)
     zoom = time.perf_counter() - begin
     answer.send((first, everything, zoom, resource.getrusage(resource.RUSAGE_SELF), batch))

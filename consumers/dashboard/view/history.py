@@ -23,7 +23,6 @@ MAX_BYTES = 32 << 20
 TAIL_BYTES = 1 << 20
 """At the end of a recording: so much is read event by event, for the newest values of every rank."""
 _STRETCH_BYTES = 8 << 20
-_KEPT_PARTS = 4
 _REQUESTED_PARTS = 2
 
 _Place: TypeAlias = tuple[int, int, int]
@@ -55,7 +54,7 @@ class History:
         self._names = summary.metrics.keys()
         self._began, self._is_imported = summary.began, summary.is_imported
         self._lock = threading.Lock()
-        self._read: OrderedDict[_Place, RunView] = OrderedDict()
+        self._read: list[_Place] = []
         self._requested: OrderedDict[_Place, None] = OrderedDict()
         """What is to be read, the newest last: who zooms on does not wait for what was shown before."""
         self._is_reading = False
@@ -64,19 +63,18 @@ class History:
         """Whether the values of a metric are in the recording."""
         return name in self._names or name.startswith("throughput/")
 
-    def detail(self, x: Axis, first: float, last: float, rank: int = 0) -> RunView | None:
-        """What one rank has between two places of an axis, at full resolution. ``None`` where the view has that itself,
-        where it is too much, and until it has been read: the view's version grows then."""
+    def request(self, x: Axis, first: float, last: float, rank: int = 0) -> None:
+        """Has the view get all that a rank has between two places of an axis, in a thread, unless it has that, or it is
+        too much."""
         begin, end = self._view.batches_at(x, first, last)
+        if not self._batches or begin >= self._batches[-1]:
+            return
         offsets = self._offsets_around(begin, end)
-        if not self._batches or begin >= self._batches[-1] or offsets[1] - offsets[0] > MAX_BYTES:
-            return None
         place = (*offsets, rank)
         with self._lock:
-            found = self._read.get(place)
-            if found is not None:
-                self._read.move_to_end(place)
-                return found
+            is_read = any(one[0] <= place[0] and place[1] <= one[1] and one[2] == rank for one in self._read)
+            if is_read or offsets[1] - offsets[0] > MAX_BYTES:
+                return
             self._requested[place] = None
             self._requested.move_to_end(place)
             if len(self._requested) > _REQUESTED_PARTS:
@@ -84,7 +82,6 @@ class History:
             if not self._is_reading:
                 self._is_reading = True
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
-            return None
 
     def parts(self, rank: int = 0) -> Iterator[Part]:
         """All that a rank has, at full resolution, part by part."""
@@ -124,14 +121,12 @@ class History:
                 self._is_reading = place is not None
             if place is None:
                 return
-            found = None
             # Where the recording is gone, or the disk does not give it, the summary is what remains.
             with contextlib.suppress(OffloopError):
                 found = self._read_part(place, partial(self._requested.__contains__, place))
+                if place in self._requested:
+                    self._view.refine(found)
             with self._lock:
-                if self._requested.pop(place, self) is self or found is None:
-                    continue
-                self._read[place] = found
-                if len(self._read) > _KEPT_PARTS:
-                    self._read.popitem(last=False)
-            self._view.note_change()
+                if place in self._requested:
+                    del self._requested[place]
+                    self._read.append(place)

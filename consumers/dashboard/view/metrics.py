@@ -126,6 +126,17 @@ class Metrics:
                 if amount > 0:
                     self._append(name, now.batch, amount / elapsed)
 
+    def refine(self, other: "Metrics") -> None:
+        """Takes the values of a part of the run in the place of its own."""
+        self.settle()
+        other.settle()
+        self.clock.refine(other.clock)
+        for name, part in other.series.items():
+            series = self._find(name)
+            if series is not None:
+                series.refine(part)
+        self.settle()
+
     def event(self, state: Snapshot, seconds: float) -> None:
         """Takes an event in that is no end of a batch."""
         body, event = state._body, state.event

@@ -83,6 +83,12 @@ class RankPhases:
         if len(self._table) > self.MAX_ROWS:
             self._table.replace(self._table.rows()[1::2])
 
+    def refine(self, other: "RankPhases") -> None:
+        """Takes the batches of a part of the run, all that were measured in it, in the place of its own."""
+        rows = other._table.rows()
+        if len(rows):
+            self._table.replace_part(rows)
+
     def add_evaluation(self, seconds: float) -> None:
         """Takes the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
         since the one that was measured before: only some batches are measured, but every evaluation is."""

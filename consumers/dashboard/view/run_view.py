@@ -62,6 +62,8 @@ class RunView:
         self.attempt = attempt
         self.version = 0
         """Grows with everything that comes."""
+        self.refined = 0
+        """Grows with each part that :meth:`refine` takes."""
         self.error: str | None = None
         """The text of the failure, when the run ended with one."""
         self.is_loading = False
@@ -289,10 +291,15 @@ class RunView:
             begin, end = self._metrics.clock.steps_at(np.array([first, last]), x).tolist()
             return begin, end
 
-    def note_change(self) -> None:
-        """Says that charts of it are to be drawn anew."""
+    def refine(self, part: "RunView") -> None:
+        """Takes what a view of a part of the run has, at full resolution, in the place of its own. The part is not used
+        otherwise."""
         with self._lock:
             self.version += 1
+            self.refined += 1
+            self._metrics.refine(part._metrics)
+            for rank, phases in part._phases.items():
+                self._phases_of(rank).refine(phases)
 
     def names(self) -> list[str]:
         """The metrics that there are, sorted."""

@@ -118,6 +118,15 @@ class NumericTable:
         """Holds these rows in the place of all others."""
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
+    def replace_part(self, rows: "Floats") -> None:
+        """Of a table that is ordered by its first column: holds these rows in the place of those that are between the
+        first and the last of them."""
+        import numpy as np
+
+        own = self.rows()
+        begin, end = own[:, 0].searchsorted(rows[0, 0], "left"), own[:, 0].searchsorted(rows[-1, 0], "right")
+        self.replace(np.concatenate([own[:begin], rows, own[end:]]))
+
 
 class Clock:
     """How batches, samples, epochs and seconds go together: a row for each batch. Over a million rows it forgets every
@@ -134,6 +143,15 @@ class Clock:
     def extend(self, rows: "Floats") -> None:
         """Takes rows of batch, samples, epochs and seconds since the run's start, in order."""
         self._table.extend(rows)
+        self._thin()
+
+    def refine(self, other: "Clock") -> None:
+        """Takes the rows of a clock of a part of the run in the place of its own."""
+        if len(other):
+            self._table.replace_part(other._table.rows())
+            self._thin()
+
+    def _thin(self) -> None:
         rows = self._table.rows()
         if len(rows) > self.MAX_ROWS:
             import numpy as np
@@ -362,6 +380,16 @@ class Series:
                 # A value that was replaced may have been one of them.
                 self._compared, self._low, self._high = 0, math.nan, math.nan
         self._table.extend(points, place)
+
+    def refine(self, other: "Series") -> None:
+        """Takes the values of a part of the run, which are all that there are in it, in the place of its own. Only for
+        whoever holds the lock of both."""
+        rows = other.settle()
+        if len(rows):
+            self.settle()
+            self._taken += len(rows)
+            self._table.replace_part(rows)
+            self._compared, self._low, self._high = 0, math.nan, math.nan
 
     def thin(self) -> None:
         """Forgets at least every second point, and of no group of 16 its first, last, least, greatest, or what is not

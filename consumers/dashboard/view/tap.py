@@ -26,7 +26,6 @@ from offloop.consumers.api.logger import Images, Logger, LoggerDestination, Row,
 from offloop.consumers.dashboard.view.history import TAIL_BYTES, History
 from offloop.consumers.dashboard.view.progress import progress_of
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.series import Axis, Series
 
 _SHOWN_SECONDS = 0.25
 """So often what a summary has is shown while it is made."""
@@ -47,18 +46,6 @@ class MonitoredRun:
         """Its directory, where that is on this machine."""
         self.history: History | None = None
         """Where its view has a summary of a long recording: the recording."""
-
-    def series(self, name: str, x: Axis = "batch", shown: tuple[float, float] | None = None) -> Series:
-        """The values of a metric, with all of those in the part of an axis that is shown, once they have been read.
-        Raises ``KeyError`` when there is none of that name."""
-        part = self.part(x, shown)
-        return (part if name in part.names() else self.view).series(name)
-
-    def part(self, x: Axis, shown: tuple[float, float] | None, rank: int = 0) -> RunView:
-        """The view of a part of an axis at full resolution, of one rank, once it has been read; until then that of the
-        run."""
-        detail = None if shown is None or self.history is None else self.history.detail(x, *shown, rank)
-        return detail or self.view
 
     @property
     def name(self) -> str:

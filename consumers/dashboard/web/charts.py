@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.comparison import Compared
@@ -184,6 +185,8 @@ class Lines:
     ) -> list[dict[str, Any]]:
         """What is new in the charts that can be seen, and counts as sent by that."""
         lines: list[dict[str, Any]] = []
+        for run in runs:
+            _request(run, look)
         for name in look.visible:
             chart = charts.get(name)
             if chart is None:
@@ -197,18 +200,19 @@ class Lines:
                 if compared is not None and not compared.draws(number):
                     continue
                 try:
-                    series = run.series(name, look.x, look.range)
+                    series = run.view.series(name)
                 except KeyError:
                     continue
-                line = self._line(series, name, number, look, look.buckets(name, len(runs)))
+                shown = (look.range, look.buckets(name, len(runs)), run.view.refined)
+                line = self._line(series, name, number, look, shown)
                 if line is not None:
                     lines.append(line)
         return lines
 
-    def _line(self, series: Series, chart: str, run: int, look: Look, buckets: int) -> dict[str, Any] | None:
+    def _line(
+        self, series: Series, chart: str, run: int, look: Look, shown: tuple[object, int, int]
+    ) -> dict[str, Any] | None:
         version = series.version
-        # A part that was read has series of its own.
-        shown = (look.range, buckets, id(series))
         sent = self._sent.get((chart, run, look.x))
         if sent is not None and sent.shown == shown:
             if sent.version == version:
@@ -221,7 +225,7 @@ class Lines:
             if tail is not None:
                 sent.version = version
                 return {"c": chart, "r": run, "o": look.x, "a": 1, **_numbers(tail)}
-        points = self._cache.points(series, look, buckets)
+        points = self._cache.points(series, look, shown[1])
         if not len(points.xs):
             return None
         self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
@@ -233,7 +237,7 @@ class Lines:
         for group in compared.groups:
             for number in compared.shown_members(group):
                 try:
-                    members.setdefault(group.id, []).append(runs[number].series(chart, look.x, look.range))
+                    members.setdefault(group.id, []).append(runs[number].view.series(chart))
                 except KeyError:
                     continue
         buckets = look.buckets(chart, 3 * len(members))
@@ -281,8 +285,9 @@ class Lines:
         run = int(chart.id.rpartition("/")[2])
         rank = look.rank if look.rank in chart.ranks else chart.ranks[0]
         buckets = look.buckets(chart.id)
-        found = _phases_of(runs[run], rank, look, buckets)
-        shown = (look.x == "batch" and look.range, buckets, rank)
+        _request(runs[run], look, rank)
+        found = _phases_of(runs[run].view, rank, look, buckets)
+        shown = (look.x == "batch" and look.range, buckets, rank, runs[run].view.refined)
         count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
         sent = self._sent.get((chart.id, run, "batch"))
         if not count or (sent is not None and sent.shown == shown and sent.last_x == last):
@@ -300,10 +305,16 @@ def _range(told: Any) -> tuple[float, float] | None:
     return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
 
 
-def _phases_of(run: MonitoredRun, rank: int, look: Look, buckets: int) -> PhaseView:
+def _request(run: MonitoredRun, look: Look, rank: int = 0) -> None:
+    """Has a part that somebody zooms into read from the recording."""
+    if run.history is not None and look.range is not None:
+        run.history.request(look.x, *look.range, rank)
+
+
+def _phases_of(view: RunView, rank: int, look: Look, buckets: int) -> PhaseView:
     if look.range is None or look.x != "batch":
-        return run.view.phases(rank, buckets)
-    found = run.part(look.x, look.range, rank).phases(rank)
+        return view.phases(rank, buckets)
+    found = view.phases(rank)
     begin = max(int(found.batches.searchsorted(look.range[0], "left")) - 1, 0)
     end = int(found.batches.searchsorted(look.range[1], "right")) + 1
     stride = max((end - begin) // buckets, 1)

@@ -4,7 +4,6 @@ import asyncio
 import csv
 import math
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,9 @@ from offloop.consumers.api.logger import Logger, LoggerDestination
 from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view import history, tap
 from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, LineCache, Lines, Look
 from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines
 
 START = 1_700_000_000_000_000_000
@@ -152,51 +152,81 @@ def test_a_long_run_is_shown_from_its_summary_and_its_newest_events(
     assert not view.is_loading
 
 
+def zoom(run: MonitoredRun, axis: Axis, first: float, last: float, rank: int = 0) -> None:
+    assert run.history is not None
+    before = run.view.refined
+    run.history.request(axis, first, last, rank)
+    wait_for(lambda: run.view.refined > before, "the part")
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "last"),
+    [("batch", 3400, 3500), ("sample", 8 * 3400, 8 * 3500), ("epoch", 3.4, 3.5), ("time", 3400, 3500)],
+)
 def test_a_zoom_reads_the_part_that_is_shown_and_no_more(
-    recording: Path, whole: RunView, monkeypatch: pytest.MonkeyPatch
+    recording: Path, whole: RunView, axis: Axis, first: float, last: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = show(summed_up(recording))
     decoded: list[int] = []
     decode = records.Chunk.decode
     monkeypatch.setattr(records.Chunk, "decode", lambda record: decoded.append(len(record)) or decode(record))
-    for axis, first, last in (
-        ("batch", 3400, 3500),
-        ("sample", 8 * 3400, 8 * 3500),
-        ("epoch", 3.4, 3.5),
-        ("time", 3400, 3500),
-    ):
-        wait_for(partial(run.history.detail, axis, first, last), "the part")
-        for name in ("loss/train/total", "lr-SGD/group0", "mine", "throughput/batches_per_sec"):
-            found = run.series(name, axis, (first, last)).points(axis, first, last, 10**6)
-            expected = whole.series(name).points(axis, first, last, 10**6)
-            np.testing.assert_allclose(found.xs, expected.xs)
-            np.testing.assert_allclose(found.ys, expected.ys)
-        assert len(found.xs) > 99
+    zoom(run, axis, first, last)
     assert len(decoded) <= 10, "of 120 chunks"
-    assert len(run.part("batch", (3400, 3500)).phases(0).batches) >= 10
-    wait_for(partial(run.history.detail, "batch", 3400, 3500, 1), "the part of the other rank")
-    assert len(run.part("batch", (3400, 3500), 1).phases(1).batches) >= 10
+    for name in whole.names():
+        found, expected = (one.series(name).points(axis, first, last, 10**6) for one in (run.view, whole))
+        np.testing.assert_allclose(found.xs, expected.xs)
+        np.testing.assert_allclose(found.ys, expected.ys)
+    assert run.view.series("loss/train/total").extremes() == whole.series("loss/train/total").extremes()
+    inside = [batch for batch in run.view.phases(0).batches.tolist() if 3400 <= batch <= 3500]
+    assert inside == list(range(3400, 3501, 10))
+    assert len([batch for batch in run.view.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 0
+    zoom(run, axis, first, last, rank=1)
+    assert len([batch for batch in run.view.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 11
+    before = run.view.refined
+    run.history.request(axis, first, last)
+    assert run.history._requested == {}
+    assert run.view.refined == before, "it has been read"
 
 
-def test_what_is_not_zoomed_far_enough_or_is_new_is_shown_as_it_is(
-    recording: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zoom_across_what_is_new_has_both(recording: Path, whole: RunView) -> None:
     run, _ = show(summed_up(recording))
+    zoom(run, "batch", BATCHES - 2000, BATCHES)
+    found, expected = (
+        one.series("loss/train/total").points("time", BATCHES - 2000, BATCHES, 10**6) for one in (run.view, whole)
+    )
+    np.testing.assert_array_equal(found.xs, expected.xs)
+    np.testing.assert_array_equal(found.ys, expected.ys)
+
+
+def test_a_browser_that_zooms_is_sent_the_values_once_they_are_read(recording: Path) -> None:
+    run, _ = show(summed_up(recording))
+    name, lines = "loss/train/total", Lines(LineCache())
+    charts, look = {name: Chart(name, "metric", name)}, Look("batch", (3400, 3500), {name: 4000})
+    before = run.view.refined
+    (coarse,) = lines.news(charts, [run], look)
+    wait_for(lambda: run.view.refined > before, "the part")
+    (fine,) = lines.news(charts, [run], look)
+    assert len(fine["x"]) > 100 > len(coarse["x"])
+    assert fine["a"] == 0
+    assert lines.news(charts, [run], look) == []
+
+
+def test_what_is_not_zoomed_far_enough_or_is_new_is_not_read(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = show(summed_up(recording))
+    assert run.history is not None
     monkeypatch.setattr(history, "MAX_BYTES", 20_000)
-    for shown in (None, (0, BATCHES), (-10, 2 * BATCHES), (BATCHES - 3, BATCHES), (2 * BATCHES, 3 * BATCHES)):
-        assert run.part("batch", shown) is run.view
-    assert run.series("loss/train/total") is run.view.series("loss/train/total")
-    with pytest.raises(KeyError):
-        run.series("nothing", "batch", (3, 9))
+    for shown in ((0, BATCHES), (-10, 2 * BATCHES), (BATCHES - 3, BATCHES), (2 * BATCHES, 3 * BATCHES)):
+        run.history.request("batch", *shown)
+        assert run.history._requested == {}
 
 
 def test_what_is_asked_for_last_is_read_when_one_zooms_on_and_on(recording: Path) -> None:
     run, _ = show(summed_up(recording))
     assert run.history is not None
     for begin in range(0, 4000, 50):
-        run.part("batch", (begin, begin + 20))
-    wait_for(lambda: run.history.detail("batch", 3950, 3970) is not None, "the last part")
-    assert len(run.history._read) <= history._KEPT_PARTS
+        run.history.request("batch", begin, begin + 20)
+    wait_for(lambda: not run.history._is_reading, "the reader to end")
+    assert len([step for step in run.view.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
 
 
 def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -> None:
@@ -207,15 +237,14 @@ def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -
         file.seek(damaged + 200)
         file.write(b"damage")
     run, _ = show(recording)
-    assert run.view.series("loss/train/total").extremes().low == -9.0, "the summary has it"
-    run.part("batch", (3300, 3600))
-    wait_for(lambda: run.history.detail("batch", 3300, 3600) is not None, "the part")
-    steps = run.series("loss/train/total", "batch", (3300, 3600)).points("batch", 3300, 3600, 10**6).xs
+    assert run.history is not None
+    zoom(run, "batch", 3300, 3600)
+    steps = run.view.series("loss/train/total").points("batch", 3300, 3600, 10**6).xs
     assert 200 < len(steps) < 300
     recording.unlink()
-    run.part("batch", (100, 120))
+    run.history.request("batch", 100, 120)
     wait_for(lambda: not run.history._is_reading, "the reader to end")
-    assert run.part("batch", (100, 120)) is run.view
+    assert run.view.refined == 1
 
 
 @pytest.mark.parametrize(
