@@ -285,7 +285,7 @@ def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
     write_recording(whole, stream)
     write_recording(first, stream[:17])
     # In the last chunk.
-    spoil(whole, 1620)
+    spoil(whole, 1700)
     source = RecordSource(whole)
     assert [record.event.seq for record in source][-1] == 15
     done = merge([whole, first], last)
