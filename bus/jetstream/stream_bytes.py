@@ -73,6 +73,8 @@ class StreamBytes:
         self.hole: Hole | None = None
         self.refusal = ""
         """Why nothing more comes."""
+        self.newest = b""
+        """The last message that is stored: it ends with the newest check record."""
         self._has_come = Wakeup()
         self._wake = asyncio.Event()
         self._sequence: int | None = None
@@ -192,7 +194,7 @@ class StreamBytes:
         last, _ = await last_range(client, self._stream, self._subjects)
         end = 0
         if isinstance(last, Stored) and last.offset is not None:
-            end = last.offset + len(last.data)
+            end, self.newest = last.offset + len(last.data), last.data
             while (at := self._at(place)) is not None and (at < end or self._is_behind(last)):
                 if not await self._read_on(place, at, last):
                     return True
@@ -206,8 +208,7 @@ class StreamBytes:
             return not await self._name_hole(place, at, copied)
         if not end and not copied and not known.is_going_on(self._run):
             self.refusal = f"the stream {self._stream} has no recording of that attempt"
-        self._reached = max(self._reached, asked)
-        self._has_come.set()
+        self._note_reached(asked)
         return self._passed > end and time.monotonic() - self._passed_at < _STORED_SECONDS
 
     def _at(self, place: int) -> int | None:
@@ -218,6 +219,11 @@ class StreamBytes:
                 return None
             at = self._start + len(self._data)
             return at if at < self._wanted and self.hole is None else None
+
+    def _note_reached(self, asked: int) -> None:
+        if asked > self._reached:
+            self._reached = asked
+            self._has_come.set()
 
     def _is_behind(self, last: Stored) -> bool:
         """Whether messages came behind the one that was placed last: they may replace its end."""
@@ -334,8 +340,7 @@ class StreamBytes:
             while (at := self._at(place)) is not None:
                 data = await self._fetch(at)
                 if not data:
-                    self._reached = max(self._reached, asked)
-                    self._has_come.set()
+                    self._note_reached(asked)
                     return False
                 self._put(place, at, data)
             return self._place != place

@@ -102,6 +102,11 @@ class Following:
         self.ready.extend(self.order.from_records(records))
         self.ending = self.order.ending
 
+    def note_newest(self, positions: dict[int, tuple[int, int]]) -> None:
+        """Takes note of the newest recorded event of each rank."""
+        self.lag = self.order.lag(positions)
+        self.lag_high = max(self.lag_high, self.lag)
+
     def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
         """Takes note that the recording was read to its end, then that the run has ``status``; with ``is_pending``,
         a part that was requested is still on its way."""

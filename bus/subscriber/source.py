@@ -64,6 +64,9 @@ class RunSource(Protocol):
     def pending(self) -> bool:
         """Whether a part of the recording that was asked for is on its way."""
 
+    def newest_positions(self) -> dict[int, tuple[int, int]]:
+        """Of each rank the number of its newest recorded event, ``(seq, base_seq)``, where no event feed says so."""
+
     def refresh(self) -> None:
         """Says that the recording has grown, or may have."""
 
@@ -132,6 +135,10 @@ class LocalRun:
             self._lost_since = self._lost_since or now
             return RunStatus.AWAY if now - self._lost_since < self._timeouts.trainer_return else RunStatus.FINISHED
         return RunStatus.FINISHED
+
+    def newest_positions(self) -> dict[int, tuple[int, int]]:
+        """None: the event feed says how far the run is."""
+        return {}
 
     def refresh(self) -> None:
         """Nothing to do: the file shows what it has."""
@@ -272,6 +279,10 @@ class RemoteRun:
         self._take_answers()
         # Behind a footer nothing is asked for, until :meth:`refresh`.
         return not (self._file.at_end or self.reader.finished)
+
+    def newest_positions(self) -> dict[int, tuple[int, int]]:
+        """None: the event feed says how far the run is."""
+        return {}
 
     def refresh(self) -> None:
         """Asks for what came after the reader's position, where another broker may have cut a footer off."""

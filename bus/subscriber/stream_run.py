@@ -1,5 +1,6 @@
 """A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from offloop.bus.errors import RunNotFoundError
@@ -9,7 +10,9 @@ from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.recording import records
 from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.records import CheckRecord, DamageError
 from offloop.bus.subscriber.following import RunStatus
 from offloop.bus.subscriber.source import Endpoints, RemoteRun, RunSource, status_of
 from offloop.bus.types.timeouts import Timeouts
@@ -48,6 +51,8 @@ class StreamRun:
         self._bytes = StreamBytes(connection, self._run, self.attempt, host)
         self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
         self._windows_seen = 0
+        self._newest = b""
+        self._positions: dict[int, tuple[int, int]] = {}
 
     @property
     def refusal(self) -> str:
@@ -76,6 +81,16 @@ class StreamRun:
         """Whether a part of the recording is on its way."""
         return not (self._bytes.at_end or self.reader.finished)
 
+    def newest_positions(self) -> dict[int, tuple[int, int]]:
+        """Of each rank the number of its newest event that is stored, as ``(seq, base_seq)``."""
+        newest = self._bytes.newest
+        if newest is not self._newest:
+            self._newest = newest
+            check = last_check(newest)
+            if check is not None:
+                self._positions = {rank: (at.seq, at.base_seq) for rank, at in check.positions.items()}
+        return self._positions
+
     def refresh(self) -> None:
         """Looks up what is stored behind the reader's position, where another broker may have cut a footer off."""
         self._bytes.forget(self.reader.position)
@@ -97,6 +112,16 @@ class StreamRun:
     def close(self) -> None:
         """Stops reading."""
         self.reader.close()
+
+
+def last_check(data: bytes) -> CheckRecord | None:
+    """The last check record in a range of a recording."""
+    at = data.rfind(records.CHECK_SIGN)
+    while at >= 0:
+        with suppress(DamageError):
+            return CheckRecord.decode(data[at - records.HEAD.size :])
+        at = data.rfind(records.CHECK_SIGN, 0, at)
+    return None
 
 
 def open_remote(

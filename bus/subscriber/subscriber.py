@@ -451,6 +451,8 @@ class Subscriber(RunStream):
         records = next(self._chunks, None)
         if records is not None:
             self._following.take_records(records)
+            if positions := self._source.newest_positions():
+                self._following.note_newest(positions)
             return Step()
         self._chunks = self._reader.read()
         # In this order: what came while it was looked is not the end.

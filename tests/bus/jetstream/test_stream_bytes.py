@@ -7,7 +7,7 @@ import time
 
 from helpers import wait_for
 from nats_servers import NatsCluster
-from run_folders import write_run
+from run_folders import WrittenRun, write_run
 
 from offloop.bus import Recording, Subscriber
 from offloop.bus.jetstream import names
@@ -102,6 +102,30 @@ def test_several_readers_share_a_connection(nats_server, runs_dir):
     with Subscriber("r", stream=nats_server.address) as first, Subscriber("r", stream=nats_server.address) as second:
         assert second._nats is first._nats
         assert list(first) == list(second) == list(Recording(run / "recording-1.mcap"))
+
+
+def test_a_reader_knows_how_far_it_is_behind(nats_server, runs_dir):
+    run = WrittenRun(runs_dir, "r")
+    for _ in range(10):
+        run.train([0.5] * 20)
+
+    async def copy():
+        bridge = Bridge(run.path, nats_server.servers)
+        copying = asyncio.create_task(bridge.copy())
+        while bridge.status.copied < run.writer.size:
+            await asyncio.sleep(0.01)
+        copying.cancel()
+        await asyncio.gather(copying, return_exceptions=True)
+
+    asyncio.run(copy())
+    with Subscriber("r", stream=nats_server.address) as subscriber:
+        following = iter(subscriber)
+        next(following)
+        behind = subscriber.statistics().lag
+        assert behind > 0
+        for _ in range(199):
+            next(following)
+        assert (subscriber.statistics().lag, subscriber.statistics().lag_high) == (0, behind)
 
 
 def test_readers_leave_nothing_in_the_servers(nats_server, runs_dir):
