@@ -9,7 +9,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
 from offloop.bus.types.metrics import Mode, direction_of, goals_in
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.colors import dash, swatch
+from offloop.consumers.dashboard.web.colors import look_of
 from offloop.consumers.dashboard.web.units import Scale, value_text
 
 OF_RUNS = ("status", "tags")
@@ -151,38 +151,26 @@ class Compared:
 
     def lines(self) -> list[dict[str, Any]]:
         """What the browser draws a line of, in order."""
-        count = len(self._runs)
+        runs = [self._run(number, look) for number, look in enumerate(self.looks())]
         if self.column is None:
-            return [self._run(number, number, count) for number in range(count)]
+            return runs
         lines: list[dict[str, Any]] = []
         for group in self.groups:
             names = {self._runs[number].view.run_name for number in self.shown_members(group)}
             if not names:
                 continue
-            runs = f"{len(names)} run{'s' if len(names) > 1 else ''}"
-            label = f"{group.label} · {runs}"
-            lines.append(
-                {
-                    "id": group.id,
-                    "label": label,
-                    "color": group.color,
-                    "of": len(self.groups),
-                    "isGroup": True,
-                    "size": len(names),
-                }
-            )
+            label = f"{group.label} · {len(names)} run{'s' if len(names) > 1 else ''}"
+            color, kind = look_of(group.color, len(self.groups))
+            own = {"id": group.id, "label": label, "color": color, "dash": kind}
+            lines.append(own | {"isGroup": True, "size": len(names)})
         for group in self.groups if self.singles else ():
-            lines += [
-                self._run(number, group.color, len(self.groups)) | {"faint": True}
-                for number in group.members
-                if number != self.baseline
-            ]
+            lines += [runs[number] | {"faint": True} for number in group.members if number != self.baseline]
         if self.baseline is not None:
-            lines.append(self._run(self.baseline, 0, 1))
+            lines.append(runs[self.baseline])
         return lines
 
-    def _run(self, number: int, color: int, count: int) -> dict[str, Any]:
-        line = {"id": number, "label": self._labels[number], "color": color, "of": count}
+    def _run(self, number: int, look: tuple[str, int]) -> dict[str, Any]:
+        line = {"id": number, "label": self._labels[number], "color": look[0], "dash": look[1]}
         return line | {"baseline": True} if number == self.baseline else line
 
     def draws(self, number: int) -> bool:
@@ -190,12 +178,11 @@ class Compared:
         return self.column is None or self.singles or number == self.baseline
 
     def looks(self) -> list[tuple[str, int]]:
-        """The colour and the kind of line of each run, for the list of them."""
-        count = len(self._runs)
-        found = [(swatch(number, count), dash(number, count)) for number in range(count)]
+        """The colour and the kind of line of each run."""
+        found = [look_of(number, len(self._runs)) for number in range(len(self._runs))]
         for group in self.groups:
             for number in group.members:
-                found[number] = swatch(group.color, len(self.groups)), dash(group.color, len(self.groups))
+                found[number] = look_of(group.color, len(self.groups))
         if self.baseline is not None:
             found[self.baseline] = "var(--ink)", 0
         return found

@@ -4,15 +4,14 @@ import { echarts } from "nicegui-echart";
 import { toRaw } from "vue";
 import { Compare } from "page_compare";
 import { CrowdPointer, crowdSeries, endsOf, isCrowd, oddMarks } from "page_crowd";
-import { colorOf, dashOf, swatchOf } from "page_colors";
 import { exporting } from "page_export";
 import { EXTREMES, EXTREMES_TABLE, withExtremes } from "page_extremes";
 import { marked, MARKS_SWITCH, MARKS_TIP } from "page_marks";
 import { MENU, pinnable, withPinned } from "page_pins";
-import { horizontalAxis, isSmoothed, smoothed, usualRange, verticalAxis } from "page_scales";
+import { horizontalAxis, isSmoothed, smoothed, verticalAxis } from "page_scales";
 import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
 import { clockText, grouped, SECONDS, secondsText, valueText } from "page_text";
-import { inkOf, isDark, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
+import { colorOf, inkOf, isDark, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
 import { isZooming, zoomByWheel, zoomLightly } from "page_zoom";
 
 const ROOM = { left: 56, right: 20, top: 12, bottom: 26 };
@@ -535,7 +534,7 @@ export default {
       const runs = toRaw(this.runs);
       return runs
         .filter((run) => lines.has(run.id) && !this.hidden[run.id])
-        .map((run) => ({ run, line: lines.get(run.id), odd: lines.get(run.id).n, color: colorOf(run), dash: dashOf(run) }));
+        .map((run) => ({ run, line: lines.get(run.id), odd: lines.get(run.id).n, color: colorOf(run), dash: run.dash }));
     },
     // The least and the greatest value that an axis is made for; without outliers, but on a log scale, which has room.
     valueEnds(id, lines) {
@@ -675,7 +674,7 @@ export default {
       const shown = this.runs.filter((run) => run.id in values && !this.hidden[run.id] && !run.faint);
       // Of many, the pointer names those next to it.
       return (shown.length > MOST_VALUES ? [] : shown)
-        .map((run) => ({ run: run.id, text: values[run.id][0], apart: values[run.id][1], sense: values[run.id][2], color: swatchOf(run) }));
+        .map((run) => ({ run: run.id, text: values[run.id][0], apart: values[run.id][1], sense: values[run.id][2], color: run.color }));
     },
     runsIn(chart) {
       const values = this.latest.get(chart.id) || {};

@@ -1,6 +1,5 @@
 // What runs of a page are compared by: a column that groups them, and a run that is the baseline of the others. It is in
 // the address, beside the runs.
-import { dashOf, swatchOf } from "page_colors";
 
 export const Compare = {
   template: `
@@ -30,9 +29,7 @@ export const Compare = {
   emits: ["compare"],
   computed: {
     legend() {
-      return this.runs
-        .filter((run) => run.isGroup)
-        .map((run) => ({ id: run.id, label: run.label, color: swatchOf(run), dash: dashOf(run) }));
+      return this.runs.filter((run) => run.isGroup);
     },
   },
   methods: {

@@ -1,9 +1,8 @@
 // A chart as a file: a picture of what it shows, or all values behind it, which the server has. A component that mixes
 // this in has plots, runs, settings, optionOf and marksIn.
 import { echarts } from "nicegui-echart";
-import { colorOf } from "page_colors";
 import { FAINT, withoutCrowds } from "page_marks";
-import { inkOf } from "page_theme";
+import { colorOf, inkOf } from "page_theme";
 
 const TITLE_HEIGHT = 34;
 const LEGEND_ROW = 18;

@@ -1,6 +1,5 @@
 // What captions of charts say of metrics: the best value, or the least and the greatest, and where they stand. A component
 // that mixes this in has settings, runs, hidden and latest.
-import { swatchOf } from "page_colors";
 import { clockText, grouped } from "page_text";
 
 const PLACE_DIGITS = 5;
@@ -61,7 +60,7 @@ export const withExtremes = {
       return this.runs
         .filter((run) => !this.hidden[run.id] && this.extremes.get(chart.id)?.runs[run.id])
         .map((run) => ({
-          run: run.id, label: run.label, color: swatchOf(run),
+          run: run.id, label: run.label, color: run.color,
           last: this.latest.get(chart.id)?.[run.id]?.[0] ?? "", ends: this.endsOfRun(chart, run),
         }));
     },

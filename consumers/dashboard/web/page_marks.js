@@ -1,7 +1,6 @@
 // Marks in the charts of metrics: commands, checkpoints, evaluations, and where an attempt begins. They lie above a chart
 // and not in it, so that a pointer reaches each. A component that mixes this in has settings, runs, hidden,
 // plots and visible.
-import { swatchOf } from "page_colors";
 import { clockText, grouped } from "page_text";
 
 const MOST_RUNS = 4; // of more the marks are off, unless somebody wants them
@@ -134,7 +133,7 @@ export const marked = {
     // What is of several runs has no run's colour.
     markColor(marks) {
       const [{ run }] = marks;
-      return marks.every((one) => one.run === run) ? swatchOf(run) : "var(--ink-soft)";
+      return marks.every((one) => one.run === run) ? run.color : "var(--ink-soft)";
     },
     markSymbol(key) {
       const symbol = document.createElement("span");
@@ -148,7 +147,7 @@ export const marked = {
     rowsOf(group) {
       return group.slice(0, MOST_ROWS).map(({ run, mark }) => ({
         run: this.runs.length > 1 ? `${run.label}: ` : "",
-        color: swatchOf(run),
+        color: run.color,
         text: mark[TEXT],
         when: `${this.markPlace(mark)} · ${timeText(mark[TIME])}`,
       }));

@@ -79,7 +79,12 @@ export function isDark() {
   return document.body.classList.contains("body--dark");
 }
 
-// A colour of the theme: canvases know no variables.
+// The colour of a run or group for a canvas, which knows no variables.
+export function colorOf({ color }) {
+  return color.replace(/var\((--[a-z0-9-]+)\)/, (_, name) => inkOf(name)).replace(/(?<=\d%?) /g, ", ");
+}
+
+// A colour of the theme.
 export function inkOf(name) {
   return getComputedStyle(document.body).getPropertyValue(name).trim();
 }

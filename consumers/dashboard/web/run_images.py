@@ -6,7 +6,7 @@ from typing import Any
 from offloop.bus.printing import one_line
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.colors import swatch
+from offloop.consumers.dashboard.web.colors import look_of
 from offloop.consumers.dashboard.web.content import address_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel
@@ -42,7 +42,7 @@ def galleries_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[di
             gallery["runs"].append(
                 {
                     "label": one_line(label),
-                    "color": swatch(number, len(runs)),
+                    "color": look_of(number, len(runs))[0],
                     "address": address_of(run, "image"),
                     "steps": [step for step, _ in steps],
                     "counts": [count for _, count in steps],
