@@ -191,6 +191,9 @@ class NatsClient(Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         s.last_attempt = time.monotonic()
+        if isinstance(self._transport, _Transport):
+            # Closed already, but a server that hangs never reads what is left to send.
+            self._transport.abort()
         transport: Any = _Transport()  # type: ignore[no-untyped-call]
         self._transport = transport
         await transport.connect(s.uri, _BUFFER_BYTES, self.options["connect_timeout"])

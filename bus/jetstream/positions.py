@@ -25,8 +25,6 @@ from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import host_name
 
 if TYPE_CHECKING:
-    from nats.js.client import JetStreamContext
-
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _Answer = TypeVar("_Answer")
@@ -89,9 +87,9 @@ class HeldPosition:
         self._silent = -1
         """The connection on which they have not answered."""
         self._renewal: Future[None] | None = None
-        self.found = nats.call(self._claim(nats.jetstream), _CLAIM_SECONDS)
+        self.found = nats.call(self._claim(), _CLAIM_SECONDS)
         """What was written last, under that name; empty when nothing was."""
-        self._renewal = nats.begin(self._renew(nats.jetstream))
+        self._renewal = nats.begin(self._renew())
 
     def write(self, value: bytes) -> None:
         """Puts ``value`` in the place of what was there.
@@ -114,7 +112,7 @@ class HeldPosition:
         if time.monotonic() < self._rests_until and connection == self._silent:
             raise BrokerError("the servers have not answered", address=self._nats.address)
         try:
-            self._nats.call(self._write(self._nats.jetstream, self._position, value), _WRITE_SECONDS)
+            self._nats.call(self._write(self._position, value), _WRITE_SECONDS)
         except BrokerError:
             # Servers that were away and are there again are asked at once.
             if self._nats.is_connected:
@@ -129,11 +127,11 @@ class HeldPosition:
         renewal.cancel()
         if self._replaced is None:
             with suppress(BrokerError, ReplacedError):
-                self._nats.call(self._write(self._nats.jetstream, self._holder, b""), _WRITE_SECONDS)
+                self._nats.call(self._write(self._holder, b""), _WRITE_SECONDS)
 
     # -- in the connection's thread -----------------------------------------------------------------------------------
 
-    async def _claim(self, jetstream: "JetStreamContext") -> bytes:
+    async def _claim(self) -> bytes:
         # Servers of which one died choose a leader for some seconds.
         found = await _until_answered(lambda: self._read(self._holder))
         since = time.monotonic()
@@ -154,7 +152,7 @@ class HeldPosition:
             found = again
         self._holder.revision = found.revision
         try:
-            await _until_answered(lambda: self._write(jetstream, self._holder, self._identity.encode()))
+            await _until_answered(lambda: self._write(self._holder, self._identity.encode()))
         except ReplacedError:
             raise self._at_work(await self._read(self._holder)) from None
         for _ in range(_TRIES):
@@ -162,28 +160,30 @@ class HeldPosition:
             self._position.revision = last.revision
             # The one before may be writing just now.
             with suppress(ReplacedError):
-                await _until_answered(functools.partial(self._write, jetstream, self._position, last.value))
+                await _until_answered(functools.partial(self._write, self._position, last.value))
                 return last.value
         raise self._at_work(last)
 
-    async def _renew(self, jetstream: "JetStreamContext") -> None:
+    async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
                 with suppress(BrokerError, *passing_errors()):  # the next time comes soon
-                    await self._write(jetstream, self._holder, self._identity.encode())
+                    await self._write(self._holder, self._identity.encode())
             except ReplacedError as error:
                 self._replaced = error
                 return
 
-    async def _write(self, jetstream: "JetStreamContext", entry: _Entry, value: bytes) -> None:
+    async def _write(self, entry: _Entry, value: bytes) -> None:
         """Writes an entry, unless another process has."""
         from nats.js.errors import APIError, NoStreamResponseError
 
         for _ in range(_TRIES):
             headers = {names.HOLDER: self._identity, "Nats-Expected-Last-Subject-Sequence": str(entry.revision)}
             try:
-                written = await jetstream.publish(_subject(entry.key), value, headers=headers, stream=_STREAM)
+                written = await self._nats.jetstream.publish(
+                    _subject(entry.key), value, headers=headers, stream=_STREAM
+                )
             except NoStreamResponseError:
                 """The bucket was removed, or its servers are away: reading it finds out."""
             except APIError as error:

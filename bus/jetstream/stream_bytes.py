@@ -79,6 +79,7 @@ class StreamBytes:
         self._wake = asyncio.Event()
         self._sequence: int | None = None
         """The number of the message that was placed last; ``None`` where it has to be found."""
+        self._sequence_place = 0
         self._passed, self._passed_at = 0, 0.0
         self._future = connection.begin(self._fill())
 
@@ -191,6 +192,8 @@ class StreamBytes:
         """Reads what is stored, as far as there is room; returns whether it is to be tried again soon."""
         asked, place = self._asked, self._place
         client, known = self._connection.client, self._connection.known
+        if place != self._sequence_place:
+            self._sequence, self._sequence_place = None, place
         last, _ = await last_range(client, self._stream, self._subjects)
         end = 0
         if isinstance(last, Stored) and last.offset is not None:
@@ -215,7 +218,6 @@ class StreamBytes:
         """Where to read on; ``None`` where there is no room, or the reader went elsewhere."""
         with self._lock:
             if place != self._place:
-                self._sequence = None
                 return None
             at = self._start + len(self._data)
             return at if at < self._wanted and self.hole is None else None

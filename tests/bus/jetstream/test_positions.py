@@ -98,7 +98,7 @@ def test_who_goes_on_finds_out_also_without_writing(hold):
     first = hold()
     pause(first)
     hold()
-    first._renewal = first._nats.begin(first._renew(first._nats.jetstream))
+    first._renewal = first._nats.begin(first._renew())
     wait_for(lambda: first._replaced, "the news")
 
 
