@@ -310,7 +310,7 @@ class StreamBytes:
         with self._lock:
             if place == self._place:
                 again = (
-                    f"'nats stream rm {self._stream}', then 'offloop server bridge {self._run}' on its host, "
+                    f"'offloop server remove {self._run}', then 'offloop server bridge {self._run}' on its host, "
                     "copies all of it again"
                 )
                 self.hole = Hole(end, f"the stream {self._stream} has lost them; {again}")
