@@ -162,7 +162,7 @@ class FileCopy:
             begin, last = await self._asking.until_answered(lambda: self._stream.first(self._subject))
         # What is behind the last check record may be written anew, or is what a power failure left.
         copied = last[: max(0, min(at.offset, end) - begin)]
-        if self.file.read(begin, len(copied)) != copied:
+        if self.file.read_at(begin, len(copied)) != copied:
             raise RecordingError(
                 f"the stream {stream} and {path} differ from byte {begin:,} on: where the file is the right one, "
                 "remove the stream, or give this run another name",

@@ -66,7 +66,7 @@ class RawRecordings:
         else:
             # What follows the last check record of a file that is written may be cut off.
             end = end if run.live and number == run.last.number else recording.size
-            said["data"] = recording.read(offset, max(0, min(end - offset, MAX_RANGE)))
+            said["data"] = recording.read_at(offset, max(0, min(end - offset, MAX_RANGE)))
         return encode_control("data", said)
 
     async def _recording(self, run: RunInfo, number: object) -> GrowingRecording:

@@ -1,14 +1,12 @@
 """A recording as its bridge reads it: the bytes that stay as they are."""
 
 import itertools
-import os
 import time
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from offloop.bus.errors import RecordingError
-from offloop.bus.files import open_file
+from offloop.bus.recording.reader import FileSource
 from offloop.bus.recording.records import MAGIC, CheckRecord
 from offloop.bus.recording.scan import walk
 
@@ -58,7 +56,7 @@ class Backlog:
         return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 
-class GrowingRecording:
+class GrowingRecording(FileSource):
     """A recording that a broker writes. What lies before its last whole check record is never written
     anew; what follows may be cut off.
 
@@ -67,25 +65,16 @@ class GrowingRecording:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._descriptor = open_file(path)
-        except OSError as error:
-            raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
+        super().__init__(path, follow=False)
         self.end = 0
         """Offset behind the last whole check record."""
         self.check: CheckRecord | None = None
         """That check record."""
         self.backlog = Backlog()
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return os.fstat(self._descriptor).st_size
-
     def look(self) -> int:
         """Looks for further check records; returns :attr:`end`."""
-        for head in walk(self.read, self.size, self.end or len(MAGIC)):
+        for head in walk(self.read_at, self.size, self.end or len(MAGIC)):
             if head.check is not None:
                 self.check, self.end = head.check, head.end
                 self.backlog.add(self.end, head.check.total)
@@ -93,20 +82,4 @@ class GrowingRecording:
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
         """What goes into the next message: up to ``end``, at most so many bytes."""
-        return self.read(offset, min(end - offset, most))
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, fewer where it ends.
-
-        Raises:
-            RecordingError: they cannot be read.
-        """
-        try:
-            return os.pread(self._descriptor, size, offset)
-        except OSError as error:
-            message = f"the recording {self.path} cannot be read: {error.strerror}"
-            raise RecordingError(message, path=self.path) from None
-
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._descriptor)
+        return self.read_at(offset, min(end - offset, most))

@@ -105,7 +105,7 @@ class GrowingWindows:
 
     def windows(self) -> Iterator[HostWindow]:
         """The windows that have come since the last look. What is damaged ends them."""
-        while len(data := self.read(self.end, _READ_BYTES)) > 0:
+        while len(data := self.read_at(self.end, _READ_BYTES)) > 0:
             begin = self.end
             for size in _sizes(data):
                 at = self.end - begin
@@ -125,7 +125,7 @@ class GrowingWindows:
         Raises:
             RecordingError: it is longer than that.
         """
-        data = self.read(offset, min(MAX_WINDOW, end - offset))
+        data = self.read_at(offset, min(MAX_WINDOW, end - offset))
         if (size := next(_sizes(data), 0)) > most:
             raise RecordingError(
                 f"a window in {self.path} has {size:,} bytes and the servers take {most:,}: raise their 'max_payload'",
@@ -133,7 +133,7 @@ class GrowingWindows:
             )
         return data[:size]
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file, fewer where it ends.
 
         Raises:

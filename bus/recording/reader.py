@@ -79,6 +79,8 @@ class ByteSource(Protocol):
 class FileSource:
     """A recording in a file.
 
+    With ``follow`` it may be a symbolic link.
+
     Raises:
         RecordingError: the file is missing, cannot be opened, or is a directory.
     """
@@ -86,16 +88,21 @@ class FileSource:
     is_coming = False
     hole = None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, follow: bool = True) -> None:
+        self.path = path
         try:
-            self._descriptor = open_file(path, follow=True)
+            self._descriptor = open_file(path, follow=follow)
         except FileNotFoundError:
             raise RecordingError(f"there is no recording {path}; 'offloop runs' lists the runs", path=path) from None
         except NotAFileError:
             raise RecordingError(f"{path} is not a recording: it is not a file", path=path) from None
         except OSError as error:
             raise RecordingError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._descriptor).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer where the file ends.
@@ -105,11 +112,10 @@ class FileSource:
         """
         try:
             # A damaged record may claim anything: no memory is taken for what is not there.
-            there = os.fstat(self._descriptor).st_size - offset
-            return os.pread(self._descriptor, max(0, min(size, there)), offset)
+            return os.pread(self._descriptor, max(0, min(size, self.size - offset)), offset)
         except OSError as error:
             raise RecordingError(
-                f"the recording {self._path} cannot be read: {error.strerror}", path=self._path
+                f"the recording {self.path} cannot be read: {error.strerror}", path=self.path
             ) from None
 
     def skip_zeros(self, offset: int) -> int:
@@ -117,7 +123,7 @@ class FileSource:
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_DATA)
         except OSError as error:
-            return os.fstat(self._descriptor).st_size if error.errno == errno.ENXIO else offset
+            return self.size if error.errno == errno.ENXIO else offset
 
     def forget(self, offset: int) -> None:
         """Does nothing: no copy is kept."""

@@ -5,16 +5,15 @@ import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import mcap.records
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.files import open_file
 from offloop.bus.protocol.frames import END, decode_event, parse_topic
 from offloop.bus.recording import records
+from offloop.bus.recording.reader import FileSource
 from offloop.bus.recording.records import CheckRecord, Chunk, ChunkHead, DamageError, Position
 
 _FRONT = 64
@@ -56,15 +55,10 @@ def next_check_record(recording: Path, offset: int) -> RecordHead | None:
     """The first check record of a recording behind ``offset``, where a part begins; ``None`` where there is none.
 
     Raises:
-        OSError: the recording cannot be read.
+        RecordingError: the recording cannot be read.
     """
-    with open(recording, "rb", buffering=0, opener=lambda path, _: open_file(Path(path), follow=True)) as file:
-        size = os.fstat(file.fileno()).st_size
-        return next((head for head in walk(partial(_read_at, file.fileno()), size, offset) if head.check), None)
-
-
-def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    return os.pread(descriptor, size, offset)
+    with contextlib.closing(FileSource(recording)) as file:
+        return next((head for head in walk(file.read_at, file.size, offset) if head.check), None)
 
 
 _WITHIN = (records.OP_HEADER, records.OP_METADATA)
@@ -160,7 +154,7 @@ def scan(descriptor: int) -> Scan:
 
 class _Scanner:
     def __init__(self, descriptor: int) -> None:
-        self._read = partial(_read_at, descriptor)
+        self._read: _Read = lambda offset, size: os.pread(descriptor, size, offset)
         self._pending: list[_Found] = []
         self.result = Scan()
         self.result.end = len(records.MAGIC)
