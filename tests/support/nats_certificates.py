@@ -19,11 +19,12 @@ class Authority:
         _openssl(f"req -x509 {_NEW_KEY} -subj /CN={name} -keyout {made.key} -out {made.certificate} -days 2")
         return made
 
-    def sign(self, name, days=2):
-        """A server's certificate for 127.0.0.1, and its key; with no days it has expired when it is made."""
+    def sign(self, name, days=2, valid_for="IP:127.0.0.1"):
+        """A server's certificate, for 127.0.0.1 by default, and its key; with no days it has expired when it is
+        made."""
         folder = self.certificate.parent
         key, request, signed, more = (folder / f"{name}.{end}" for end in ("key", "csr", "pem", "ext"))
-        more.write_text("subjectAltName = IP:127.0.0.1\n")
+        more.write_text(f"subjectAltName = {valid_for}\n")
         _openssl(f"req {_NEW_KEY} -subj /CN={name} -keyout {key} -out {request}")
         by = f"-CA {self.certificate} -CAkey {self.key} -CAcreateserial"
         _openssl(f"x509 -req -in {request} {by} -extfile {more} -days {days} -out {signed}")

@@ -140,7 +140,7 @@ class NatsServer:
 def _on_one_host(config, name, routes, server):
     """A configuration for a host of its own with another port for each of several servers on this one."""
     text, ports = config(server, name).replace("0.0.0.0:6222", f"127.0.0.1:{routes[name]}"), iter(routes.values())
-    return re.sub(r"(?<=nats://127\.0\.0\.1:)6222", lambda _: str(next(ports)), text)
+    return re.sub(r"(nats://(?:127\.0\.0\.1|localhost):)6222", lambda found: f"{found[1]}{next(ports)}", text)
 
 
 def port_of(address):

@@ -16,7 +16,7 @@ from helpers import wait_for
 from nats_certificates import Authority
 from nats_servers import NatsCluster
 
-from offloop.bus import Event, Publisher, Subscriber
+from offloop.bus import BrokerError, Event, Publisher, Subscriber
 from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -87,7 +87,9 @@ class SecureCluster:
     """Three servers as ``offloop server nats-config --cluster`` configures them, with TLS between all; and commands
     with a role each."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, named=()):
+        """The certificates of the servers ``named`` are for the name ``localhost`` alone."""
+        self._named = named
         self._authority = Authority.make(folder, "authority")
         self._seeds, self._keys = {}, []
         for role in ("publish", "view"):
@@ -98,12 +100,14 @@ class SecureCluster:
         self.address = self.servers.address.replace("nats://", "tls://")
 
     def _config(self, server, name):
-        certificate, key = self._authority.sign(name)
+        host = "localhost" if self._named else "127.0.0.1"
+        valid_for = "DNS:localhost" if name in self._named else "IP:127.0.0.1,DNS:localhost"
+        certificate, key = self._authority.sign(name, valid_for=valid_for)
         options = {
-            "--cluster": "127.0.0.1,127.0.0.1,127.0.0.1",
+            "--cluster": ",".join([host] * 3),
             "--listen": f"127.0.0.1:{server.port}",
             "--server-name": name,
-            "--advertise": "127.0.0.1",
+            "--advertise": host,
             "--store-dir": server.store,
             "--certificate": certificate,
             "--certificate-key": key,
@@ -189,3 +193,27 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         command = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--runs-dir", runs_dir, *logging]
         subprocess.run(command, check=True, capture_output=True)
         assert path.read_bytes() == undisturbed.read_bytes()
+
+
+@pytest.mark.needs("openssl")
+def test_a_client_that_knows_one_server_goes_to_others_by_the_names_of_their_certificates(tmp_path, monkeypatch):
+    cluster = SecureCluster(tmp_path, named=("n2", "n3"))
+    try:
+        for name, value in cluster.environment("view").items():
+            monkeypatch.setenv(name, value)
+        nodes = cluster.servers.nodes
+        one = NatsServers.parse(nodes["n1"].address.replace("nats://", "tls://"))
+
+        def connect():
+            try:
+                return NatsConnection(one)
+            except BrokerError:
+                return None
+
+        with wait_for(connect, "the first server", 60) as connection:
+            wait_for(lambda: len(connection.client.servers) == 3, "the names of the others")
+            nodes["n1"].kill()
+            port = nodes["n1"].port
+            wait_for(lambda: connection.is_connected and connection.client.connected_url.port != port, "another", 60)
+    finally:
+        cluster.servers.kill()
