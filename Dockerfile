@@ -51,10 +51,9 @@ FROM base AS runtime
 # A volume takes over owner and mode of the folder that it is mounted at.
 RUN groupadd --gid 10001 offloop \
     && useradd --uid 10001 --gid offloop --create-home --home-dir /home/offloop offloop \
-    && for folder in /runs /checkpoints /state /logs \
-        /keys/broker /keys/trainer /keys/viewer /keys/commander /keys/dashboard; \
+    && for folder in /runs /checkpoints /state /logs /keys; \
         do install --directory --owner offloop --group offloop --mode 0700 "$folder"; done
-COPY --chmod=0755 containers/make-keys containers/answers containers/train-host /usr/local/bin/
+COPY --chmod=0755 containers/with-keys containers/answers containers/train-host /usr/local/bin/
 ENV OFFLOOP_RUNS_DIR=/runs OFFLOOP_KEYS_DIR=/keys
 WORKDIR /home/offloop
 STOPSIGNAL SIGTERM

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from faults import (
     Follower,
-    StandingBroker,
+    HandBroker,
     Training,
     assert_complete,
     numbers_in,
@@ -96,13 +96,13 @@ def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
     report.add(f"{what}: events missing", 0, "events", 0)
 
 
-def standing_broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """``offloop server broker``, away for a second each time."""
+def broker_stopped(report: Report, runs_dir: Path, sizes: Sizes) -> None:
+    """A broker that is away for a second each time."""
     recoveries = []
     with (
-        StandingBroker(runs_dir) as broker,
+        HandBroker(runs_dir) as broker,
         Training(runs_dir, broker=broker.address) as training,
-        Follower(runs_dir, broker=broker.address) as follower,
+        Follower(runs_dir) as follower,
     ):
         for _ in range(max(1, sizes.deaths // 4)):
             training.await_recorded(training.published + 1)
@@ -113,7 +113,7 @@ def standing_broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None
         told = training.finish(PATIENCE)
         assert_complete(follower.result(PATIENCE), told["events"])
     read_recording(runs_dir / "r", told["events"])
-    what = "standing broker killed, back after a second"
+    what = "broker killed, back after a second"
     add_stalls(report, what, told)
     report.add(f"{what}: until everything is on disk", recoveries, "s")
     report.add(f"{what}: events sent again", told["resent"], "events")
@@ -258,7 +258,7 @@ def many_consumers(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 MEASUREMENTS = (
     undisturbed,
     broker_killed,
-    standing_broker_killed,
+    broker_stopped,
     trainer_killed,
     consumer_killed,
     consumer_still,

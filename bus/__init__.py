@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.bus.broker.broker import Broker
-    from offloop.bus.broker.runs import BrokerStatistics
     from offloop.bus.errors import (
         BrokerError,
         CheckpointError,
@@ -46,9 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BASE_EVENTS",
     "Attempt",
-    "Broker",
     "BrokerError",
-    "BrokerStatistics",
     "CheckpointError",
     "ClosedError",
     "ConfigurationError",
@@ -89,8 +85,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "offloop.bus.broker.broker": ["Broker"],
-        "offloop.bus.broker.runs": ["BrokerStatistics"],
         "offloop.bus.types.deferred": ["Deferred"],
         "offloop.bus.types.timeouts": ["Timeouts"],
         "offloop.bus.types.demand": ["BASE_EVENTS"],

@@ -1,7 +1,6 @@
 """The processes that the socket fuzzer attacks: ``python fuzz/peers.py PEER ADDRESS RUN``. Their last line of output,
 in JSON, says how they did; what should never be is an exception that they do not name."""
 
-import asyncio
 import json
 import select
 import sys
@@ -13,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from offloop.bus import Event, Publisher, Subscriber
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.snapshot import Snapshot
 
 BATCHES_A_SECOND = 500
 LOOK_SECONDS = 2.0
@@ -43,10 +41,10 @@ def publish(address: str, run: str) -> dict[str, Any]:
     return {"batches": batch, "dropped": dropped, "longest_stall": round(1000 * longest, 3)}
 
 
-def consume(address: str, run: str) -> dict[str, Any]:
+def consume(_address: str, run: str) -> dict[str, Any]:
     """Takes a run from its first event to its last, and looks whether the batches are 1, 2, 3, ..."""
     batches, wrong = 0, 0
-    with Subscriber(run, broker=address, events=[Event.BATCH_END]) as subscriber:
+    with Subscriber(run, events=[Event.BATCH_END]) as subscriber:
         print(json.dumps({"ready": True}), flush=True)
         for snapshot in subscriber:
             batches += 1
@@ -75,39 +73,7 @@ def publish_again(address: str, run: str) -> dict[str, Any]:
     return told
 
 
-def consume_again(address: str, run: str) -> dict[str, Any]:
-    """One subscriber after the other to a broker that cannot be trusted, until its standard input ends."""
-    told = {"subscribers": 0, "refused": 0, "events": 0}
-    print(json.dumps({"ready": True}), flush=True)
-    while _goes_on():
-        told["subscribers"] += 1
-        try:
-            subscriber = Subscriber(run, broker=address)
-        except OffloopError:
-            told["refused"] += 1
-            continue
-        with subscriber:
-            told["events"] += asyncio.run(_look(subscriber))
-    return told
-
-
-async def _look(subscriber: Subscriber) -> int:
-    count = 0
-    try:
-        async with asyncio.timeout(LOOK_SECONDS):
-            async for snapshot in subscriber:
-                _show(snapshot)
-                count += 1
-    except (TimeoutError, OffloopError):
-        pass
-    return count
-
-
-def _show(snapshot: Snapshot) -> None:
-    repr(snapshot), repr(snapshot.fields), repr(snapshot.timestamp)
-
-
-PEERS = {"publish": publish, "consume": consume, "publish_again": publish_again, "consume_again": consume_again}
+PEERS = {"publish": publish, "consume": consume, "publish_again": publish_again}
 
 if __name__ == "__main__":
     print(json.dumps(PEERS[sys.argv[1]](*sys.argv[2:])), flush=True)

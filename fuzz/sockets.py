@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import psutil
@@ -46,13 +45,12 @@ from offloop.bus.protocol.frames import (
     encode_heartbeat,
     split_frame,
 )
-from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import SOCKET_FILES, socket_address
 
 RUN = "healthy"
 STRANGERS = 8
 MEMORY_BYTES = 768 << 20
 REMEMBERED = 40
-RECORDED = 20
 PATIENCE = 30.0
 BIG_EVERY = 400
 PEERS = Path(__file__).with_name("peers.py")
@@ -160,7 +158,6 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
     hello |= {"publisher_id": "x", "info": {"command": ["train"]}, "events": ["batch_end"]}
     fields = {f"field{number}": list(range(1, 60)) for number in range(64)}
     absurd = {name: {"every": [1, 2**31], "fields": fields} for name in ("batch_end", "batch_start", "after_loss")}
-    fetch = {"run": run, "attempt": 1, "offset": 0, "size": 1000}
     return [
         ("hello", hello),
         ("hello", hello | {"attempt": 1}),
@@ -176,16 +173,6 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
         ("lease", {"run": run, "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
         ("lease", {"run": run, "name": "x" * 100_000, "demand": absurd}),
         ("lease", {"run": "x" * 1_000_000, "demand": {}}),
-        ("runs", {"run": random.choice((None, run, "../..", "x" * 300))}),
-        ("fetch", fetch),
-        (
-            "fetch",
-            fetch | {"run": random.choice(("../..", "/etc", ".", "a/../b")), "attempt": random.choice((0, -1, 99))},
-        ),
-        (
-            "fetch",
-            fetch | {"offset": random.choice((-1, 1, 2**62, 2**63, 1e300)), "size": random.choice((-1, 0, 2**62))},
-        ),
         ("statistics", {"run": run}),
         ("command", {"run": random.choice(("", "none")), "command": "stop"}),
         ("command", {"run": run, "command": "rm -rf"}),
@@ -333,9 +320,10 @@ class Strangers:
         if self._random.random() < 0.5:
             data = draw(spoiled_bytes(data, RAW))
         self._sent.note("raw", "stream" if address == self._stream else "control", data)
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
         with contextlib.suppress(OSError):
-            made = socket.create_connection((host, int(port)), timeout=1)
+            made = socket.socket(socket.AF_UNIX)
+            made.settimeout(1)
+            made.connect(address.removeprefix("ipc://"))
             self._raw.append(made)
             made.sendall(data)
         if len(self._raw) > 50:
@@ -362,40 +350,25 @@ def _perhaps_spoiled(frame: bytes) -> SearchStrategy[bytes]:
 
 
 class FalseBroker:
-    """Answers publishers and consumers with good and with bad messages."""
+    """Answers publishers with good and with bad messages."""
 
-    def __init__(self, random: Random, sent: Sent, recording: bytes) -> None:
+    def __init__(self, random: Random, sent: Sent, folder: Path) -> None:
         self._random = random
         self._sent = sent
-        self._recording = recording
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
-        self._stream = self._context.socket(zmq.PUB)
-        for bound in (self._control, self._stream):
-            bound.setsockopt(zmq.LINGER, 0)
-            bound.bind("tcp://127.0.0.1:*")
-        self.control = self._control.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._stream_address = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._seq = 0
+        self._control.setsockopt(zmq.LINGER, 0)
+        self.control = socket_address(folder / "false.sock")
+        self._control.bind(self.control)
 
     def step(self, draw: Draw) -> None:
-        """Answers what came, and sends a frame to whoever listens."""
-        random = self._random
+        """Answers what came."""
         for _ in range(20):
             try:
                 identity, *_, frame = self._control.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._answer(identity, frame, draw)
-        if random.random() < 0.5:
-            self._seq += 1
-            kind, frame = "event", event_frame(self._seq, run=RUN)
-        else:
-            kind, frame = random.choice(frames(random, RUN, self._seq + 1))
-            frame = draw(_perhaps_spoiled(frame))
-        self._sent.note("stream", kind, frame)
-        with contextlib.suppress(zmq.Again):
-            self._stream.send_multipart([frame] if random.random() < 0.97 else [frame, b"more"], zmq.NOBLOCK)
 
     def _answer(self, identity: bytes, frame: bytes, draw: Draw) -> None:
         random = self._random
@@ -406,15 +379,9 @@ class FalseBroker:
             return
         if kind == "hello":
             good = ("welcome", self._welcome())
-        elif kind == "runs":
-            good = ("runs", {"runs": [self._told()]})
-        elif kind == "fetch":
-            good = ("data", self._range(content["offset"], draw))
         elif kind == "events":
             good = ("ack", {"seq": 100})
         else:
-            # A consumer that is just there: what comes live goes on behind what is recorded.
-            self._seq = RECORDED
             good = ("leased", {"seconds": 5.0})
         if "id" in content:
             good[1]["id"] = content["id"]
@@ -425,18 +392,13 @@ class FalseBroker:
             self._send(identity, bad[0], draw(_control(*bad)))
 
     def _welcome(self) -> dict[str, Any]:
-        place = {"attempt": 1, "event_feed": self._stream_address, "path": "/nowhere", "recording": "recording-1.mcap"}
+        place = {
+            "attempt": 1,
+            "event_feed": "ipc:///nowhere/stream.sock",
+            "path": "/nowhere",
+            "recording": "recording-1.mcap",
+        }
         return {**place, "demand": DEMAND, "acknowledged": 0}
-
-    def _range(self, offset: int, draw: Draw) -> dict[str, Any]:
-        data = self._recording[offset : offset + 500]
-        if self._random.random() < 0.05:
-            data = draw(spoiled_bytes(data))
-        return {"run": RUN, "attempt": 1, "offset": offset, "data": data}
-
-    def _told(self) -> dict[str, Any]:
-        standing = {"run": RUN, "attempt": 1, "attempts": [1], "status": "live", "live": True, "error": None}
-        return {**standing, "event_feed": self._stream_address, "started": 1.0, "ended": None}
 
     def _send(self, identity: bytes, kind: str, data: bytes) -> None:
         self._sent.note("answer", kind, data)
@@ -469,16 +431,13 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             stack.callback(peer.kill)
             return peer
 
-        control, stream = _free_addresses()
-        broker = started("broker", ["-m", "offloop.bus", "server", "broker", "--listen", control], "serving at")
+        control, stream = (socket_address(folder / RUN / name) for name in SOCKET_FILES)
+        broker = started("broker", ["-P", "-m", "offloop.bus.broker", "begin", str(folder), RUN], '"ready"')
         publisher = started("publisher", [str(PEERS), "publish", control, RUN], "ready")
         consumer = started("consumer", [str(PEERS), "consume", control, RUN], "ready")
-        false = FalseBroker(random, sent, _recording(folder / "recording.mcap"))
+        false = FalseBroker(random, sent, folder)
         stack.callback(false.close)
-        misled = [
-            started(f"misled {what}", [str(PEERS), f"{what}_again", false.control, RUN], "ready")
-            for what in ("publish", "consume")
-        ]
+        misled = started("misled publish", [str(PEERS), "publish_again", false.control, RUN], "ready")
         strangers = Strangers(random, sent, control, stream)
         stack.callback(strangers.close)
         attack, answer = _draws(random, strangers.step), _draws(random, false.step)
@@ -488,7 +447,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
             attack()
             answer()
             if time.monotonic() > look_at:
-                for peer in (broker, publisher, consumer, *misled):
+                for peer in (broker, publisher, consumer, misled):
                     peer.look()
                 slowest = max(slowest, _ask(control))
                 look_at = time.monotonic() + 0.5
@@ -497,18 +456,15 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
         told["publisher"] = publisher.finish()
         told["consumer"] = consumer.finish()
         told["broker"] = {"slowest_answer": round(slowest, 3)}
-        for peer in misled:
-            peer.end_input()
-            # It waits for answers when it ends: they go on coming.
-            deadline = time.monotonic() + PATIENCE
-            while peer.is_running() and time.monotonic() < deadline:
-                answer()
-                time.sleep(0.001)
-            told[peer.name] = peer.finish()
-        broker.look()
-        broker.finish(signal.SIGINT)
+        misled.end_input()
+        # It waits for answers when it ends: they go on coming.
+        deadline = time.monotonic() + PATIENCE
+        while misled.is_running() and time.monotonic() < deadline:
+            answer()
+            time.sleep(0.001)
+        told[misled.name] = misled.finish()
         _wait_for_end(folder)
-        for peer in (broker, publisher, consumer, *misled):
+        for peer in (broker, publisher, consumer, misled):
             told.setdefault(peer.name, {})["memory_mib"] = peer.memory >> 20
     _judge(told)
     return told
@@ -527,18 +483,6 @@ def _wait_for_end(folder: Path) -> None:
                 one.kill()
             raise FindingError(f"a broker does not end: {left[0].info['cmdline']}")
         time.sleep(0.05)
-
-
-def _recording(path: Path) -> bytes:
-    """A recording that goes on: events 1 to :data:`RECORDED`."""
-    writer = RecordingWriter(path, RUN, 1)
-    for seq in range(1, RECORDED + 1):
-        topic, _, body = event_frame(seq, run=RUN).partition(b"\0")
-        writer.append(topic, seq, seq, seq, body)
-    writer.flush()
-    data = path.read_bytes()
-    writer.close()
-    return data
 
 
 def _draws(random: Random, step: Callable[[Draw], None]) -> Callable[[], None]:
@@ -568,17 +512,6 @@ def _ask(control: str) -> float:
     except OffloopError as error:
         raise FindingError(f"the broker does not answer any more: {error}") from None
     return time.monotonic() - begin
-
-
-def _free_addresses() -> tuple[str, str]:
-    """Two ports, one after the other."""
-    while True:
-        # Below the ports that the system gives to connections, which would take one between this look and its use.
-        port = SystemRandom().randrange(15_000, 32_000, 2)
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
-            return f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,8 +45,6 @@ from offloop.bus.errors import (
     RecordingError,
     RunDirectoryError,
 )
-from offloop.bus.net.allow_list import ROLES, AllowList, allow
-from offloop.bus.net.keys import is_key, load_public_key, load_secret_key, make_keys
 from offloop.bus.protocol.frames import (
     END,
     EventBody,
@@ -485,32 +483,6 @@ def _run_files() -> list[bytes]:
     return [json.dumps({"name": "r", "attempts": attempts}).encode() for attempts in ([attempt], [over, attempt])]
 
 
-def _keys(data: bytes) -> None:
-    """The allow-list, and the files of keys."""
-    path = FOLDER / "keys"
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(data)
-    with contextlib.suppress(ConfigurationError):
-        listed = AllowList.read(path)
-        check(all(grant.role in ROLES and is_key(grant.key.encode()) for grant in listed.grants), "a grant is none")
-        check(all(listed.may(grant.key, grant.role) for grant in listed.grants), "a grant does not hold")
-        allow(path, b"a" * 40, "some one", ["view"])
-        again = AllowList.read(path)
-        check(again.grants[: len(listed.grants)] == listed.grants, "a grant was lost")
-        check(again.may("a" * 40, "view"), "a grant was not added")
-    path.write_bytes(data)
-    for load in (load_public_key, load_secret_key):
-        with contextlib.suppress(ConfigurationError):
-            load(path)
-
-
-def _key_files() -> list[bytes]:
-    made = [path.read_bytes() for path in make_keys(f"k{len(list(FOLDER.glob('*.key')))}", FOLDER)]
-    public = load_public_key(next(FOLDER.glob("*.key"))).decode()
-    return [*made, f"# keys\nview {public} somebody\npublish {public} some body\n\ncommand {public}".encode()]
-
-
 def _progress(data: bytes) -> None:
     """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
     for stored in (data, packed([1, zlib.crc32(data), data])):
@@ -591,7 +563,6 @@ TARGETS: dict[str, Target] = {
     "records": Target(_records, _parts, spoiled_packed),
     "time": Target(_time, _times, _spoiled_time),
     "run_file": Target(_run_file, _run_files, spoiled_json),
-    "keys": Target(_keys, _key_files, _spoiled_lines),
     "progress": Target(_progress, _progresses, spoiled_packed),
     "checkpoint": Target(_checkpoint, _checkpoints, spoiled_json),
 }

@@ -329,13 +329,11 @@ BAD = [
     (("consumer", "--callbacks", "sped"), "sped.*speed"),
     (("consumer", "--callbacks", "speed", "-o", "speed.window=3"), "window.*window_size"),
     (("offloop", "show", "nope"), "no run 'nope'.*done"),
-    (("offloop", "server", "broker", "--listen", "tcp://0.0.0.0:5570"), "tcp://127.0.0.1"),
     (("trainer", "digts"), "digts.*digits"),
     (("trainer", "digits", "--max-duration", "5"), "'5'.*2ep"),
     (("trainer", "digits", "--max-duration", "5 parsecs"), "parsecs"),
     (("trainer", "digits", "--runs-dir", "/proc/nowhere"), "/proc/nowhere"),
     (("trainer", "digits", "--run-name", "a/b"), "run name"),
-    (("trainer", "digits", "--broker", "tcp://nowhere"), "tcp://nowhere"),
 ]
 
 

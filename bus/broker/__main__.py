@@ -20,7 +20,7 @@ from offloop.bus.broker.broker import Broker
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.files import open_file
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
-from offloop.bus.runs.directory import RUN_FILE, SOCKET_FILES, RunDirectory, socket_address
+from offloop.bus.runs.directory import RUN_FILE, RunDirectory
 
 
 def main() -> None:
@@ -38,15 +38,7 @@ def main() -> None:
             taken = {"run": directory.name}
         else:
             directory = RunDirectory(root, name, *sys.argv[4:5])
-        control_endpoint, event_feed = (socket_address(directory.path / name) for name in SOCKET_FILES)
-        broker = Broker(
-            control_endpoint,
-            event_feed,
-            directory.path.parent,
-            directory=directory,
-            until_over=True,
-            bridge_to=os.environ.get(STREAM_VARIABLE),
-        )
+        broker = Broker(directory, bridge_to=os.environ.get(STREAM_VARIABLE))
         _log_to(directory.path / "broker.log")
         if resumes:
             broker.resume()
@@ -57,7 +49,7 @@ def main() -> None:
         sys.exit(1)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say({"ready": control_endpoint, **taken})
+    _say({"ready": broker.control_endpoint, **taken})
     broker.serve()
 
 

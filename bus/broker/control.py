@@ -2,18 +2,17 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from offloop.bus.broker.archive import Archive
 from offloop.bus.broker.content import boolean, integer, integer_or_none, text, text_or_none
 from offloop.bus.broker.flight import ASKED
 from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.broker.run import MAX_RESUME, BrokerRun
-from offloop.bus.broker.runs import AnnouncedRun, LiveRuns
 from offloop.bus.broker.segments import SegmentServer
+from offloop.bus.broker.service import RunService
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control
 from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
@@ -33,18 +32,15 @@ class _Request(NamedTuple):
     """Whose question is being answered, and what the sender calls it."""
 
     identity: bytes
-    peer: str
-    """Whose connection that is: a key, or a host."""
     id: str | None = None
 
 
 class ControlHandler:
     """Answers the control messages of ``peers``."""
 
-    def __init__(self, runs: LiveRuns, peers: Peers, archive: Archive, timeouts: Timeouts) -> None:
+    def __init__(self, service: RunService, peers: Peers, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
-        self._runs = runs
-        self._archive = archive
+        self._service = service
         self._peers = peers
         self._rejected: dict[bytes, float] = {}
         # Who sent each command that has not been answered, by the command's id.
@@ -58,22 +54,20 @@ class ControlHandler:
             "lease": self._lease,
             "handled": self._note_handled,
             "command": self._relay,
-            "runs": self._list_runs,
-            "fetch": self._fetch,
             "fetch_segment": self._fetch_segment,
             "statistics": self._send_statistics,
         }
 
-    def take(self, identity: bytes, peer: str, message: Control) -> None:
+    def take(self, identity: bytes, message: Control) -> None:
         """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
         carries the ``id`` of its request.
 
         Raises:
             ProtocolError: it is not a message of this protocol; its sender has been answered.
         """
-        request = _Request(identity, peer)
+        request = _Request(identity)
         try:
-            request = _Request(identity, peer, text_or_none(message.content, "id", MAX_ID))
+            request = _Request(identity, text_or_none(message.content, "id", MAX_ID))
             self._act(request, message)
         except (ProtocolError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{message.kind[:40]} is malformed: {error or type(error).__name__}"[:MAX_REASON]
@@ -102,37 +96,23 @@ class ControlHandler:
     # -- publishers ---------------------------------------------------------------------------------------------------
 
     def _welcome(self, request: _Request, hello: dict[str, Any]) -> None:
-        identity = request.identity
-        greeted = self._runs.greet(identity, hello, request.peer)
-        if isinstance(greeted, AnnouncedRun):
-            attempt, recording, acknowledged, write_error = greeted.attempt, greeted.recording, 0, None
-            run_id, ended = greeted.id, None
-            news: dict[str, Any] = {"demand": {}, "consumers": {}}
-        else:
-            run, rank = greeted
-            self.push_demand(run)
-            attempt, recording, acknowledged, write_error = (
-                run.attempt,
-                run.writer.path,
-                rank.acknowledged,
-                run.write_error,
-            )
-            run_id, ended = run.directory.run_id, rank.seq if rank.ended else None
-            news = self._news(run, rank)
+        run, rank = self._service.greet(request.identity, hello)
+        self.push_demand(run)
+        recording = run.writer.path
         welcome = {
-            "run": recording.parent.name,
-            "attempt": attempt,
-            "id": run_id,
-            "event_feed": self._runs.event_feed,
+            "run": run.name,
+            "attempt": run.attempt,
+            "id": run.directory.run_id,
+            "event_feed": self._service.event_feed,
             "path": str(recording.parent),
             "recording": recording.name,
-            **news,
-            "acknowledged": acknowledged,
-            "ended": ended,
+            **self._news(run, rank),
+            "acknowledged": rank.acknowledged,
+            "ended": rank.seq if rank.ended else None,
         }
         self._reply(request, "welcome", welcome)
-        if write_error is not None:
-            self._peers.send(identity, "trouble", {"reason": write_error})
+        if run.write_error is not None:
+            self._peers.send(request.identity, "trouble", {"reason": run.write_error})
 
     def reject_unknown(self, identity: bytes) -> bool:
         """Answers an unknown publisher with ``unknown``, at most once a second: it may have known an earlier broker at
@@ -148,37 +128,34 @@ class ControlHandler:
 
     def _resume(self, request: _Request, content: dict[str, Any]) -> None:
         first, after = integer(content, "from", 1, MAX_RESUME), integer_or_none(content, "after")
-        place = self._runs.publisher(request.identity) or self._runs.begin_announced(request.identity)
+        place = self._service.publisher(request.identity)
         if place is None:
             self.reject_unknown(request.identity)
         elif after is not None and place[1].seq < after:
             # What was sent before it was lost on the way.
-            self._runs.request_missing(place[1])
+            self._service.request_missing(place[1])
         else:
             run, rank = place
             run.skip_to(rank, first)
 
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
         report = _report({name: value for name, value in content.items() if name != "id"})
-        place = self._runs.publisher(request.identity)
-        if place is None and report.get("last_sent", 0) > 0:
-            place = self._runs.begin_announced(request.identity)
+        place = self._service.publisher(request.identity)
         if place is None:
-            if not self._runs.is_announced(request.identity):
-                self.reject_unknown(request.identity)
+            self.reject_unknown(request.identity)
             return
         _, rank = place
         if len(report) > 1:
             rank.report = report
         if report.get("last_sent", 0) > rank.seq:
             # It was sent before this message on the same connection, so it was lost on the way.
-            self._runs.request_missing(rank)
+            self._service.request_missing(rank)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
     def _lease(self, request: _Request, lease: dict[str, Any]) -> None:
         identity = request.identity
-        run = self._runs.find(text(lease, "run"))
+        run = self._service.find(text(lease, "run"))
         name, report = text_or_none(lease, "name"), _report(lease.get("report", {}))
         demand = Demand.from_wire(lease["demand"])
         # A bridge marks readers that may only view: what they see costs the training nothing.
@@ -193,7 +170,7 @@ class ControlHandler:
             self._push_progress(run, identity)
 
     def _note_handled(self, request: _Request, content: dict[str, Any]) -> None:
-        run = self._runs.find(text(content, "run"))
+        run = self._service.find(text(content, "run"))
         run.consumers.note_handled(request.identity, content.get("handled"))
         self._push_progress(run, request.identity)
 
@@ -224,23 +201,8 @@ class ControlHandler:
             "consumers": run.consumers.to_wire(rank.rank),
         }
 
-    def _list_runs(self, request: _Request, content: dict[str, Any]) -> None:
-        name = text_or_none(content, "run")
-        if name is not None:
-            self._runs.begin_if_announced(name)
-        live = {run.name: {"attempt": run.attempt, "event_feed": self._runs.event_feed} for run in self._runs}
-        listed = self._archive.listing(name, live)
-        if name is None and (announced := self._runs.announced()):
-            others = {run["run"]: run for run in listed}
-            new = [_describe_announced(run, self._runs.event_feed, others.pop(run.name, {})) for run in announced]
-            listed = [*new, *others.values()][:MAX_LISTED]
-        self._reply(request, "runs", {"runs": listed})
-
-    def _fetch(self, request: _Request, content: dict[str, Any]) -> None:
-        self._reply(request, "data", self._archive.read(content))
-
     def _fetch_segment(self, request: _Request, content: dict[str, Any]) -> None:
-        run = self._runs.find(text(content, "run"))
+        run = self._service.find(text(content, "run"))
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
         self._reply(request, "segment_data", self._segments.read(publishers, content))
 
@@ -255,7 +217,7 @@ class ControlHandler:
     # -- anyone -------------------------------------------------------------------------------------------------------
 
     def _relay(self, request: _Request, content: dict[str, Any]) -> None:
-        run, command = self._runs.find(text(content, "run")), Command.from_wire(content)
+        run, command = self._service.find(text(content, "run")), Command.from_wire(content)
         check_command(command.name, command.arguments)
         command = command if command.id else command._replace(id=new_command_id())
         if command.name == DUMP:
@@ -298,7 +260,7 @@ class ControlHandler:
             "error": text_or_none(content, "error", MAX_OUTCOME),
             "done": text_or_none(content, "done", MAX_OUTCOME),
         }
-        place = self._runs.publisher(request.identity)
+        place = self._service.publisher(request.identity)
         sender = self._senders.pop(command, None) if place is not None else None
         if sender is not None:
             self._peers.send(sender[0], "applied", outcome)
@@ -312,38 +274,14 @@ class ControlHandler:
                 self._peers.send(sender, "applied", outcome)
 
     def _send_statistics(self, request: _Request, content: dict[str, Any]) -> None:
-        run = self._runs.find(text(content, "run"))
+        run = self._service.find(text(content, "run"))
         statistics = {
-            "broker": asdict(self._runs.statistics()),
+            "broker": asdict(self._service.statistics()),
             "publishers": [{"rank": number, **rank.report} for number, rank in run.ranks.items()],
             "consumers": run.leases.describe(time.monotonic())[:MAX_LISTED],
             "trouble": run.write_error,
         }
         self._reply(request, "statistics", statistics)
-
-
-def _describe_announced(run: AnnouncedRun, stream: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """A run of which there is nothing yet, with what is listed of its attempts before."""
-    return {
-        "run": run.name,
-        "recorded_as": run.name,
-        "id": run.id,
-        "host": text if isinstance(text := run.info.get("host"), str) else None,
-        "world_size": run.world_size,
-        "local_world_size": run.local_world_size,
-        "ranks": sorted(run.publishers),
-        "attempt": run.attempt,
-        "attempts": [*before.get("attempts", ()), run.attempt],
-        "status": "live",
-        "paused": None,
-        "live": True,
-        "event_feed": stream,
-        "started": run.announced,
-        "ended": None,
-        "error": None,
-        "reason": None,
-        "reached": None,
-    }
 
 
 def _report(values: Any) -> dict[str, float]:

@@ -1,14 +1,9 @@
-"""The command ``offloop``, which ``bus`` is too: runs, what is known of them, and a shared broker."""
+"""The command ``offloop``, which ``bus`` is too: runs, and what is known of them."""
 
 import json
-import os
-import re
-import signal
-import sys
-from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -17,27 +12,20 @@ from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
-from offloop.bus.cli.options import allow_list_option, broker_options, listen_option, runs_dir_option, stream_option
+from offloop.bus.cli.options import broker_options, runs_dir_option
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.remove_stream import remove_stream
 from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.net.allow_list import ROLES, AllowList, allow, default_allow_list
-from offloop.bus.net.keys import PUBLIC_SUFFIX, load_public_key, make_keys
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.plugins.registry import list_entry_points
 from offloop.bus.printing import say
 from offloop.bus.terminal import HELP, Command, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
-if TYPE_CHECKING:
-    from offloop.bus.broker.broker import Broker
-
-
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
-MAX_NAMED = 20
 
 COMMANDS_GROUP = "offloop.commands"
 """The entry points that add commands: of packages that this one does not know."""
@@ -209,121 +197,17 @@ def _plain_value(text: str) -> Any:
 
 @bus.group(short_help="Brokers, bridges into NATS JetStream, and keys.")
 def server() -> None:
-    """Run what serves several users and hosts: brokers, bridges into NATS JetStream, and their keys."""
+    """Run what serves several users and hosts: bridges into NATS JetStream, and their keys."""
 
 
-@server.command(short_help="Serve any number of runs until Ctrl-C.")
-@listen_option("ADDRESS", default="tcp://127.0.0.1:5570")
-@click.option("--key", metavar="FILE", help="The broker's secret key, for other addresses than this machine's own.")
-@allow_list_option
-@stream_option()
-@runs_dir_option
-def broker(listen: str, key: str | None, allow_list: str | None, stream: str | None, runs_dir: str | None) -> None:
-    """Serve any number of runs until Ctrl-C, for trainers started with --broker.
-
-    The event feed takes the port after that of --listen. With --stream each run is also copied to NATS servers.
-
-    In a terminal, the first Ctrl-C while runs are live names them, and a second one ends the broker. Their trainings
-    continue either way: they keep what comes for a broker that is started again at this address.
-    """
-    import logging
-
-    from offloop.bus.broker.broker import Broker
-    from offloop.bus.net.curve import check_listen_address, server_security
-    from offloop.bus.runs.directory import absolute_runs_dir
-
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    security = server_security(key, allow_list)
-    feed = _stream_address(listen)
-    check_listen_address(listen, security)
-    serving = Broker(listen, feed, absolute_runs_dir(_where(runs_dir)), security=security, bridge_to=stream)
-    signal.signal(signal.SIGTERM, lambda *_: serving.stop())
-    signal.signal(signal.SIGINT, _Interrupt(serving))
-    say(
-        f"serving at {serving.control_endpoint}, runs in {_where(runs_dir)}; "
-        f"start trainers with --broker {serving.control_endpoint}"
-    )
-    left = serving.serve()
-    say(f"stopped after {serving.statistics().collected:,} events{_left_live(left)}")
-
-
-class _Interrupt:
-    """What Ctrl-C does to a broker: in a terminal it names the live runs first."""
-
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._named: frozenset[str] = frozenset()
-        self._asks = sys.stdin.isatty() and sys.stderr.isatty()
-
-    def __call__(self, *_: object) -> None:
-        live = self._broker.live_runs
-        if not self._asks or self._named.issuperset(live):
-            self._broker.stop()
-            return
-        self._named = frozenset(live)
-        text = f"{_are_live(live)}: Ctrl-C again stops the broker; they are recorded again when one is started here"
-        # Unbuffered: the broker may be in the middle of writing to its log.
-        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
-
-
-def _left_live(runs: Sequence[str]) -> str:
-    if not runs:
-        return ""
-    return (
-        f"; {_are_live(runs)}: their trainings continue, keep their events for a broker that is started here again, "
-        "and record them on their own if none is"
-    )
-
-
-def _are_live(runs: Sequence[str]) -> str:
-    more = f" and {len(runs) - MAX_NAMED} more" if len(runs) > MAX_NAMED else ""
-    return f"{len(runs)} {'run is' if len(runs) == 1 else 'runs are'} live ({', '.join(runs[:MAX_NAMED])}{more})"
-
-
-@server.command(short_help="Make a key pair.")
+@server.command(short_help="Make an nkey for NATS servers.")
 @click.argument("name")
 @click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
-@click.option("--nats", "for_nats", is_flag=True, help="An nkey for NATS servers, instead of a key for brokers.")
-def keygen(name: str, where: str | None, for_nats: bool) -> None:
-    """Make a key pair: NAME.key to give away, NAME.key_secret to keep. With --nats these are NAME.nkey and
-    NAME.nkey_secret."""
-    if for_nats:
-        public, secret, made = make_nkey(name, where)
-        say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
-        say(
-            f"public nkey: {made.public}, in {public}; give it to the servers' operator, "
-            "for 'offloop server nats-config'"
-        )
-        return
-    public, secret = make_keys(name, where)
-    say(f"secret key: {secret}; keep it secret, and give it to programs with '--key' or OFFLOOP_KEY")
-    say(f"public key: {public}; give it to whom this key is to meet:")
-    say(
-        f"  a trainer's or consumer's to the broker's machine: offloop server allow {public.name} "
-        f"--role {'|'.join(ROLES)}"
-    )
-    say("  a broker's to trainers and consumers, as '--broker-key' or OFFLOOP_BROKER_KEY")
-
-
-@server.command(name="allow", short_help="Admit a key to publish, view or command.")
-@click.argument("keyfile", required=False)
-@click.option("--role", "roles", multiple=True, type=click.Choice(ROLES), help="What the key may do; more than once.")
-@allow_list_option
-@click.option("--show", is_flag=True, help="Print the list.")
-def allow_key(keyfile: str | None, roles: tuple[str, ...], allow_list: str | None, show: bool) -> None:
-    """Let the owner of the public key in KEYFILE publish, view or command, from their next connection on."""
-    path = Path(allow_list) if allow_list else default_allow_list()
-    if bool(keyfile) != bool(roles) or not (keyfile or show):
-        raise click.UsageError(
-            "give a public key file and a role, as in 'offloop server allow anna.key --role view', or --show"
-        )
-    if keyfile:
-        name = Path(keyfile).name.removesuffix(PUBLIC_SUFFIX)
-        new = allow(path, load_public_key(keyfile), name, roles)
-        say(f"{path}: {name} may {', '.join(new)}" if new else f"{path}: {name} was allowed that already")
-    if show:
-        for grant in AllowList.read(path).grants:
-            say(f"{grant.role:<8} {grant.key} {grant.name}")
+def keygen(name: str, where: str | None) -> None:
+    """Make an nkey: NAME.nkey to give away, NAME.nkey_secret to keep."""
+    public, secret, made = make_nkey(name, where)
+    say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
+    say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
 
 
 for _command in (
@@ -352,15 +236,6 @@ def _where(value: str | None) -> Path:
     from offloop.bus.runs.directory import runs_dir
 
     return runs_dir(value)
-
-
-def _stream_address(listen: str) -> str:
-    if not re.fullmatch(r"tcp://.+:(\d{1,5}|\*)", listen):
-        raise ConfigurationError(f"{listen!r} is not an address to listen at: use one like tcp://127.0.0.1:5570")
-    host, _, port = listen.rpartition(":")
-    if port == "65535":
-        raise ConfigurationError(f"cannot listen at {listen!r}: the event feed takes the next port, and there is none")
-    return f"{host}:{int(port) + 1 if port not in ('0', '*') else 0}"
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def nats_config(
     """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
     its users may do.
 
-    KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen --nats NAME' wrote. A team sees
+    KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team sees
     nothing of another's runs. Paths are those on the server's machine.
     """
     from offloop.bus.jetstream.server_config import ServerConfig

@@ -38,9 +38,6 @@ force_option = click.option("--force", is_flag=True, help="Replace the file that
 loop_option = click.option("--loop", is_flag=True, help="Repeat the replay until Ctrl-C.")
 nkey_option = click.option("--nkey", type=_FILE, metavar="FILE", help="Seed of your nkey. Default: $OFFLOOP_NKEY.")
 ca_option = click.option("--ca", type=_FILE, metavar="FILE", help="CA file of NATS servers. Default: $OFFLOOP_CA.")
-allow_list_option = click.option(
-    "--allow-list", metavar="FILE", help="The keys that are admitted. Default: 'allowed' beside the key."
-)
 certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
 certificate_key_option = click.option(
     "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."

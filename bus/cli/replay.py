@@ -12,8 +12,6 @@ import click
 
 from offloop.bus.cli.options import (
     ReplayChoice,
-    broker_options,
-    check_broker,
     loop_option,
     rate_option,
     run_name_option,
@@ -46,7 +44,6 @@ EXIT_TROUBLE = 1
 @loop_option
 @run_name_option
 @runs_dir_option
-@broker_options("Serve through this broker. Default: a new one.", reads=False)
 @functools.partial(stream_options, into="stream")
 def replay(
     run: str,
@@ -56,9 +53,6 @@ def replay(
     loop: bool,
     run_name: str | None,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
     stream: str | None,
 ) -> int:
     """Serve a RECORDING as if it were live, to any number of consumers.
@@ -72,19 +66,17 @@ def replay(
     damaged.
     """
     from offloop.bus.jetstream.download import downloaded
-    from offloop.bus.net.curve import client_security
     from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.pace import Pace
     from offloop.bus.replay.serving import ReplayServer
     from offloop.bus.runs.directory import find_run, new_run_name
 
-    check_broker(broker, key, broker_key)
     if stream is not None:
         recording = Recording(click.get_current_context().with_resource(downloaded(stream, run)))
     else:
         recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
     place = stream or str(recording.path)
-    if run_name is not None and broker is None:
+    if run_name is not None:
         _check_name(run_name, runs_dir)
     served_name = run_name or new_run_name("replay", runs_dir)
     server = ReplayServer(
@@ -94,11 +86,9 @@ def replay(
         start=start,
         until=until,
         runs_dir=runs_dir,
-        broker=broker,
         place=stream,
-        security=client_security(key, broker_key) if key or broker_key else None,
     )
-    where = f" --broker {broker}" if broker else f" --runs-dir {runs_dir}" if runs_dir else ""
+    where = f" --runs-dir {runs_dir}" if runs_dir else ""
 
     def say_start() -> None:
         say(

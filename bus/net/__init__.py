@@ -1,4 +1,4 @@
-"""Sockets that listen, CURVE keys, who is allowed in.
+"""Sockets, requests to brokers, keys.
 
-May import: protocol. Begin with ``curve``.
+May import: protocol. Begin with ``sockets``.
 """

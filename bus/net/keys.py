@@ -42,23 +42,6 @@ def keys_dir(value: str | os.PathLike[str] | None = None) -> Path:
         ) from None
 
 
-def make_keys(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
-    """Makes a key pair and returns its files: ``NAME.key``, which may be given away, and ``NAME.key_secret``, which
-    only its owner may read. The directory is made if it is not there, for its owner alone.
-
-    Raises:
-        ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
-            written.
-    """
-    import zmq.auth
-
-    def make(workshop: Path) -> tuple[Path, Path]:
-        public, secret = zmq.auth.create_certificates(workshop, name)
-        return Path(public), Path(secret)
-
-    return write_pair(name, where, make)
-
-
 def write_pair(
     name: str, where: str | os.PathLike[str] | None, make: Callable[[Path], tuple[Path, Path]]
 ) -> tuple[Path, Path]:
@@ -66,7 +49,8 @@ def write_pair(
     that it is given: the first for all to read, the second for its owner alone. Returns them, in their place.
 
     Raises:
-        ConfigurationError: as :func:`make_keys`.
+        ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
+            written.
     """
     if not _KEY_NAME.match(name):
         raise ConfigurationError(
@@ -128,13 +112,11 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
     public, secret = _load(file)
     if secret is None:
         raise ConfigurationError(
-            f"{path} holds a public key where a secret one is needed: use the file '{SECRET_SUFFIX}' that "
-            "'offloop server keygen' wrote beside it"
+            f"{path} holds a public key where a secret one is needed: use the file '{SECRET_SUFFIX}' beside it"
         )
     if mode & 0o077:
         raise ConfigurationError(
-            f"the secret key {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make "
-            "a new one with 'offloop server keygen' if another user may have read it"
+            f"the secret key {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}"
         )
     check_not_writable_by_others(file.absolute().parent)
     import zmq
@@ -144,10 +126,7 @@ def load_secret_key(path: str | os.PathLike[str]) -> KeyPair:
     except zmq.ZMQError:
         belongs = False  # not every 40 characters of the alphabet are a number of 32 bytes
     if not belongs:
-        raise ConfigurationError(
-            f"{path} is damaged: its public and its secret key do not belong together; make new ones with "
-            "'offloop server keygen'"
-        )
+        raise ConfigurationError(f"{path} is damaged: its public and its secret key do not belong together")
     return KeyPair(public, secret)
 
 
@@ -185,15 +164,9 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     except (ValueError, IndexError):
         public = secret = None
     if public is None or not is_key(public) or (secret is not None and not is_key(secret)):
-        raise ConfigurationError(
-            f"{path} is damaged or no key file: use one that 'offloop server keygen' wrote, NAME{PUBLIC_SUFFIX} or "
-            f"NAME{SECRET_SUFFIX}"
-        )
+        raise ConfigurationError(f"{path} is damaged or no key file: use NAME{PUBLIC_SUFFIX} or NAME{SECRET_SUFFIX}")
     return public, secret
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"{path} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes keys, "
-        "'offloop server allow' an allow-list"
-    )
+    return ConfigurationError(f"{path} cannot be read: {error.strerror or error}")

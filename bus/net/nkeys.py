@@ -66,20 +66,20 @@ def load_nkey(path: str | os.PathLike[str]) -> Nkey:
     if _PUBLIC.match(seed):
         raise ConfigurationError(
             f"{path} holds a public nkey where a seed is needed: use the file '{SEED_SUFFIX}' that "
-            "'offloop server keygen --nats' wrote beside it",
+            "'offloop server keygen' wrote beside it",
             value=file,
         )
     public = _public_of(seed)
     if not public:
         raise ConfigurationError(
-            f"{path} holds no seed of a user's nkey: use a file that 'offloop server keygen --nats NAME' wrote, "
+            f"{path} holds no seed of a user's nkey: use a file that 'offloop server keygen NAME' wrote, "
             f"NAME{SEED_SUFFIX}",
             value=file,
         )
     if mode & 0o077:
         raise ConfigurationError(
             f"the seed {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and make a new "
-            "one with 'offloop server keygen --nats' if another user may have read it",
+            "one with 'offloop server keygen' if another user may have read it",
             value=file,
         )
     return Nkey(public, seed)
@@ -98,12 +98,12 @@ def public_nkey(text: str) -> str:
     if not (text.endswith(NKEY_SUFFIX) or Path(text).is_file()):
         raise ConfigurationError(
             f"{text[:100]!r} is not a public nkey: write U and 55 characters, or the file NAME{NKEY_SUFFIX} "
-            "that 'offloop server keygen --nats NAME' wrote"
+            "that 'offloop server keygen NAME' wrote"
         )
     found = _text(Path(text))
     if not _PUBLIC.match(found):
         raise ConfigurationError(
-            f"{text} holds no public nkey: use a file that 'offloop server keygen --nats NAME' wrote, NAME{NKEY_SUFFIX}"
+            f"{text} holds no public nkey: use a file that 'offloop server keygen NAME' wrote, NAME{NKEY_SUFFIX}"
         )
     return found
 
@@ -133,6 +133,6 @@ def _text(file: Path) -> str:
 
 def _unreadable(file: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen --nats NAME' makes an nkey",
+        f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes an nkey",
         value=file,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import zmq
 
 from offloop.bus.errors import BrokerError, ConfigurationError
-from offloop.bus.net.curve import ClientSecurity, ServerSecurity, allow_ipv6, check_listen_address
+from offloop.bus.net.curve import ClientSecurity, allow_ipv6
 from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.types.timeouts import Timeouts
 
@@ -15,7 +15,6 @@ RECONNECT_MAX_MILLISECONDS = 2000
 
 
 # Without a bound: with one, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
-# The ConnectionGuard bounds what may wait.
 RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 600
@@ -25,49 +24,31 @@ ACCEPT_QUEUE = 4096
 
 
 def listen(
-    context: "zmq.Context[zmq.Socket[bytes]]",
-    kind: int,
-    address: str,
-    domain: str,
-    security: ServerSecurity | None,
-    timeouts: Timeouts,
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, timeouts: Timeouts
 ) -> "zmq.Socket[bytes]":
-    """A socket that is bound to ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for the stream.
-    The gatekeeper knows it by ``domain``. When it cannot be had, the context is left to be destroyed.
+    """A socket that is bound to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for
+    the event feed. When it cannot be had, the context is left to be destroyed.
 
     Raises:
-        BrokerError: the address is in use, or cannot be listened at.
-        ConfigurationError: a broker must not listen there.
+        BrokerError: the address cannot be listened at.
     """
-    check_listen_address(address, security)
     bound: zmq.Socket[bytes] = context.socket(kind)
     bound.setsockopt(zmq.LINGER, STREAM_LINGER)
-    allow_ipv6(bound, address)
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
     bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
     bound.setsockopt(zmq.HANDSHAKE_IVL, round(timeouts.handshake * 1000))
-    # With libzmq's 100 a burst of connections keeps honest ones out for seconds: TCP tries again after one.
+    # With libzmq's 100 a burst of connections keeps others out.
     bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
     if kind == zmq.ROUTER:
         # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
         bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
         # Sending is how we learn that a connection is gone.
         bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if address.startswith("tcp://"):
-        notice_silence(bound, timeouts)
-    if security is not None:
-        security.apply(bound, domain)
     try:
         bound.bind(address)
     except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            raise BrokerError(
-                f"{address} is in use by another program: choose another port with '--listen'", address=address
-            ) from None
-        raise BrokerError(
-            f"cannot listen at {address}: {error.strerror}; use an address like tcp://127.0.0.1:5570", address=address
-        ) from None
+        raise BrokerError(f"cannot listen at {address}: {error.strerror}", address=address) from None
     return bound
 
 

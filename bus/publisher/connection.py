@@ -1,6 +1,5 @@
-"""How a publisher comes by its broker: it starts one in the run's directory, or joins a shared one."""
+"""Connects a publisher to its broker: it starts one in the run's directory, or joins the one of its first rank."""
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -14,9 +13,7 @@ import zmq
 
 from offloop.bus import processes
 from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
-from offloop.bus.net.curve import ClientSecurity, allow_ipv6, client_security_for
 from offloop.bus.net.nats_addresses import find_servers
-from offloop.bus.net.sockets import notice_silence
 from offloop.bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
 from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.redaction import redact
@@ -51,7 +48,6 @@ class BrokerConnection:
         describe: Callable[[str], dict[str, Any]],
         timeouts: Timeouts,
         process: BrokerProcess | None = None,
-        security: ClientSecurity | None = None,
     ) -> None:
         self.run_name: str = hello["run"]
         self.address = address
@@ -60,7 +56,6 @@ class BrokerConnection:
         """What is written down about the run."""
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
-        self._security = security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = self._connect()
@@ -83,25 +78,13 @@ class BrokerConnection:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        if self.address.startswith("tcp://"):
-            notice_silence(dealer, self._timeouts)
         # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
         dealer.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
-        allow_ipv6(dealer, self.address)
-        if self._security is not None:
-            self._security.apply(dealer)
-        try:
-            dealer.connect(self.address)
-        except zmq.ZMQError as error:
-            raise ConfigurationError(
-                f"{self.address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
-            ) from None
+        dealer.connect(self.address)
         return dealer
 
     def _greet(self) -> dict[str, Any]:
-        # A broker that has refused the key already has taken the connection away, and a send would wait for another.
-        with contextlib.suppress(zmq.Again):
-            self.socket.send(encode_control("hello", self._hello), zmq.NOBLOCK)
+        self.socket.send(encode_control("hello", self._hello), zmq.NOBLOCK)
         deadline = time.monotonic() + self._timeouts.welcome
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = self.receive()
@@ -113,8 +96,8 @@ class BrokerConnection:
                 reason = message.content.get("reason", "the broker refused without a reason")
                 raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
         raise BrokerError(
-            f"no broker answers at {self.address}: start one with 'offloop server broker --listen ADDRESS', "
-            f"or name none to have one started{_keys_hint(self._security, self.address)}"
+            f"no broker answers at {self.address}: give further ranks of this host the Publisher.address of the first "
+            "one, and start the ranks of other hosts with '--stream'"
         )
 
     def renew(self, demand: Any = None) -> None:
@@ -165,7 +148,6 @@ def connect(
     world_size: int,
     info: Info,
     events: Iterable[Event],
-    security: ClientSecurity | None = None,
     is_replay: bool = False,
     timeouts: Timeouts | None = None,
     *,
@@ -193,8 +175,13 @@ def connect(
         raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
     if broker is not None and stream_to is not None:
         raise ConfigurationError(
-            f"stream_to is for a broker of the run's own: the one at {broker} copies its runs by "
-            "'offloop server broker --stream'"
+            "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
+        )
+    if broker is not None and not broker.startswith("ipc://"):
+        raise ConfigurationError(
+            f"broker is {broker!r}: use the Publisher.address of the first rank on this host (ipc://...); from other "
+            "machines a run is read with stream_to='nats://HOST:4222'",
+            value=broker,
         )
     servers = find_servers(stream_to) if broker is None else None
     is_new = not (resume or is_replay) and attempt is None
@@ -238,11 +225,11 @@ def connect(
     if attempt is not None:
         hello["new_attempt"] = attempt
     if broker is not None:
-        return BrokerConnection(broker, hello, describe, timeouts, security=security or client_security_for(broker))
+        return BrokerConnection(broker, hello, describe, timeouts)
     if rank > 0 and local_world_size is None:
         raise ConfigurationError(
-            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address, "
-            "or start 'offloop server broker' for all of them; name it with broker="
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
+            "name it with broker="
         )
     root = absolute_runs_dir(where)
     # Before a process is started and a directory made.
@@ -255,15 +242,6 @@ def connect(
     except BaseException:
         process.kill()
         raise
-
-
-def _keys_hint(security: ClientSecurity | None, address: str) -> str:
-    """A broker does not answer unauthenticated peers, so it looks the same as none."""
-    if security is not None:
-        return "; if it is there, it does not know this key: 'offloop server allow' on its machine admits it"
-    if address.startswith("tcp://"):
-        return "; if it takes keys, name yours and the broker's"
-    return ""
 
 
 def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
-from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.protocol.frames import (
     CHECKPOINT,
     COMMAND,
@@ -136,12 +135,12 @@ class Publisher:
 
     ``run_name`` defaults to a new name. Where a run has that name already, this one gets it with a number,
     ``NAME-2``, as :attr:`run_name`; with ``resume`` it is the next attempt of the run of that name, if there is one, as
-    it is where ``torchrun`` has started a failed process again. ``broker`` is the address of a shared broker
-    (``tcp://127.0.0.1:5570``), by default one is started in the run's directory, which copies the run to the NATS
-    servers at ``stream_to``, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are published in
-    any case, further ones while a consumer requests them; the live set is :attr:`requested_events`. ``info``, or what a
-    function ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such as
-    ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
+    it is where ``torchrun`` has started a failed process again. ``broker`` is the :attr:`address` of the
+    first rank's publisher on this host, for further ranks; the first one starts the broker, which copies the run to the
+    NATS servers at ``stream_to``, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are
+    published in any case, further ones while a consumer requests them; the live set is :attr:`requested_events`.
+    ``info``, or what a function ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such
+    as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
     ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each
     :class:`~offloop.bus.types.commands.Command` that comes, once, while an event is published or in :meth:`poll`; it is
     to be answered with :meth:`answer`. Without it ``stop`` sets :attr:`stop_requested`, and others are refused.
@@ -171,7 +170,6 @@ class Publisher:
         max_delay: float = 0.05,
         backlog_bytes: int = BACKLOG_BYTES,
         on_command: Callable[[Command], object] | None = None,
-        security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
         attempt: int | None = None,
         run_id: str | None = None,
@@ -198,7 +196,7 @@ class Publisher:
         """A number that changes whenever :attr:`demand` does."""
         timeouts = timeouts or Timeouts.default
         connection = connect(
-            *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always, security),
+            *(run_name, runs_dir, broker, rank, world_size, info or {}, self._always),
             timeouts=timeouts,
             local_world_size=local_world_size,
             attempt=attempt,

@@ -1,6 +1,6 @@
 """Plays a recording as if it were live: in the process, or served to other processes.
 
-May import: net, protocol, publisher, recording, runs. Begin with ``replay``.
+May import: protocol, publisher, recording, runs. Begin with ``replay``.
 """
 
 from typing import TYPE_CHECKING

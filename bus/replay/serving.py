@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from offloop.bus.errors import RecordingError
-from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.protocol.frames import (
     CUT,
     END,
@@ -65,7 +64,7 @@ class ReplayServer:
     recording is numbered from 1. Where events are missing in the recording, they are missing in the run; when it does
     not say how it ended, the run is lost.
 
-    ``run_name``, ``runs_dir``, ``broker``, ``security`` and ``timeouts`` are those of
+    ``run_name``, ``runs_dir`` and ``timeouts`` are those of
     :class:`~offloop.bus.publisher.Publisher`; ``start`` and ``until`` those of :class:`~offloop.bus.replay.Replay`.
     ``place`` says where the recording came from, by default its path."""
 
@@ -78,9 +77,7 @@ class ReplayServer:
         start: Bound | None = None,
         until: Bound | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
-        broker: str | None = None,
         place: str | None = None,
-        security: ClientSecurity | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
@@ -89,9 +86,7 @@ class ReplayServer:
         self._pace = pace
         self._bounds = start, until
         self._runs_dir = runs_dir
-        self._broker = broker
         self._place = place or str(recording.path.absolute())
-        self._security = security
         self._began = recording_began(recording)
         self._world_size, self._numbers = _ranks_of(recording)
         self._stopping = False
@@ -134,18 +129,16 @@ class ReplayServer:
     def _connect(self, opened: contextlib.ExitStack) -> None:
         recording = self._recording
         origin = Origin(recording.run_name, recording.attempt, self._place)
-        address = self._broker
+        address: str | None = None
         for number in self._numbers:
             connection = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
                 origin.info(),
                 BASE_EVENTS,
-                self._security,
                 is_replay=True,
                 timeouts=self._timeouts,
                 local_world_size=len(self._numbers),
             )
-            # The broker's own address, where one was started for the first rank.
             address = connection.address
             feed = Feed(connection, number, self._timeouts)
             # Closed in the order in which they were opened: the first one may wait for the broker to end.

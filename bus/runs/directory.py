@@ -580,7 +580,7 @@ class RunDirectory:
         """
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
-            raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {self._describe_status()}")
+            raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {self.describe_status()}")
         try:
             recording = self.path / plain_name(entry["recording"])
         except ValueError as error:
@@ -600,7 +600,8 @@ class RunDirectory:
         attempts = self._record["attempts"]
         return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
 
-    def _describe_status(self) -> str:
+    def describe_status(self) -> str:
+        """How the newest attempt is, for messages."""
         attempts = self._record["attempts"]
         if not attempts:
             return "the run's directory was removed or made anew"

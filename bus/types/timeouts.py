@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time-outs and intervals, in seconds. ``Publisher``, ``Broker`` and ``Subscriber`` each take one as ``timeouts``;
+    """Time-outs and intervals, in seconds. ``Publisher`` and ``Subscriber`` each take one as ``timeouts``;
     a broker that a publisher starts for itself has the default."""
 
     default: ClassVar["Timeouts"]
@@ -70,8 +70,6 @@ class Timeouts:
     """How long a broker waits after a write error before it tries the disk again."""
     reject: float = 1.0
     """How long an unknown publisher waits for the next answer that says so."""
-    list_runs: float = 0.5
-    """How long a broker answers with one listing of its runs directory."""
     lease: float = 5.0
     """How long a broker keeps a consumer's demand that is not renewed."""
     segment: float = 10.0
@@ -87,7 +85,7 @@ class Timeouts:
     reap: float = 2.0
     """The longest that a broker waits for that silence."""
     unreachable: float = 60.0
-    """How long a broker waits for a publisher on another machine that is not connected."""
+    """How long a broker waits for a publisher that is not connected and whose process it cannot watch."""
     stalled: float = 300.0
     """How long a rank with a flight recorder publishes nothing before what it holds is written, unless the training is
     paused."""

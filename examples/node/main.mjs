@@ -1,5 +1,5 @@
 // node main.mjs publish ADDRESS RUN EVENTS | serve RUNS_DIR RUN EVENTS
-// node main.mjs follow ADDRESS RUN | follow RUNS_DIR RUN | stop ADDRESS RUN
+// node main.mjs follow RUNS_DIR RUN | stop ADDRESS RUN
 //
 // `publish` goes to a broker at an address, `serve` starts the run's own one, and starts it again when it dies.
 import { setTimeout as sleep } from "node:timers/promises";
@@ -34,10 +34,12 @@ async function serve() {
   isOver = true;
 }
 
-const client = where.includes("://") && what !== "publish" ? new Client(where) : null;
 if (what === "publish") await publish(where);
 else if (what === "serve") await serve();
 else if (what === "follow") {
-  for await (const event of follow(client?.source(run) ?? localSource(where, run), run)) say(event);
-} else if (what === "stop") say(await client.command(run, "stop"));
-client?.close();
+  for await (const event of follow(localSource(where, run), run)) say(event);
+} else if (what === "stop") {
+  const client = new Client(where);
+  say(await client.command(run, "stop"));
+  client.close();
+}

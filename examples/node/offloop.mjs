@@ -224,15 +224,6 @@ export class Client {
     return this.applied.get(id);
   }
 
-  // How a run stands, and its recording, as a broker elsewhere tells them.
-  source(run) {
-    return {
-      find: async () => (await this.ask("runs", { run })).runs.find((one) => one.run === run),
-      fetch: async (attempt, offset) => (await this.ask("fetch", { run, attempt, offset, size: 1 << 18 })).data,
-      stream: ({ event_feed }) => event_feed.replace("//0.0.0.0:", `//${new URL(this.address).hostname}:`),
-    };
-  }
-
   close() {
     this.connection.close();
   }
@@ -248,7 +239,7 @@ async function receive(stream) {
   }
 }
 
-// The same from the run's directory on this host, whose broker may have ended with the run.
+// How a run stands, and its recording, from its directory on this host, whose broker may have ended with the run.
 export function localSource(runsDir, run) {
   const folder = join(runsDir, run);
   const json = async (name) => {

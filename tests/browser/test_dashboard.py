@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from browser import Dashboard, Visit, commanded, running, ui_of, visit
 from helpers import wait_for
-from proxy import StandingBroker
 
 from offloop.bus import Event, Publisher
 from offloop.bus.runs.directory import find_run
@@ -259,28 +258,6 @@ def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(ru
             _hide(stays, False)
             stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + 100, "what came meanwhile")
         assert len(served.said) == 2, served.said
-
-
-def test_runs_at_a_broker_elsewhere_are_shown_and_commanded_through_it(runs_dir, tmp_path, monkeypatch, browser):
-    with StandingBroker(runs_dir) as broker:
-        monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "nothing-here"))
-        with ui_of("far", "--broker", broker.address, "--wait") as served, visit(browser, served.url) as there:
-            served.has_said(f"waiting for far at {broker.address}")
-            with Publisher("far", broker=broker.address) as first:
-                first.publish(Event.BATCH_END, batch=1, loss=2.0)
-                first.close("stopped")
-            there.page.locator(".status-stopped").wait_for()
-            there.waits_for(lambda: [y for _, y in there.points(LOSS)] == [2.0], "its loss")
-            with Publisher("far", broker=broker.address, resume=True) as second:
-                for batch in range(1, 4):
-                    second.publish(Event.BATCH_END, batch=batch, loss=1.0)
-                there.waits_for(lambda: second.poll() or len(there.points(LOSS, 1)) == 3, "the second attempt")
-                there.page.get_by_role("article", name="Run far #2", exact=True).wait_for()
-                there.page.get_by_role("button", name="stop", exact=True).click()
-                there.page.get_by_role("button", name="Stop", exact=True).last.click()
-                there.waits_for(lambda: second.poll() or second.stop_requested, "the stop")
-                second.close("stopped")
-            there.waits_for(lambda: there.page.locator(".status-stopped").count() == 2, "both attempts stopped")
 
 
 def _hide(there: Visit, is_hidden: bool) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -14,10 +13,8 @@ import pytest
 from browser import Visit, commanded, ui_of, visit
 from click.testing import CliRunner
 from helpers import wait_for
-from proxy import StandingBroker
 
 from offloop.bus import Event, Publisher
-from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.store import INDEX_FOLDER
 from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.command import ui
@@ -89,53 +86,6 @@ def test_a_recording_that_lies_elsewhere_leads_to_no_folder(runs, tmp_path, brow
     ):
         there.waits_for(lambda: len(there.points(LOSS)) == 3, "its page")
         assert there.page.get_by_role("link", name="all runs").count() == 0
-
-
-def test_several_folders_and_a_broker_are_one_table(runs, tmp_path, browser):
-    text, far = tmp_path / "text", tmp_path / "far"
-    record(text, "one", 9.0)
-    far.mkdir()
-    with StandingBroker(far) as broker:
-        with Publisher("far", broker=broker.address) as publisher:
-            publisher.publish(Event.BATCH_END, batch=1, loss=7.0)
-            publisher.close("stopped")
-        place = broker.address.removeprefix("tcp://")
-        with (
-            ui_of(str(runs), str(text), "--broker", broker.address) as served,
-            visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there,
-        ):
-
-            def row(name: str):
-                return there.page.locator("tbody tr", has=there.page.get_by_label(f"Select {name}", exact=True))
-
-            there.waits_for(lambda: names(there) == ["far", "one", "one", "three", "two"], "all of them")
-            # A run of a broker is shown, and cannot be changed from here.
-            assert "stopped" in row(f"{place}/far").inner_text()
-            assert row(f"{place}/far").locator(".tag-add, button.note").count() == 0
-            row(f"{place}/far").get_by_role("button", name="Actions for").click()
-            there.sees("on the broker's machine")
-            there.page.keyboard.press("Escape")
-            row("text/one").get_by_role("button", name="Add a tag").click()
-            there.page.keyboard.type("mine")
-            there.page.keyboard.press("Enter")
-            there.waits_for(lambda: read_annotations(text / "one").tags == ("mine",), "the tag")
-            assert not read_annotations(runs / "one").tags
-            there.page.get_by_label("Search or filter runs").fill("folder == text or folder ~ 127")
-            there.waits_for(lambda: names(there) == ["far", "one"], "those")
-            there.page.get_by_label("Select all runs that are found").check()
-            there.page.get_by_role("link", name="Compare").click()
-            there.waits_for(lambda: there.page.get_by_role("article").count() == 2, "both on one page")
-            lasts = {9.0 / 3, 7.0}
-            there.waits_for(
-                lambda: {there.points(LOSS, run)[-1][1] for run in (0, 1) if there.points(LOSS, run)} == lasts, "both"
-            )
-            there.page.goto(f"{served.url}all")
-            there.waits_for(lambda: len(names(there)) == 5, "all of them")
-            broker.end(signal.SIGTERM)
-            there.sees(f"the broker at {broker.address} does not answer")
-            assert len(names(there)) == 5, "what was known stays"
-            broker.start()
-            there.waits_for(lambda: there.page.locator(".notice").count() == 0, "it again", timeout=60)
 
 
 @pytest.mark.parametrize(

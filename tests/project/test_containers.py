@@ -20,9 +20,6 @@ from command_lines import COMMANDS, problem
 from documents import CommandLine
 from paths import ROOT
 
-from offloop.bus.net.allow_list import ROLES, AllowList
-from offloop.bus.net.keys import load_public_key
-
 CONTAINERS = ROOT / "containers"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -30,7 +27,6 @@ OURS = [name for name, service in SERVICES.items() if service["image"].startswit
 PROGRAMS = {"", "nats-server", "sleep", "tensorboard", "wget", *(path.name for path in CONTAINERS.iterdir())}
 DOCKERFILE = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-KEYS = {"broker", "trainer", "viewer", "commander", "dashboard"}
 
 
 def instructions(kind: str) -> list[str]:
@@ -56,7 +52,7 @@ def interpolated(command: str | Sequence[str]) -> list[str]:
 def typed(command: str | Sequence[str]) -> list[str]:
     """What a service runs in the end: a script of ours may stand before it."""
     parts = interpolated(command)
-    return parts[2:] if parts[0] == "train-host" else parts
+    return parts[{"train-host": 2, "with-keys": 1}.get(parts[0], 0) :]
 
 
 def listening(service: Mapping[str, Any]) -> str:
@@ -83,39 +79,34 @@ def test_what_a_service_runs_can_be_typed_and_whom_it_asks_is_there(name: str) -
         for host, port in re.findall(r"//([\w-]+):(\d+)", " ".join(given)):
             assert port in listening(SERVICES[name if host == "localhost" else host])
     assert all(port.rpartition(":")[2] in " ".join(check) for port in service.get("ports", []))
-    for other, how in service.get("depends_on", {}).items():
+    others = service.get("depends_on", [])
+    assert set(others) <= set(SERVICES)
+    for other, how in others.items() if isinstance(others, dict) else ():
         assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[other]
     assert {source for source in mounts(service).values() if not source.startswith("./")} <= set(COMPOSE["volumes"])
 
 
 def make_keys(folder: Path) -> dict[Path, bytes]:
-    """Runs the service of that name; returns its files."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"OFFLOOP_KEYS_DIR": str(folder), "PATH": path}
-    subprocess.run([CONTAINERS / "make-keys"], env=environment, check=True, timeout=60)
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Starts a dashboard that ends at once; returns the files that it has."""
+    command = [CONTAINERS / "with-keys", "true"]
+    subprocess.run(command, env=os.environ | {"OFFLOOP_KEYS_DIR": str(folder)}, check=True, timeout=60)
+    return {path: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.needs("openssl")
-def test_keys_are_private_enough_for_all_and_stay(tmp_path: Path) -> None:
+def test_a_dashboards_keys_are_private_and_stay(tmp_path: Path) -> None:
     made = make_keys(tmp_path)
-    for path in made:
-        assert stat.S_IMODE(path.stat().st_mode) & (0o022 if path.suffix == ".key" else 0o077) == 0, path
-    for service in SERVICES.values():
-        texts = [*words(service.get("command", "")), *service.get("environment", {}).values()]
-        for path in re.findall(r"/keys/([\w/.]+)", " ".join(texts)):
-            assert (tmp_path / path).is_file()
-    listed = AllowList.read(tmp_path / "broker" / "allowed")
-    for name, roles in {"trainer": {"publish"}, "viewer": {"view"}, "commander": {"view", "command"}}.items():
-        key = load_public_key(tmp_path / name / f"{name}.key").decode()
-        assert {role for role in ROLES if listed.may(key, role)} == roles
+    assert sorted(path.name for path in made) == ["certificate.pem", "tokens"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in made)
     assert make_keys(tmp_path) == made
 
 
 @pytest.mark.needs("openssl")
 def test_the_health_check_takes_the_certificate_and_the_token(tmp_path: Path) -> None:
-    make_keys(tmp_path)
-    certificate, tokens = tmp_path / "dashboard" / "certificate.pem", tmp_path / "dashboard" / "tokens"
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    make_keys(keys)
+    certificate, tokens = keys / "certificate.pem", keys / "tokens"
     right = dict(line.split() for line in tokens.read_text().splitlines())["view"]
 
     class Page(http.server.BaseHTTPRequestHandler):
@@ -196,16 +187,8 @@ def test_a_service_has_no_more_than_it_needs(name: str) -> None:
     assert "privileged" not in service
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     assert "healthcheck" in service or "ports" not in service
-    # Nobody has a secret key of somebody else's; the viewer's is the broker's for its health check.
-    owned = {
-        "keys": KEYS,
-        "broker": {"broker", "viewer"},
-        "trainer": {"trainer"},
-        "dashboard": {"commander", "dashboard"},
-        "cluster-dashboard": {"dashboard"},
-    }
-    held = {source.removeprefix("keys-") for source in mounts(service).values() if source.startswith("keys-")}
-    assert held <= owned.get(name, {"viewer"})
+    # Only dashboards have keys.
+    assert ("keys" in mounts(service).values()) == ("with-keys" in words(service.get("command", "")))
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -223,7 +206,9 @@ def test_what_a_service_names_is_mounted_in_it(name: str) -> None:
 def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
     """Both see the same process numbers, which outlive them, and are the same user."""
     together = [name for name, service in SERVICES.items() if service.get("pid") == "service:pause"]
-    assert together == ["broker", "trainer", "checkpoint"]
+    watching = [name for name in SERVICES if mounts(SERVICES[name]).get("/runs") == "runs"]
+    assert together == watching
+    assert {"trainer", "checkpoint"} <= set(together)
     assert len({SERVICES[name]["hostname"] for name in together}) == 1
     assert all("user" not in SERVICES[name] for name in together)
 

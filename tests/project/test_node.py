@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from brokers import free_address, start_broker
+from faults import HandBroker
 from helpers import wait_for
 from paths import ROOT
 
@@ -41,27 +41,6 @@ def answers(process):
     return [json.loads(line) for line in process.stdout]
 
 
-@pytest.fixture
-def standing(runs_dir):
-    """An address at which brokers stand; ``.again()`` kills the one that does and starts another."""
-
-    class Standing:
-        address = free_address()
-        process = None
-
-        def again(self):
-            if self.process is not None:
-                self.process.kill()
-                self.process.communicate()
-            self.process = start_broker(self.address)
-
-    one = Standing()
-    one.again()
-    yield one
-    one.process.terminate()
-    one.process.communicate(timeout=100)
-
-
 def broker_of(run):
     return json.loads((find_run(run).path / "broker.json").read_text())["pid"]
 
@@ -76,14 +55,15 @@ def assert_published(run, told, events):
     assert [attempt.status for attempt in find_run(run).attempts] == ["finished"]
 
 
-def test_it_publishes_to_a_standing_broker_that_is_killed_and_started_again(standing, runs_dir):
-    with node("publish", standing.address, "r", 1000) as publisher:
+def test_it_publishes_to_a_broker_that_is_killed_and_started_again(runs_dir):
+    with HandBroker(runs_dir) as broker, node("publish", broker.address, "r", 1000) as publisher:
         assert json.loads(publisher.stdout.readline()) == {"ready": 1}
         wait_for(lambda: (runs_dir / "r" / "run.json").exists(), "the first event")
         subscriber = Subscriber("r")
         following = iter(subscriber)
         assert [next(following).seq for _ in range(100)] == list(range(1, 101))
-        standing.again()
+        broker.end(signal.SIGKILL)
+        broker.start()
         assert [one.seq for one in following] == list(range(101, 1001))
         subscriber.close()
         told = answers(publisher)[-1]
@@ -105,10 +85,8 @@ def test_it_starts_a_broker_for_its_run_again_when_that_is_killed(runs_dir):
     assert_published("r", told, 1000)
 
 
-@pytest.mark.parametrize("standing_alone", [False, True], ids=["in its directory", "elsewhere"])
-def test_it_follows_a_run_that_it_attaches_to_late(request, runs_dir, standing_alone):
-    standing = request.getfixturevalue("standing") if standing_alone else None
-    publisher = Publisher("r", broker=standing.address if standing else None)
+def test_it_follows_a_run_that_it_attaches_to_late(runs_dir):
+    publisher = Publisher("r")
 
     def publish(first, last):
         for batch in range(first, last + 1):
@@ -120,7 +98,7 @@ def test_it_follows_a_run_that_it_attaches_to_late(request, runs_dir, standing_a
 
     publish(1, 500)
     recorded(500)
-    with node("follow", standing.address if standing else runs_dir, "r") as follower:
+    with node("follow", runs_dir, "r") as follower:
         first = json.loads(follower.stdout.readline())
         assert (first["event"], first["batch"]) == ("batch_end", 1)
         assert {name: first["fields"][name] for name in FIELDS if name != "bytes"} == {
@@ -128,8 +106,6 @@ def test_it_follows_a_run_that_it_attaches_to_late(request, runs_dir, standing_a
         }
         publish(501, 700)
         recorded(700)
-        if standing:
-            standing.again()
         publish(701, 1000)
         recorded(1000)
         publisher.close()
@@ -140,8 +116,8 @@ def test_it_follows_a_run_that_it_attaches_to_late(request, runs_dir, standing_a
     assert (told[-1]["event"], told[-1]["fields"]["status"]) == ("$end", "finished")
 
 
-def test_it_commands_and_obeys(standing, runs_dir):
-    with Publisher("ours", broker=standing.address) as ours, node("stop", standing.address, "ours") as commander:
+def test_it_commands_and_obeys(runs_dir):
+    with Publisher("ours") as ours, node("stop", ours.address, "ours") as commander:
         batch = 0
 
         def is_stopped():
@@ -152,7 +128,7 @@ def test_it_commands_and_obeys(standing, runs_dir):
 
         wait_for(is_stopped, "the stop")
         assert answers(commander)[0]["error"] is None
-    with node("publish", standing.address, "theirs", 100_000) as publisher:
+    with node("serve", runs_dir, "theirs", 100_000) as publisher:
         publisher.stdout.readline()
         wait_for(lambda: (runs_dir / "theirs" / "broker.json").exists(), "the first event")
         done = subprocess.run(

@@ -1,9 +1,13 @@
-"""Brokers that stand alone, for tests."""
+"""Brokers without a publisher, for tests."""
 
+import json
 import random
 import socket
 import subprocess
 import sys
+from pathlib import Path
+
+from offloop.bus.runs.directory import SOCKET_FILES, socket_address
 
 _given: set[int] = set()
 """Of which some may not be in use yet."""
@@ -27,13 +31,17 @@ def free_address() -> str:
             return f"tcp://127.0.0.1:{port}"
 
 
-def start_broker(address: str, *arguments: str) -> "subprocess.Popen[str]":
-    """The command ``offloop server broker`` at an address, once it serves."""
+def start_broker(runs_dir: Path, run: str = "r", how: str = "begin") -> "subprocess.Popen[str]":
+    """The broker of a run, started by hand, once it serves: publishers join it as further ranks do."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-P", "-m", "offloop.bus.broker", how, str(runs_dir), run], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None  # it is a pipe
-    assert "serving at" in process.stdout.readline()
+    answer = json.loads(process.stdout.readline())
+    assert "ready" in answer, answer
     return process
+
+
+def address_of(runs_dir: Path, run: str = "r") -> str:
+    """Where the broker of a run listens."""
+    return socket_address(runs_dir.absolute() / run / SOCKET_FILES[0])

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import psutil
-from brokers import free_address
+from brokers import address_of, start_broker
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
@@ -325,35 +325,30 @@ class Follower(Program):
         return told
 
 
-class StandingBroker:
-    """``offloop server broker`` at an address of its own, which can be ended and started again there; ended at the end
-    of a     ``with``."""
+class HandBroker:
+    """The broker of run ``r``, started by hand, so that it can be ended and started again; ended at the end of a
+    ``with``. Publishers join it as further ranks do."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
-        self.address = free_address()
-        self.start()
+        self.address = address_of(runs_dir)
+        self.process = start_broker(runs_dir)
 
     def start(self) -> None:
-        """Starts it, and waits until it serves."""
-        command = ["-m", "offloop.bus", "server", "broker", "--listen", self.address, "--runs-dir", str(self._runs_dir)]
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        assert "serving at" in self.process.stdout.readline()
+        """Starts it again: it resumes the run."""
+        self.process = start_broker(self._runs_dir, how="resume")
 
     @property
     def pid(self) -> int:
         """Its number."""
         return self.process.pid
 
-    def end(self, how: int = signal.SIGTERM) -> str:
-        """Sends it a signal that ends it, and returns what it wrote to standard error."""
+    def end(self, how: int = signal.SIGTERM) -> None:
+        """Sends it a signal that ends it."""
         self.process.send_signal(how)
-        return self.process.communicate(timeout=100)[1]
+        self.process.communicate(timeout=100)
 
-    def __enter__(self) -> "StandingBroker":
+    def __enter__(self) -> "HandBroker":
         return self
 
     def __exit__(
@@ -361,6 +356,8 @@ class StandingBroker:
     ) -> None:
         if self.process.poll() is None:
             self.end()
+        elif self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @contextlib.contextmanager

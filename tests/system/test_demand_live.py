@@ -7,7 +7,7 @@ import time
 
 import pytest
 import zmq
-from faults import StandingBroker
+from faults import HandBroker
 from helpers import wait_for
 from training import Act, gold_trainer
 
@@ -162,7 +162,7 @@ def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(
         wait_for(lambda: publisher.poll() or publisher.demand.events, "the demand")
         context.destroy(linger=0)
 
-    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+    with HandBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
         lease(broker.address)
         version = publisher.demand_version
         broker.end(how)

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import pytest
 from consumers_stream import record_run, snapshots_of_training
-from faults import StandingBroker
 from helpers import wait_for
 
 from offloop.bus.runs.announcement import announce, list_announcements
@@ -97,25 +96,6 @@ def test_a_consumer_started_first_waits_for_the_training_and_tells_of_trainers_t
     newest = list_runs()[0].name
     assert (code, lines[-1]) == (0, f"run {newest} finished: 5 events handled")
     assert newest.startswith("digits-")
-
-
-@pytest.mark.usefixtures("old")
-def test_through_a_broker_a_consumer_that_is_started_with_the_trainer_takes_its_run(
-    runs_dir: Path, command: Start
-) -> None:
-    with StandingBroker(runs_dir) as broker:
-        consumer = command("consumer", "--callbacks", "lr", "--broker", broker.address)
-        trainer = command("trainer", "digits", "--max-duration", "3ba", "--broker", broker.address)
-        assert consumer.says() == (
-            f"waiting for a run at {broker.address} ... (Ctrl-C ends); the newest there is old (finished): "
-            "this command with '--last' or '--run old' reads it"
-        )
-        assert trainer.ends()[0] == 0
-        code, lines = consumer.ends()
-        newest = list_runs()[0].name
-        assert (code, lines[-1]) == (0, f"run {newest} finished: 3 events handled")
-        last = command("consumer", "--last", "--callbacks", "lr", "--broker", broker.address)
-        assert last.ends() == (0, [f"the newest run at {broker.address} is {newest} (finished)", lines[-1]])
 
 
 def test_ctrl_c_ends_the_wait_with_one_line(runs_dir: Path, command: Start) -> None:

@@ -9,7 +9,6 @@ import sys
 
 import nats
 import pytest
-from brokers import free_address, start_broker
 from helpers import wait_for
 from nats_servers import NatsServer, wait_for_copy
 from safetensors.torch import load_file
@@ -187,13 +186,6 @@ def test_the_same_files_from_the_directory_the_broker_and_the_stream(nats_server
     there = logged("directory.jsonl", "--runs-dir", str(runs_dir))
     assert there
     assert logged("stream.jsonl", "--stream", nats_server.address) == there
-    address = free_address()
-    broker = start_broker(address, "--runs-dir", str(runs_dir))
-    try:
-        assert logged("broker.jsonl", "--broker", address) == there
-    finally:
-        broker.terminate()
-        broker.communicate(timeout=30)
     listed = subprocess.run(
         [*PYTHON, "offloop.bus", "runs", "--stream", nats_server.address], check=True, capture_output=True, text=True
     )

@@ -17,11 +17,10 @@ import pytest
 import zmq
 from helpers import wait_for
 from paths import ROOT
-from proxy import StandingBroker
 
 from offloop.bus import Event, Publisher, Recording, Subscriber
-from offloop.bus.net.requests import ask_broker
 from offloop.bus.protocol.frames import encode_control
+from offloop.bus.runs.directory import RunInfo, find_run
 
 SOAK = ROOT / "benchmarks" / "soak.py"
 SILENT = 10_000
@@ -129,29 +128,17 @@ HALF_A_GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
 
 
 @pytest.mark.parametrize("first_words", [b"", HALF_A_GREETING])
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
-def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(
-    runs_dir: Path, transport: str, first_words: bytes
-) -> None:
-    with many_files(), contextlib.ExitStack() as stack:
-        if transport == "tcp":
-            standing = stack.enter_context(StandingBroker(runs_dir))
-            publisher = Publisher("r", broker=standing.address)
-            pid = standing.pid
-            kind, places = socket.AF_INET, [("127.0.0.1", standing.port), ("127.0.0.1", standing.port + 1)]
-        else:
-            publisher = Publisher("r")
-            told = json.loads((publisher.run_dir / "broker.json").read_text())
-            pid = told["pid"]
-            kind, places = (
-                socket.AF_UNIX,
-                [told[name].removeprefix("ipc://") for name in ("control_endpoint", "event_feed")],
-            )
+def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(runs_dir: Path, first_words: bytes) -> None:
+    with many_files():
+        publisher = Publisher("r")
+        told = json.loads((publisher.run_dir / "broker.json").read_text())
+        pid = told["pid"]
+        places = [told[name].removeprefix("ipc://") for name in ("control_endpoint", "event_feed")]
         begin(publisher)
         follower = Follower("r")
         publish_and_follow(publisher, follower)
         before = memory(pid)
-        with connections(kind, places, SILENT // 2, first_words):
+        with connections(socket.AF_UNIX, places, SILENT // 2, first_words):
             publish_and_follow(publisher, follower)
             with Subscriber("r") as late:
                 assert next(iter(late)).seq == 1
@@ -161,27 +148,21 @@ def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(
         complete(publisher, follower)
 
 
-@pytest.fixture
-def standing(runs_dir: Path) -> Iterator[StandingBroker]:
-    with StandingBroker(runs_dir) as broker:
-        yield broker
+Peer = Callable[["zmq.Socket[bytes]", RunInfo], None]
 
 
-Peer = Callable[["zmq.Socket[bytes]", StandingBroker], None]
-
-
-def ask_without_reading(peer: "zmq.Socket[bytes]", broker: StandingBroker) -> None:
-    """Asks for ranges of the recording, again and again, and never reads the answers."""
-    peer.connect(broker.address)
-    question = encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0})
+def ask_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
+    """Asks for statistics, again and again, and never reads the answers."""
+    peer.connect(run.control_endpoint)
+    question = encode_control("statistics", {"run": "r"})
     for _ in range(5000):
         assert peer.poll(30_000, zmq.POLLOUT)
         peer.send(question)
 
 
-def subscribe_without_reading(peer: "zmq.Socket[bytes]", broker: StandingBroker) -> None:
+def subscribe_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
     """Subscribes to everything and never reads."""
-    peer.connect(f"tcp://127.0.0.1:{broker.port + 1}")
+    peer.connect(run.event_feed)
     peer.subscribe(b"")
 
 
@@ -189,24 +170,24 @@ def subscribe_without_reading(peer: "zmq.Socket[bytes]", broker: StandingBroker)
     ("kind", "misbehave", "room"), [(zmq.DEALER, ask_without_reading, 100), (zmq.SUB, subscribe_without_reading, 60)]
 )
 def test_a_peer_that_does_not_read_costs_little_and_holds_up_nobody(
-    standing: StandingBroker, kind: int, misbehave: Peer, room: int
+    runs_dir: Path, kind: int, misbehave: Peer, room: int
 ) -> None:
-    publisher = Publisher("r", broker=standing.address)
+    publisher = Publisher("r")
+    pid = json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
     begin(publisher)
-    follower = Follower("r", broker=standing.address)
+    follower = Follower("r")
     for _ in range(100):
         publisher.publish(Event.EPOCH_END, noise=os.urandom(10_000))
     publish_and_follow(publisher, follower)
-    before = memory(standing.pid)
+    before = memory(pid)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(kind) as peer:
         peer.setsockopt(zmq.LINGER, 0)
         peer.setsockopt(zmq.RCVHWM, 1)
         peer.setsockopt(zmq.RCVBUF, 4096)
-        misbehave(peer, standing)
+        misbehave(peer, find_run("r"))
         for _ in range(10):
             # More than any queue between the two holds.
             publish_and_follow(publisher, follower, 2000)
-        assert memory(standing.pid) - before < room
-        assert ask_broker(standing.address, "statistics", {"run": "r"})["broker"]["runs"] == 1
+        assert memory(pid) - before < room
     complete(publisher, follower)

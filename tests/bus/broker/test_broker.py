@@ -15,13 +15,11 @@ import msgpack
 import psutil
 import pytest
 import zmq
-from brokers import free_address, start_broker
+from brokers import address_of, start_broker
 from helpers import strict_json, wait_for
-from terminals import Terminal
 
-from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
 from offloop.bus.broker.broker import LIVE_BATCH
-from offloop.bus.net.requests import list_remote_runs
 from offloop.bus.protocol.frames import (
     Control,
     Topic,
@@ -33,29 +31,26 @@ from offloop.bus.protocol.frames import (
     pack_map,
     split_frame,
 )
+from offloop.bus.runs.directory import SOCKET_FILES
 from offloop.bus.types.timeouts import Timeouts
 
 
 @pytest.fixture
-def standalone(runs_dir):
-    """``offloop server broker`` at a free port: its address."""
-    address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert "serving at" in process.stdout.readline()
-    yield address
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 0
-    assert "stopped after" in out
-    assert "Traceback" not in err
+def address(runs_dir):
+    """The broker of run ``r``, started by hand: its address."""
+    process = start_broker(runs_dir)
+    yield address_of(runs_dir)
+    process.terminate()
+    process.communicate(timeout=100)
+    # It may be about to end by itself, with its run.
+    assert process.returncode in (0, -signal.SIGTERM)
 
 
 @pytest.fixture
-def stranger(standalone):
+def stranger(address):
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.connect(standalone)
+    socket.connect(address)
     yield socket
     context.destroy(linger=0)
 
@@ -69,30 +64,10 @@ def answer(socket):
     return decode_control(split_frame(socket.recv())[1])
 
 
-def test_one_broker_serves_several_runs_and_keeps_them_apart(standalone, runs_dir):
-    with Publisher("one", broker=standalone) as one, Publisher("two", broker=standalone) as two:
-        for batch in range(100):
-            one.publish(Event.BATCH_END, batch=batch)
-            two.publish(Event.BATCH_END, batch=1000 + batch)
-        for name, publisher in (("one", one), ("two", two)):
-            wait_for(lambda: publisher.poll() or (runs_dir / name / "broker.json").exists(), "the first event")  # noqa: B023  called at once
-        follower = Subscriber("two")
-        assert find_run("one").live
-        assert [int(next(iter(follower)).timestamp.batch) for _ in range(100)] == list(range(1000, 1100))
-        follower.close()
-        with pytest.raises(BrokerError, match="rank 0 of run 'one' is there already"):
-            Publisher("one", broker=standalone, resume=True)
-    for name, first in (("one", 0), ("two", 1000)):
-        recording = Recording(runs_dir / name)
-        assert [int(snapshot.timestamp.batch) for snapshot in recording] == list(range(first, first + 100))
-        assert recording.ending.status == "finished"
-        assert not find_run(name).live
-
-
-def test_several_ranks_of_a_run_share_a_recording(standalone, runs_dir):
+def test_several_ranks_of_a_run_share_a_recording(address, runs_dir):
     with (
-        Publisher("r", broker=standalone, world_size=2) as first,
-        Publisher("r", broker=standalone, rank=1, world_size=2) as second,
+        Publisher("r", broker=address, world_size=2) as first,
+        Publisher("r", broker=address, rank=1, world_size=2) as second,
     ):
         for batch in range(50):
             first.publish(Event.BATCH_END, batch=batch)
@@ -107,9 +82,9 @@ def test_several_ranks_of_a_run_share_a_recording(standalone, runs_dir):
     assert follower.ending.status == "finished"
 
 
-def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir):
+def test_nonsense_is_skipped_and_the_others_go_on(address, stranger, runs_dir):
     noise = random.Random(7)
-    with Publisher("r", broker=standalone) as publisher:
+    with Publisher("r", broker=address) as publisher:
         for batch in range(200):
             publisher.publish(Event.BATCH_END, batch=batch)
             stranger.send(noise.randbytes(noise.randrange(200)))
@@ -124,7 +99,10 @@ def test_nonsense_is_skipped_and_the_others_go_on(standalone, stranger, runs_dir
 
 BAD_REQUESTS = [
     ("hello", {}, "hello is malformed: 'run' is missing: it has to be a text"),
-    ("hello", {**HELLO, "run": "a/b"}, "cannot be a run name"),
+    ("hello", {**HELLO, "run": "a/b"}, "this broker serves run 'r' alone"),
+    ("hello", {**HELLO, "run": "a/b", "new": True}, "cannot be a run name"),
+    ("hello", {**HELLO, "run": "other", "new": True}, "this broker serves run 'r' alone"),
+    ("hello", {**HELLO, "attempt": 1}, "attempt 1 of run 'r' cannot continue: the run's directory was removed"),
     ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
     ("hello", {**HELLO, "run": 5}, "'run' is '5', an integer: it has to be a text"),
     ("hello", {**HELLO, "rank": "0"}, "'rank' is '0', a text: it has to be an integer of 0 to"),
@@ -149,8 +127,6 @@ BAD_REQUESTS = [
         {},
         "from the future is malformed: there is no such message to a broker; there are applied",
     ),
-    ("fetch", {"run": "../r", "attempt": 1, "offset": 0}, "cannot be a run name"),
-    ("fetch", {"run": "nobody", "attempt": 1, "offset": 0}, "no recording of attempt 1 of run 'nobody'"),
     ("statistics", {"run": "nobody"}, "not live here"),
 ]
 """Kind, content, and part of the reason for which they are refused."""
@@ -170,18 +146,16 @@ def test_another_version_of_the_protocol_is_refused_with_both_versions(stranger,
     reply = answer(stranger)
     assert reply.kind == "refused"
     assert f"version {version}, and this broker speaks version 1" in reply.content["reason"]
-    assert not (runs_dir / "r").exists()
+    assert not (runs_dir / "r" / "run.json").exists()
 
 
-def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_dir):
-    with Publisher("r", broker=standalone) as publisher:
+def test_every_answer_carries_the_id_of_its_request(address, stranger, runs_dir):
+    with Publisher("r", broker=address) as publisher:
         publish_until_recorded(publisher, 1)
         requests = [
-            ("hello", {**HELLO, "run": "other"}, "welcome"),
+            ("hello", HELLO, "refused"),
             ("lease", {"run": "r", "demand": {}}, "leased"),
             ("command", {"run": "r", "command": "stop"}, "accepted"),
-            ("runs", {}, "runs"),
-            ("fetch", {"run": "r", "attempt": 1, "offset": 0}, "data"),
             ("statistics", {"run": "r"}, "statistics"),
         ]
         for number, (kind, content, _) in enumerate(requests):
@@ -191,19 +165,19 @@ def test_every_answer_carries_the_id_of_its_request(standalone, stranger, runs_d
             reply = answer(stranger)
             answers.setdefault(reply.content.get("id"), reply.kind)
             answers.pop(None, None)
-    assert answers == {f"q{number}": kind for number, (_, _, kind) in enumerate(requests)}
-    # A request without one is answered without one, and one of another type is refused.
-    stranger.send(encode_control("runs", {}))
-    stranger.send(encode_control("runs", {"id": 5}))
-    replies: list[Control] = []
-    while len(replies) < 2:
-        replies += [reply for reply in [answer(stranger)] if reply.kind in ("runs", "refused")]
-    assert "id" not in replies[0].content
-    assert "'id' is '5', an integer" in replies[1].content["reason"]
+        assert answers == {f"q{number}": kind for number, (_, _, kind) in enumerate(requests)}
+        # A request without one is answered without one, and one of another type is refused.
+        stranger.send(encode_control("statistics", {"run": "r"}))
+        stranger.send(encode_control("statistics", {"run": "r", "id": 5}))
+        replies: list[Control] = []
+        while len(replies) < 2:
+            replies += [reply for reply in [answer(stranger)] if reply.kind in ("statistics", "refused")]
+        assert "id" not in replies[0].content
+        assert "'id' is '5', an integer" in replies[1].content["reason"]
 
 
-def test_what_was_handled_in_another_form_is_refused(standalone, stranger, runs_dir):
-    with Publisher("r", broker=standalone) as publisher:
+def test_what_was_handled_in_another_form_is_refused(address, stranger, runs_dir):
+    with Publisher("r", broker=address) as publisher:
         publish_until_recorded(publisher, 1)
         for handled in ({0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], [[3, 1]], None):
             stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
@@ -218,8 +192,8 @@ def test_a_publisher_that_is_not_known_is_told_so(stranger, kind, content):
     assert answer(stranger)[:2] == ("unknown", {})
 
 
-def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
-    with Publisher("r", broker=standalone) as publisher:
+def test_a_stranger_cannot_publish_into_a_run(address, stranger, runs_dir):
+    with Publisher("r", broker=address) as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
         stranger.send(forge(2, 2, 0, [0] * 14, None, {"loss": -1.0}, pack_map({})))
@@ -230,8 +204,8 @@ def test_a_stranger_cannot_publish_into_a_run(standalone, stranger, runs_dir):
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
 
 
-def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
-    with Publisher("r", broker=standalone) as publisher:
+def test_events_that_come_twice_are_recorded_once(address, runs_dir):
+    with Publisher("r", broker=address) as publisher:
         encode = publisher._new_encoder("batch_end")
         frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
         for frame in frames:
@@ -240,13 +214,12 @@ def test_events_that_come_twice_are_recorded_once(standalone, runs_dir):
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
 
-def test_readers_of_base_events_receive_no_others_and_no_message_is_large(standalone, stranger):
+def test_readers_of_base_events_receive_no_others_and_no_message_is_large(address, stranger):
     stranger.send(encode_control("hello", HELLO))
     assert answer(stranger).kind == "welcome"
-    host, _, port = standalone.rpartition(":")
     received = {"$all": [], "$base": []}
     with zmq.Context() as context, context.socket(zmq.SUB) as feed:
-        feed.connect(f"{host}:{int(port) + 1}")
+        feed.connect(address.replace(*SOCKET_FILES))
         feed.subscribe("r/")
 
         def receive():
@@ -283,17 +256,17 @@ def test_readers_of_base_events_receive_no_others_and_no_message_is_large(standa
     assert not any(b"batch_start" in one for one in received["$base"])
 
 
-def test_odd_values_in_a_greeting_and_an_event_do_no_harm(standalone, stranger, runs_dir):
-    stranger.send(encode_control("hello", {**HELLO, "run": "odd", "pid": 2**40, "host": socket.gethostname()}))
+def test_odd_values_in_a_greeting_and_an_event_do_no_harm(address, stranger, runs_dir):
+    stranger.send(encode_control("hello", {**HELLO, "pid": 2**40, "host": socket.gethostname()}))
     assert answer(stranger).kind == "welcome"
-    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
-    stranger.send(event_encoder(Topic("odd", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
+    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
+    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
     wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
 
 
-def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(standalone, runs_dir):
-    script = f"from offloop.bus import Publisher; Publisher('r', broker={standalone!r}, rank=1, world_size=2).close()"
-    with Publisher("r", broker=standalone, world_size=2) as publisher:
+def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(address, runs_dir):
+    script = f"from offloop.bus import Publisher; Publisher('r', broker={address!r}, rank=1, world_size=2).close()"
+    with Publisher("r", broker=address, world_size=2) as publisher:
         subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
         publisher.publish(Event.FIT_START)
         broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
@@ -332,20 +305,18 @@ def publish_until_recorded(publisher, number):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, how):
-    address = free_address()
-    first = start_broker(address)
+    first = start_broker(runs_dir)
     # On a busy machine the second one may take longer to start than a broker may be silent.
-    publisher = Publisher("r", broker=address, timeouts=Timeouts(silence=60.0, flush=30.0))
+    publisher = Publisher("r", broker=address_of(runs_dir), timeouts=Timeouts(silence=60.0, flush=30.0))
     publish_until_recorded(publisher, 1)
     first.send_signal(how)
     first.communicate(timeout=100)
     for _ in range(100):
         publisher.publish(Event.EPOCH_END)
-    second = start_broker(address)
+    second = start_broker(runs_dir, how="resume")
     publish_until_recorded(publisher, 102)
     assert "does not know the run yet: the training continues, and what came after event 1 is sent again" in caplog.text
     publisher.close()
-    second.terminate()
     second.communicate(timeout=100)
     recording = Recording(runs_dir / "r")
     assert [snapshot.seq for snapshot in recording] == list(range(1, 103))
@@ -398,30 +369,24 @@ def test_all_ranks_find_a_broker_again_that_was_started_again(runs_dir):
 
 
 def test_an_old_publisher_is_refused_when_a_new_attempt_has_begun(runs_dir, caplog):
-    address = free_address()
-    first = start_broker(address)
-    old = Publisher("r", broker=address)
+    first = start_broker(runs_dir)
+    old = Publisher("r", broker=address_of(runs_dir))
     publish_until_recorded(old, 1)
     first.kill()
     first.communicate()
-    second = start_broker(address)
-    new = Publisher("r", broker=address, resume=True)
+    new = Publisher("r", resume=True)
     publish_until_recorded(new, 1)
     old.publish(Event.EPOCH_END)
     wait_for(lambda: old.poll() or old.closed, "the refusal", 60)
     assert "attempt 1 of run 'r' cannot continue: attempt 2 has begun since" in caplog.text
-    old.close()
     new.close()
-    second.terminate()
-    second.communicate(timeout=100)
     assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
     assert len(list(Recording(runs_dir / "r", attempt=2))) == 1
 
 
 def test_a_stopped_broker_finishes_its_records(runs_dir):
-    address = free_address()
-    process = start_broker(address)
-    publisher = Publisher("r", broker=address)
+    process = start_broker(runs_dir)
+    publisher = Publisher("r", broker=address_of(runs_dir))
     publisher.publish(Event.BATCH_END, batch=1)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
     process.terminate()
@@ -454,18 +419,6 @@ def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_d
     assert "continues, but events after 1 are not recorded at the moment: the recording" in caplog.text
 
 
-def test_a_port_in_use_is_one_line(standalone):
-    done = subprocess.run(
-        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", standalone],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == f"error: {standalone} is in use by another program: choose another port with '--listen'\n"
-
-
 def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
     script = "import os; from offloop.bus import Publisher; publisher = Publisher('r'); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
@@ -474,8 +427,8 @@ def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
     assert not os.path.exists(runs_dir / "r" / "broker.json")
 
 
-def test_an_event_that_makes_no_sense_is_a_gap_and_what_follows_goes_on(standalone, runs_dir, monkeypatch):
-    with Publisher("r", broker=standalone) as publisher:
+def test_an_event_that_makes_no_sense_is_a_gap_and_what_follows_goes_on(address, runs_dir, monkeypatch):
+    with Publisher("r", broker=address) as publisher:
         publish_until_recorded(publisher, 1)
         # What no publisher of ours sends: a field nested deeper than readers take.
         deep: list = []
@@ -554,7 +507,7 @@ def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
     assert (publisher.attempt, find_run("r").status) == (2, "finished")
 
 
-def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, stranger, runs_dir):
+def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(address, stranger, runs_dir):
     hello = {**HELLO, "info": {b"key": 1}}
     deep: dict = {}
     for _ in range(500):
@@ -562,29 +515,27 @@ def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(standalone, s
     for info in (hello["info"], deep):
         stranger.send(encode_control("hello", {**hello, "info": info}))
     assert answer(stranger).kind == "refused"
-    with Publisher("r", broker=standalone) as publisher:
+    with Publisher("r", broker=address) as publisher:
         publisher.publish(Event.EPOCH_END)
     assert (publisher.attempt, len(list(Recording(runs_dir / "r")))) == (1, 1)
 
 
-def test_a_lost_run_is_taken_up_for_its_own_trainer_alone(standalone, stranger, runs_dir):
-    script = f"""
-import os
-from offloop.bus import Event, Publisher
-publisher = Publisher("r", broker={standalone!r})
-publisher.publish(Event.EPOCH_END)
-while publisher.statistics().acknowledged == 0:
-    publisher.poll()
-os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=False)
-    wait_for(lambda: not find_run("r").live, "the end of the run")
-    hello = {**HELLO, "attempt": 1, "publisher_id": "another"}
-    stranger.send(encode_control("hello", hello))
-    reply = answer(stranger)
+def test_a_run_is_resumed_for_its_own_trainer_alone(runs_dir):
+    first = start_broker(runs_dir)
+    publisher = Publisher("r", broker=address_of(runs_dir))
+    publish_until_recorded(publisher, 1)
+    first.kill()
+    first.communicate()
+    second = start_broker(runs_dir, how="resume")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(address_of(runs_dir))
+        stranger.send(encode_control("hello", {**HELLO, "attempt": 1, "publisher_id": "another"}))
+        reply = answer(stranger)
     assert reply.kind == "refused"
-    assert "rank 0 of run 'r' is another trainer's" in reply.content["reason"]
-    assert find_run("r").status == "lost"
+    assert "rank 0 of run 'r' is there already" in reply.content["reason"]
+    publisher.close()
+    second.communicate(timeout=100)
+    assert find_run("r").status == "finished"
 
 
 class Peer:
@@ -715,22 +666,16 @@ def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(s
 @pytest.fixture
 def logged(runs_dir):
     """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
-    address = free_address()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert "serving at" in process.stdout.readline()
+    process = start_broker(runs_dir)
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
-    peer.connect(address)
+    peer.connect(address_of(runs_dir))
 
     def log():
         context.destroy(linger=0)
-        process.send_signal(signal.SIGINT)
-        return process.communicate(timeout=100)[1]
+        process.terminate()
+        process.communicate(timeout=100)
+        return (runs_dir / "r" / "broker.log").read_text()
 
     yield peer, log
     process.kill()
@@ -795,47 +740,3 @@ def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
             check=True,
         )
         strict_json(done.stdout)
-
-
-def test_ctrl_c_names_the_live_runs_and_a_second_one_ends_the_broker(runs_dir):
-    address = free_address()
-    terminal = Terminal(sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, columns=250)
-    context = zmq.Context()
-    peers = []
-
-    def begin(run):
-        peer = context.socket(zmq.DEALER)
-        peers.append(peer)
-        peer.connect(address)
-        peer.send(encode_control("hello", {**HELLO, "run": run}))
-        assert answer(peer).kind == "welcome"
-
-    try:
-        terminal.wait_for("serving at")
-        begin("one")
-        terminal.press("\x03")
-        terminal.wait_for("1 run is live (one): Ctrl-C again stops the broker")
-        # Again, because one of them has not been named.
-        begin("two")
-        terminal.press("\x03")
-        terminal.wait_for("2 runs are live (one, two): Ctrl-C again stops the broker")
-        assert {run["run"] for run in list_remote_runs(address) if run["live"]} == {"one", "two"}
-        terminal.press("\x03")
-        assert terminal.wait_for_end() == 0
-        assert "stopped after 0 events; 2 runs are live (one, two): their trainings continue" in terminal.text
-    finally:
-        context.destroy(linger=0)
-        terminal.close()
-
-
-def test_ctrl_c_ends_a_broker_without_live_runs(runs_dir):
-    terminal = Terminal(
-        sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", free_address(), columns=250
-    )
-    try:
-        terminal.wait_for("serving at")
-        terminal.press("\x03")
-        assert terminal.wait_for_end() == 0
-        assert "stopped after 0 events" in terminal.text
-    finally:
-        terminal.close()

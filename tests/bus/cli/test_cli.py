@@ -9,11 +9,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import click
 import pytest
-from brokers import free_address, start_broker
 from click.testing import CliRunner
 from helpers import wait_for
 from plugin_files import install
-from proxy import StandingBroker
 from recorded_runs import Entry, write_foreign, write_recording
 from training import Act, gold_trainer
 
@@ -366,34 +364,9 @@ def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_
         assert "watcher" in text
 
 
-def test_runs_and_show_ask_a_broker_elsewhere(runs_dir):
-    address = free_address()
-    broker = start_broker(address)
-    try:
-        with Publisher("r", broker=address) as publisher:
-            publisher.publish(Event.BATCH_END, batch=1)
-            (run,) = json.loads(invoke("runs", "--broker", address, "--json", "--live"))
-            assert (run["run"], run["status"], run["attempt"]) == ("r", "live", 1)
-            assert "live" in invoke("runs", "--broker", address)
-            shown = json.loads(invoke("show", "r", "--broker", address, "--json"))
-            assert (shown["run"], shown["details"]["statistics"]["broker"]["runs"]) == ("r", 1)
-            told = invoke("send", "r", "stop", "--broker", address, "--timeout", "0")
-            assert told == "run r: 'stop' was handed on and has not taken effect yet\n"
-        assert "finished" in invoke("show", "r", "--broker", address)
-    finally:
-        broker.terminate()
-        broker.communicate(timeout=100)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["server", "broker", "--listen", "ipc://x"], "'ipc://x' is not an address to listen at"),
-        (["server", "broker", "--listen", "tcp://127.0.0.1:abc"], "is not an address to listen at"),
-        (
-            ["server", "broker", "--listen", "tcp://10.0.0.1:5570"],
-            "cannot listen at 'tcp://10.0.0.1:5570' without keys",
-        ),
         (["runs", "--broker", "tcp://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
         (["show", "r", "--key", "mine"], "name it with --broker"),
         (["compare", "a", "b", "--tolerance", "0.1"], "--tolerance needs --events"),
@@ -425,21 +398,20 @@ def test_how_long_a_run_took_is_told_in_words(seconds: float, told: str) -> None
 
 
 def test_a_run_that_stands_still_is_paused(runs_dir):
-    with StandingBroker(runs_dir) as broker, Publisher("r", broker=broker.address) as publisher:
+    with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=7)
         wait_for(lambda: publisher.poll() or publisher.recorded_all, "the run")
         publisher.answer(Command("pause"), Event.BATCH_END, Timestamp(batch=7).values)
         wait_for(lambda: publisher.poll() or find_run("r").status == "paused", "the pause")
-        for where in ([], ["--broker", broker.address]):
-            (line,) = invoke("runs", "--live", *where).splitlines()[1:]
-            assert line.split()[:2] == ["r", "paused"]
-            (listed,) = json.loads(invoke("runs", "--json", *where))
-            told = json.loads(invoke("show", "r", "--json", *where))["details"]
-            assert (listed["status"], told["status"]) == ("paused", "paused")
-            assert listed["paused"] == told["paused"] == {"since": listed["paused"]["since"], "batch": 7}
-            text = invoke("show", "r", "--details", *where)
-            assert "paused" in text.splitlines()[1]
-            assert ", after batch 7" in text
+        (line,) = invoke("runs", "--live").splitlines()[1:]
+        assert line.split()[:2] == ["r", "paused"]
+        (listed,) = json.loads(invoke("runs", "--json"))
+        told = json.loads(invoke("show", "r", "--json"))["details"]
+        assert (listed["status"], told["status"]) == ("paused", "paused")
+        assert listed["paused"] == told["paused"] == {"since": listed["paused"]["since"], "batch": 7}
+        text = invoke("show", "r", "--details")
+        assert "paused" in text.splitlines()[1]
+        assert ", after batch 7" in text
         # What was refused changes nothing.
         publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values, "no")
         publisher.answer(Command("resume"), Event.BATCH_END, Timestamp(batch=7).values)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import free_address, start_broker
 from click.testing import CliRunner, Result
 from helpers import strict_json, wait_for
 from terminals import Terminal
@@ -312,19 +311,6 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
     of_both = described("show", "best")["metrics"]["loss/train/total"]
     assert (of_both["min"], of_both["max"], of_both["last"]) == (0.5, 1.0, 0.875)
     assert described("runs", "--where", "run == best")[0]["metrics"]["loss/train/total"] == of_both
-
-
-def test_a_broker_elsewhere_has_a_renamed_run_by_its_new_name(three: Path) -> None:
-    invoke("edit", "a", "--rename", "best")
-    address = free_address()
-    broker = start_broker(address)
-    try:
-        assert sorted(run["run"] for run in described("runs", "--broker", address)) == ["b", "best", "c"]
-        with Subscriber("best", broker=address) as subscriber:
-            assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
-    finally:
-        broker.terminate()
-        broker.communicate(timeout=100)
 
 
 def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:

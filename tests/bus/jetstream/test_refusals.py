@@ -88,7 +88,7 @@ def test_certificates_and_nkeys(tmp_path, serve, nkey, runs_dir):
     assert "is not a certificate in PEM" in refusal(secure, tls, seed, public)
     assert "holds a public nkey where a seed is needed" in refusal(secure, tls, public, ca)
     assert "holds no seed of a user's nkey" in refusal(secure, tls, ca, ca)
-    assert "cannot be read: No such file or directory; 'offloop server keygen --nats NAME' makes" in refusal(
+    assert "cannot be read: No such file or directory; 'offloop server keygen NAME' makes" in refusal(
         secure, tls, tmp_path / "none", ca
     )
     seed.chmod(0o640)

@@ -1,32 +1,23 @@
 """Which run a start is: another one, whose name has a number if it is taken, or the next attempt of one."""
 
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from brokers import free_address
 
 from offloop.bus import Event, Publisher
 from offloop.bus.errors import BrokerError
-from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.runs.directory import find_run, list_runs, numbered_names
 
 
-@pytest.fixture(params=["own broker", "shared broker"])
-def start(request: pytest.FixtureRequest, runs_dir: Path) -> Iterator[Callable[..., Publisher]]:
-    """Starts a publisher, through a broker of the run's own or a shared one."""
-    if request.param == "own broker":
-        yield Publisher
-        return
-    address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield lambda name, **settings: Publisher(name, **{"broker": address, **settings})
-        process.terminate()
+@pytest.fixture
+def start(runs_dir: Path) -> Callable[..., Publisher]:
+    """Starts a publisher."""
+    return Publisher
 
 
 def finish(publisher: Publisher) -> tuple[str, int]:
@@ -89,17 +80,8 @@ def test_a_folder_without_a_run_is_free_and_one_that_cannot_be_read_is_taken(run
     assert (runs_dir / "r" / "run.json").read_text() == "{"
 
 
-def test_the_name_of_a_long_one_is_cut_to_make_room_for_the_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    address = free_address()
-    command = [sys.executable, "-m", "offloop.bus", "server", "broker", "--listen", address, "--runs-dir", "r"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        names = [finish(Publisher("x" * 100, broker=address))[0] for _ in range(3)]
-        process.terminate()
+def test_the_name_of_a_long_one_is_cut_to_make_room_for_the_number() -> None:
+    names = list(itertools.islice(numbered_names("x" * 100), 3))
     assert names == ["x" * 100, "x" * 98 + "-2", "x" * 98 + "-3"]
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from brokers import free_address, start_broker
 from helpers import wait_for
 from replay_streams import SECOND, ended, record, records_of, serving
 
@@ -193,20 +192,6 @@ def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> No
     assert (first.status, records_of(first.recording)) == ("finished", records_of(path))
 
 
-def test_it_is_served_through_a_broker_that_stands(runs_dir: Path, tmp_path: Path) -> None:
-    path = record(tmp_path / "r.mcap", ranks=2)
-    address = free_address()
-    broker = start_broker(address)
-    try:
-        done = bus_replay(path, "--rate", "max", "--broker", address, "--run-name", "served")
-        assert done.returncode == 0, done.stderr
-        assert f"consumer --run served --broker {address}" in done.stdout
-        assert records_of(runs_dir / "served" / "recording-1.mcap") == records_of(path)
-    finally:
-        broker.send_signal(signal.SIGINT)
-        broker.communicate(timeout=100)
-
-
 @pytest.mark.slow
 def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, batches=8, without=[7])
@@ -240,7 +225,6 @@ def _broker_of(run: str) -> int:
         ),
         (["r.mcap", "--rate", "fast"], 2, "'fast' is not a rate: "),
         (["r.mcap", "--start", "9"], 2, "invalid time '9': write a training time (2ep, 100ba, "),
-        (["r.mcap", "--key", "k"], 2, "--key and --broker-key are for a broker elsewhere: name it with --broker"),
         (["r.mcap", "--run-name", "a/b"], 1, "'a/b' cannot be a run name: "),
         (
             ["r.mcap", "--run-name", "trained"],

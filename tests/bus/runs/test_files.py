@@ -1,7 +1,6 @@
 """Run directories in which somebody has put what does not belong there, and those of somebody else."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -9,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import StandingBroker
 
-from offloop.bus import BrokerError, Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
-from offloop.bus.net.requests import ask_broker, list_remote_runs
+from offloop.bus import Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
 from offloop.bus.runs.directory import RunDirectory, list_runs
 
 
@@ -53,13 +50,6 @@ def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
     [row] = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
     assert row.split()[1] == "unreadable"
     assert f"{runs_dir / 'bad' / 'run.json'} cannot be read: it is" in row
-    with StandingBroker(runs_dir) as broker:
-        assert [run["run"] for run in list_remote_runs(broker.address)] == ["good"]
-        with Publisher("next", broker=broker.address) as publisher:
-            publisher.publish(Event.BATCH_END)
-        broker.end(signal.SIGTERM)
-        assert broker.process.returncode == 0
-    assert find_run("next").status == "finished"
 
 
 @NO_FILES
@@ -88,21 +78,6 @@ def test_a_recording_that_is_no_file_is_named(runs_dir: Path, make: Callable[[Pa
     assert f"error: {recording} is " in done.stderr
     with pytest.raises(RecordingError, match="is not a recording"):
         Recording(runs_dir / "good")
-    with StandingBroker(runs_dir) as broker, pytest.raises(BrokerError, match=r"it is (not a regular file|a symbolic)"):
-        ask_broker(broker.address, "fetch", {"run": "good", "attempt": 1, "offset": 0})
-
-
-def test_a_broker_gives_nobody_what_a_link_leads_to(runs_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "recording-1.mcap").write_text("secret")
-    record()
-    (runs_dir / "good" / "recording-2.mcap").symlink_to(tmp_path / "secret")
-    (runs_dir / "link").symlink_to(tmp_path / "elsewhere")
-    with StandingBroker(runs_dir) as broker:
-        for run, attempt in (("good", 2), ("link", 1)):
-            with pytest.raises(BrokerError, match="it is a symbolic link, which is not followed"):
-                ask_broker(broker.address, "fetch", {"run": run, "attempt": attempt, "offset": 0})
 
 
 def test_a_run_that_is_listed_says_nothing_of_files_elsewhere(runs_dir: Path) -> None:
