@@ -29,6 +29,7 @@ _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
 _BATCH = 64
 _LOOK_SECONDS = 0.05
+_FOLLOW_SECONDS = 0.25
 _FIRST_SECONDS = 2.5
 """For how long an entry that was found is waited on to be said anew: bridges do so once a second."""
 
@@ -72,7 +73,7 @@ class KnownRuns:
                     if entry.said.get("live") and now - max(entry.heard, entry.looked) > entry.pause:
                         entry.looked, entry.pause = now, min(2 * entry.pause, _LONGEST_PAUSE)
                         await self._look_up(f"{_SUBJECTS}{key}")
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def until_known(self, run: str | None, seconds: float) -> None:
         """Waits until all entries were looked up, and those that say that a run is live had time to be heard.
