@@ -10,6 +10,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import GAP, cut_in_the_middle, one_line, say, widest_cell, wrap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import chosen_first
 from offloop.bus.types.metric_names import MetricNames, is_named
 from offloop.bus.types.metrics import shown_step
 from offloop.bus.types.source import Source
@@ -114,10 +115,10 @@ class ConsoleLogger(LoggerDestination):
         self._note(entry.step, entry.name, entry.text, state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Prints the first of them on a line of their own."""
+        """Prints the first of them on a line of their own, those that were chosen before others."""
         cells = [
-            _cell(name, "=", _shortened(one_line(str(value)), _text_width()))
-            for name, value in hyperparameters.items()
+            _cell(name, "=", _shortened(one_line(str(hyperparameters[name])), _text_width()))
+            for name in chosen_first(hyperparameters)
             if self._fits(name, fnmatchcase)
         ]
         if (left_out := len(cells) - self._most) > 0:

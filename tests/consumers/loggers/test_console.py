@@ -210,3 +210,9 @@ def test_an_evaluation_has_the_step_of_the_last_batch_before_it(capsys: pytest.C
     for step, name in ((3, "loss/train/total"), (4, "metrics/eval/accuracy"), (4, "loss/train/total")):
         console.log_rows([Row(step, 0.0, {name: 1.0, name + "2": 2.0})], batch)
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "3", "4"]
+
+
+def test_hyperparameters_that_were_chosen_come_before_those_of_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"optimizer/eps": 1e-8, "seed": 17, "config/lr": 0.1}
+    log(ConsoleLogger(most=2), batch_end(1, rows=[], hyperparameters=given))
+    assert capsys.readouterr().out == "config/lr=0.1  seed=17  ... and 1 more\n"
