@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import broker_options, check_broker, json_option, runs_dir_option
+from offloop.bus.cli.options import json_option, place_options
 from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
@@ -34,7 +34,7 @@ EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 _LISTED = 20
 _LONGEST = 60
 _LONGEST_NAME = 30
-_EVENTS_ONLY = ("tolerance", "times", "stream", "nkey", "ca", "broker", "key", "broker_key")
+_EVENTS_ONLY = ("tolerance", "times", "stream", "nkey", "ca")
 """The options that need ``--events``."""
 
 
@@ -76,9 +76,8 @@ def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
     help="With --events: accept numbers that differ by this much, or by this share of the larger one. Default: 0.",
 )
 @click.option("--times", is_flag=True, help="With --events: also times and durations.")
-@runs_dir_option
 @_check_events
-@broker_options("With --events: runs of the broker at tcp://HOST:5570.")
+@place_options
 def compare_runs(
     runs: tuple[str, ...],
     events: bool,
@@ -87,9 +86,7 @@ def compare_runs(
     tolerance: float | None,
     times: bool,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
 ) -> int:
     """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
 
@@ -107,8 +104,7 @@ def compare_runs(
         return EXIT_SAME
     if len(runs) > 2:
         raise click.UsageError(f"--events compares two runs, not {len(runs)}: name two")
-    check_broker(broker, key, broker_key, runs_dir)
-    found = _compare_events(runs, (runs_dir, broker, key, broker_key), tolerance or 0.0, times)
+    found = _compare_events(runs, runs_dir, stream, tolerance or 0.0, times)
     if not everything:
         training = tuple(one for one in found.hyperparameters if one.of_the_training)
         found = replace(found, hyperparameters=training)
@@ -234,16 +230,13 @@ def _first_difference_lines(
 
 
 def _compare_events(
-    runs: Sequence[str],
-    where: tuple[str | None, str | None, str | None, str | None],
-    tolerance: float,
-    times: bool,
+    runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float, times: bool
 ) -> "Diff":
     from offloop.bus.cli.recordings import recording_of
     from offloop.bus.tools.diff import diff
 
     try:
-        (first, _), (second, _) = (recording_of(run, *where) for run in runs)
+        (first, _), (second, _) = (recording_of(run, runs_dir, stream) for run in runs)
         return diff(first, second, tolerance=tolerance, times=times)
     except OffloopError as error:
         raise _Undecided(str(error)) from None

@@ -11,9 +11,8 @@ from typing import Any
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON
-from offloop.bus.net.curve import ClientSecurity
-from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
-from offloop.bus.net.requests import ask_broker, is_silent, list_remote_hosts, list_remote_runs
+from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.net.requests import ask_broker, is_silent, list_stream_hosts, list_stream_runs
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap, Reached
@@ -91,20 +90,19 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {"trouble": str(error)}
 
 
-def describe_remote_run(address: str, name: str, security: ClientSecurity | None = None) -> dict[str, Any]:
-    """What a broker on another machine knows of a run.
+def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
+    """The details of a run in NATS.
 
     Raises:
-        RunNotFoundError: it has no such run.
-        BrokerError: no broker answers there.
+        RunNotFoundError: there is no such run.
+        BrokerError: the servers, or the bridge of the live run, do not answer.
     """
-    for listed in list_remote_runs(address, security, name):
-        if is_nats(address):
-            listed["hosts"] = list_remote_hosts(address, name)
-        if not listed.get("live"):
-            return listed
-        return {**listed, "statistics": ask_broker(address, "statistics", {"run": name}, security)}
-    raise RunNotFoundError(f"{what_is_at(address)} has no run {name!r}: {how_to_list(address)}", run=name)
+    for listed in list_stream_runs(stream, name):
+        described = {**listed, "hosts": list_stream_hosts(stream, name)}
+        if listed["live"]:
+            described["statistics"] = ask_broker(stream, "statistics", {"run": name})
+        return described
+    raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
 
 
 def _statistics(run: RunInfo) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def fetch_part(
     until: "Bound | None",
     output: str | None,
     force: bool,
-    broker: str | None,
+    stream: str | None,
 ) -> None:
     """Get a part of a recording from a host of a run on several hosts, of which the stream has windows alone.
 
@@ -43,19 +43,19 @@ def fetch_part(
     a recording: consumer --replay FILE.
     """
     from offloop.bus.files import atomic_output
-    from offloop.bus.net.requests import RequestClient, list_remote_hosts
+    from offloop.bus.net.requests import RequestClient, list_stream_hosts
 
-    if broker is None:
+    if stream is None:
         raise click.UsageError("name the NATS servers with --stream")
-    hosts = [str(one.get("host")) for one in list_remote_hosts(broker, run)]
+    hosts = [str(one.get("host")) for one in list_stream_hosts(stream, run)]
     if host not in hosts:
         known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'offloop runs' with --stream lists runs"
-        raise ConfigurationError(f"run {run!r} at {broker} has no host {host!r}: {known}", value=host)
+        raise ConfigurationError(f"run {run!r} at {stream} has no host {host!r}: {known}", value=host)
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
     part = {"run": run, "host": host, "start": start and str(start), "until": until and str(until)}
     # What is cut out is this command's own: the recording may have grown since another one asked.
     part["reader"] = secrets.token_hex(8)
-    ask = RequestClient(broker)
+    ask = RequestClient(stream)
     try:
         with atomic_output(target, [], force) as draft, open(draft, "wb") as file:
             while True:

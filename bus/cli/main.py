@@ -12,7 +12,7 @@ from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.nats_config import nats_config
-from offloop.bus.cli.options import broker_options, runs_dir_option
+from offloop.bus.cli.options import place_options
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.remove_stream import remove_stream
 from offloop.bus.cli.replay import replay
@@ -37,8 +37,6 @@ _SECTIONS = {
     "Services": ("server",),
 }
 """The commands under each heading of the help."""
-
-_broker_options = broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
 
 
 class _Commands(click.Group):
@@ -148,8 +146,7 @@ effect yet: during a long evaluation, for example.
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
 @_reason_option
 @_timeout_option
-@runs_dir_option
-@_broker_options
+@place_options
 def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Sends a command with its arguments."""
     name, *value = arguments or ("",)
@@ -165,23 +162,17 @@ def _send(
     reason: str | None,
     timeout: float,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
 ) -> int:
     """Sends a command and says what became of it; returns the exit code."""
-    from offloop.bus.net.curve import client_security
     from offloop.bus.runs.directory import find_run
     from offloop.bus.subscriber.commands import send_command, send_command_through, sent_by
 
-    security = client_security(key, broker_key) if key or broker_key else None
     why = sent_by("offloop send", reason)
-    if broker is not None:
-        outcome = send_command_through(broker, run, command, *arguments, wait=timeout, security=security, reason=why)
+    if stream is not None:
+        outcome = send_command_through(stream, run, command, *arguments, wait=timeout, reason=why)
     else:
-        outcome = send_command(
-            find_run(run, runs_dir), command, *arguments, wait=timeout, security=security, reason=why
-        )
+        outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=timeout, reason=why)
     say(f"run {run}: {outcome}", err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event or outcome.done else EXIT_PENDING
 

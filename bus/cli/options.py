@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloop.bus.errors import InvalidTimeError
-from offloop.bus.net.nats_addresses import is_nats
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -76,56 +75,38 @@ ranks_option = click.option(
 )
 
 
-def stream_options(command: Callable[..., Any], into: str = "broker") -> Callable[..., Any]:
-    """Adds ``--stream``, ``--nkey`` and ``--ca`` to a command with ``--broker``, which gets the servers' address
-    for the broker's: what is asked there is answered from JetStream as long as the command runs. One whose ``--broker``
-    is for something else gets it as another argument, ``into``."""
+def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--stream``, ``--nkey`` and ``--ca``. The command gets the servers' address as ``stream``, or ``None``; as
+    long as it runs, this process is connected to them."""
 
     @functools.wraps(command)
     def with_stream(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
-        broker = options.setdefault(into, None)
-        if stream and broker:
-            raise click.UsageError("--stream and --broker name two places to read from: give one of them")
-        if broker and is_nats(broker):
-            stream = broker
         if not stream:
             if nkey or ca:
                 raise click.UsageError("--nkey and --ca are for NATS servers: name them with --stream")
-            return command(*args, **options)
+            return command(*args, stream=None, **options)
         from offloop.bus.jetstream.connection import NatsServers
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
-        if into == "broker" and (options.get("key") or options.get("broker_key")):
-            raise click.UsageError("--key and --broker-key are for brokers: NATS takes --nkey and --ca")
         with NatsConnection.shared(NatsServers.parse(stream, nkey, ca)) as nats:
-            return command(*args, **{**options, into: nats.address})
+            return command(*args, stream=nats.address, **options)
 
     for option in (ca_option, nkey_option, click.option("--stream", metavar="ADDRESS", help=HELPS["--stream"])):
         with_stream = option(with_stream)
     return with_stream
 
 
-def broker_options(broker_help: str, *, reads: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds ``--broker``, ``--key`` and ``--broker-key``; to a command that reads there also ``--stream``."""
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say where runs are: ``--runs-dir``, or ``--stream`` with ``--nkey`` and ``--ca``."""
+    connected = stream_options(command)
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in (
-            click.option("--broker-key", metavar="FILE", help="The broker's public key. Default: $OFFLOOP_BROKER_KEY."),
-            click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY."),
-            click.option("--broker", metavar="ADDRESS", help=broker_help),
-        ):
-            command = option(command)
-        return stream_options(command) if reads else command
+    @functools.wraps(connected)
+    def with_place(*args: Any, **options: Any) -> Any:
+        if options["stream"] and options["runs_dir"]:
+            raise click.UsageError("--stream reads runs from NATS: it does not go with --runs-dir")
+        return connected(*args, **options)
 
-    return add
-
-
-def check_broker(broker: str | None, key: str | None, broker_key: str | None, runs_dir: str | None = None) -> None:
-    """Raises :class:`click.UsageError` for a broker beside a directory, and for keys without a broker."""
-    if broker and runs_dir:
-        raise click.UsageError("--broker reads everything through it: it does not go with --runs-dir")
-    if (key or broker_key) and not broker:
-        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
+    return runs_dir_option(with_place)
 
 
 def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from offloop.bus.cli.options import (
-    broker_options,
-    check_broker,
     force_option,
     output_option,
+    place_options,
     ranks_option,
     run_name_option,
     runs_dir_option,
@@ -48,8 +47,7 @@ _events_option = click.option("--events", metavar="NAME,...", help="Only these e
 @_events_option
 @ranks_option
 @force_option
-@runs_dir_option
-@broker_options("Export a run of the broker at tcp://HOST:5570.")
+@place_options
 def export_recording(
     file: str,
     to: str,
@@ -58,14 +56,12 @@ def export_recording(
     ranks: tuple[int, ...],
     force: bool,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
 ) -> None:
     """Write a recording in a form that other tools read.
 
-    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken; with --stream or
-    --broker the name of a run there.
+    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken; with --stream the
+    name of a run there.
 
     \b
     parquet    a table with a row for each event and a column for each field
@@ -78,10 +74,9 @@ def export_recording(
     """
     from offloop.bus.tools.export import export, exported_path
 
-    check_broker(broker, key, broker_key, runs_dir)
-    path, place = recording_of(file, runs_dir, broker, key, broker_key)
+    path, place = recording_of(file, runs_dir, stream)
     usual = exported_path(path, to)
-    target = Path(output) if output else usual if broker is None else Path(usual.name)
+    target = Path(output) if output else usual if stream is None else Path(usual.name)
     done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
@@ -246,25 +241,15 @@ def _recording(name: str, runs_dir: str | None) -> Path:
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
 
 
-def recording_of(
-    name: str, runs_dir: str | None, broker: str | None, key: str | None, broker_key: str | None
-) -> tuple[Path, str]:
-    """The recording that is meant, which for a broker is a temporary file until the command ends, and what people call
-    it."""
-    if broker is None:
+def recording_of(name: str, runs_dir: str | None, stream: str | None) -> tuple[Path, str]:
+    """The recording that is meant, for a run in NATS a temporary file until the command ends, and its name for
+    people."""
+    if stream is None:
         path = _recording(name, runs_dir)
         return path, str(path)
-    from offloop.bus.jetstream import download as from_stream
-    from offloop.bus.net.curve import client_security
-    from offloop.bus.net.download import downloaded
-    from offloop.bus.net.nats_addresses import is_nats
+    from offloop.bus.jetstream.download import downloaded
 
-    given = (
-        from_stream.downloaded(broker, name)
-        if is_nats(broker)
-        else downloaded(broker, name, client_security(key, broker_key))
-    )
-    return click.get_current_context().with_resource(given), f"run {name} at {broker}"
+    return click.get_current_context().with_resource(downloaded(stream, name)), f"run {name} at {stream}"
 
 
 def _events(text: str | None) -> frozenset[Event] | None:

@@ -1,7 +1,6 @@
 """The command ``offloop replay``: a recording served as if it were live."""
 
 import contextlib
-import functools
 import math
 import signal
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ EXIT_TROUBLE = 1
 @loop_option
 @run_name_option
 @runs_dir_option
-@functools.partial(stream_options, into="stream")
+@stream_options
 def replay(
     run: str,
     rate: float | None,

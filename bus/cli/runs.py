@@ -11,10 +11,8 @@ import msgspec
 
 from offloop.bus.cli.options import (
     archived_option,
-    broker_options,
-    check_broker,
     json_option,
-    runs_dir_option,
+    place_options,
     where_option,
 )
 from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, short_text
@@ -40,8 +38,7 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
     short_help="List the runs.",
     frequent=("--where", "--sort", "--columns", "--live", "--json"),
 )
-@runs_dir_option
-@broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
+@place_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
 @where_option
 @click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
@@ -50,9 +47,7 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 @json_option
 def list_runs(
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
     live: bool,
     where: str | None,
     sort: str | None,
@@ -70,18 +65,16 @@ def list_runs(
     and .best behind it are others), or one of run, id, status, error, reason, started, ended, duration, attempts,
     epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough (lr).
     """
-    check_broker(broker, key, broker_key, runs_dir)
     if columns is not None and as_json:
         raise click.UsageError("--columns is for the table: --json has all of them")
-    if broker is not None:
+    if stream is not None:
         given = {"--where": where, "--sort": sort, "--columns": columns, "--archived": archived}
         if refused := [name for name, value in given.items() if value]:
-            raise click.UsageError(f"{refused[0]} is for runs on this machine: a broker gives the list alone")
-        from offloop.bus.net.curve import client_security
-        from offloop.bus.net.requests import list_remote_runs
+            raise click.UsageError(f"{refused[0]} is for runs on this machine: NATS has the list alone")
+        from offloop.bus.net.requests import list_stream_runs
 
-        listed = list_remote_runs(broker, client_security(key, broker_key))
-        _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {broker}", live)
+        listed = list_stream_runs(stream)
+        _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {stream}", live)
         return
     # What the plain list shows is known before all recordings are read.
     entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
@@ -247,16 +240,13 @@ def _reached(listed: dict[str, Any]) -> str:
 @click.argument("run")
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
 @json_option
-@runs_dir_option
-@broker_options("Ask the broker there, such as tcp://10.0.0.1:5570.")
+@place_options
 def show_run(
     run: str,
     details: bool,
     as_json: bool,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
 ) -> None:
     """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
 
@@ -264,20 +254,14 @@ def show_run(
     values are better.
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
-    broker, trainer and consumers. Of a recording, and of a run of a broker elsewhere, they are shown alone.
+    broker, trainer and consumers. Of a recording, and of a run in NATS, they are shown alone.
     """
-    from offloop.bus.cli.describe import describe_recording, describe_remote_run, describe_run
+    from offloop.bus.cli.describe import describe_recording, describe_run, describe_stream_run
     from offloop.bus.index.index import read_entry
-    from offloop.bus.net.curve import client_security
     from offloop.bus.runs.directory import find_run
 
-    check_broker(broker, key, broker_key, runs_dir)
-    if broker is not None or Path(run).is_file():
-        described = (
-            describe_recording(Path(run))
-            if broker is None
-            else describe_remote_run(broker, run, client_security(key, broker_key))
-        )
+    if stream is not None or Path(run).is_file():
+        described = describe_recording(Path(run)) if stream is None else describe_stream_run(stream, run)
         if as_json:
             click.echo(json.dumps(plain({"run": described["run"], "details": described}), indent=2))
         else:

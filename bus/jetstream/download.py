@@ -9,7 +9,7 @@ from pathlib import Path
 from offloop.bus.errors import BrokerError, RunNotFoundError
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
-from offloop.bus.net.nats_addresses import how_to_list, what_is_at
+from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
 
 _SILENCE_SECONDS = 30.0
@@ -68,7 +68,7 @@ def downloaded(address: str, run: str) -> Iterator[Path]:
     """
     runs = NatsConnection.at(address).runs(check_run_name(run))
     if not runs:
-        raise RunNotFoundError(f"{what_is_at(address)} has no run {run!r}: {how_to_list(address)}", run=run)
+        raise RunNotFoundError(f"NATS at {address} has no run {run!r}: {how_to_list(address)}", run=run)
     attempt = runs[0]["attempt"]
     with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
         path = Path(folder) / f"{run}-{attempt}.mcap"

@@ -23,7 +23,7 @@ def what_is_at(address: str) -> str:
 
 def how_to_list(address: str) -> str:
     """How a user finds the runs there."""
-    return f"'offloop runs --{'stream' if is_nats(address) else 'broker'} {address}' lists them"
+    return f"'offloop runs --stream {address}' lists them"
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

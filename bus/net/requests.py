@@ -10,7 +10,6 @@ from offloop.bus.errors import BrokerError
 from offloop.bus.net.channels import Channel, open_channel, stream_at
 from offloop.bus.net.curve import ClientSecurity, client_security_for
 from offloop.bus.net.nats_addresses import is_nats, what_is_at
-from offloop.bus.protocol.listed_runs import listed_run
 from offloop.bus.types.timeouts import Timeouts
 
 
@@ -59,23 +58,18 @@ class RequestClient:
         self._channel.close()
 
 
-def list_remote_runs(
-    address: str, security: ClientSecurity | None = None, name: str | None = None
-) -> list[dict[str, Any]]:
-    """The runs that a broker has, as ``docs/protocol.md`` describes them, the newest first; with ``name`` that one.
+def list_stream_runs(address: str, name: str | None = None) -> list[dict[str, Any]]:
+    """The runs in NATS servers, as ``docs/protocol.md`` describes them, the newest first; with ``name`` that one.
 
     Raises:
-        BrokerError: no broker answers, or the broker refuses.
+        BrokerError: the servers do not answer.
     """
-    if is_nats(address):
-        return stream_at(address).runs(name)
-    listed = ask_broker(address, "runs", {"run": name}, security).get("runs")
-    return _listed(listed)
+    return stream_at(address).runs(name)
 
 
-def list_remote_hosts(address: str, run: str) -> list[dict[str, Any]]:
+def list_stream_hosts(address: str, run: str) -> list[dict[str, Any]]:
     """What each host of a run that is read from a stream says of it, in the order of their ranks: as
-    :func:`list_remote_runs`, with ``host`` and ``ranks``.
+    :func:`list_stream_runs`, with ``host`` and ``ranks``.
 
     Raises:
         BrokerError: the servers do not answer.
@@ -83,12 +77,6 @@ def list_remote_hosts(address: str, run: str) -> list[dict[str, Any]]:
     hosts = stream_at(address).runs(run, "*")
     newest = max((one["attempt"] for one in hosts), default=0)
     return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one["ranks"])
-
-
-def _listed(listed: object) -> list[dict[str, Any]]:
-    """Those of a list that are runs."""
-    runs = (listed_run(one) for one in (listed if isinstance(listed, list) else ()))
-    return [run for run in runs if run is not None]
 
 
 def is_silent(listed: Mapping[str, Any]) -> bool:

@@ -29,8 +29,6 @@ class RunStatus(enum.Enum):
     AWAY = "away"
     """No broker serves it now, but another one may."""
     FINISHED = "finished"
-    UNREACHABLE = "unreachable"
-    """Its broker has not answered for a long time."""
 
 
 class Phase(enum.Enum):
@@ -113,11 +111,10 @@ class Following:
         if self.ending is not None:
             return Step()
         if is_pending:
-            if status is RunStatus.UNREACHABLE:
-                return self._end("unreachable", "its broker does not answer any more")
             return Step(pause=self._timeouts.fetch_poll)
         if self.phase is Phase.REST:
-            return self._end("lost", self.refusal or "the broker ended before the run did")
+            self.ending = Ending("lost", self.refusal or "the broker ended before the run did")
+            return Step()
         if not self.is_connected:
             return self._find_broker(status)
         if not self._has_feed:
@@ -139,8 +136,6 @@ class Following:
         if status is RunStatus.LIVE:
             self.reconnects += 1
             return Step(Action.CONNECT)
-        if status is RunStatus.UNREACHABLE:
-            return self._end("unreachable", "its broker does not answer any more")
         # Between the end of the recording and this look the broker may have written more.
         self.phase = Phase.REST
         return Step(Action.READ_ON)
@@ -155,10 +150,6 @@ class Following:
             return Step(Action.READ_ON, self._timeouts.on_disk)
         # The broker lives, but its disk takes no recording: a named gap is better than standing still.
         self.order.accept_gap(missing)
-        return Step()
-
-    def _end(self, status: str, error: str) -> Step:
-        self.ending = Ending(status, error)
         return Step()
 
     # -- the event feed ----------------------------------------------------------------------------------------------

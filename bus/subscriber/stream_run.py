@@ -4,18 +4,28 @@ from contextlib import suppress
 from pathlib import Path
 
 from offloop.bus.errors import RunNotFoundError
+from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
-from offloop.bus.net.curve import ClientSecurity
-from offloop.bus.net.nats_addresses import how_to_list, is_nats, what_is_at
+from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.recording import records
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import CheckRecord, DamageError
 from offloop.bus.subscriber.following import RunStatus
-from offloop.bus.subscriber.source import Endpoints, RemoteRun, RunSource, status_of
+from offloop.bus.subscriber.source import Endpoints, status_of
 from offloop.bus.types.timeouts import Timeouts
+
+
+def connect(stream: str | NatsServers) -> NatsConnection:
+    """The connection of this process to NATS servers.
+
+    Raises:
+        ConfigurationError: the address is malformed, or a key or certificate cannot be read.
+        BrokerError: no server answers, or it refuses.
+    """
+    return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
 
 
 class StreamRun:
@@ -41,7 +51,7 @@ class StreamRun:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
             what += "" if host is None else f" of host {host}"
             address = connection.address
-            raise RunNotFoundError(f"{what_is_at(address)} {what}: {how_to_list(address)}", run=run)
+            raise RunNotFoundError(f"NATS at {address} {what}: {how_to_list(address)}", run=run)
         listed = next((one for one in runs if one["live"]), runs[0])
         self._run = check_run_name(listed["run"])
         self.run_name = check_run_name(listed["recorded_as"] or self._run)
@@ -122,21 +132,3 @@ def last_check(data: bytes) -> CheckRecord | None:
             return CheckRecord.decode(data[at - records.HEAD.size :])
         at = data.rfind(records.CHECK_SIGN, 0, at)
     return None
-
-
-def open_remote(
-    address: str,
-    run: str | None,
-    security: ClientSecurity | None = None,
-    timeouts: Timeouts | None = None,
-    host: str | None = None,
-) -> RunSource:
-    """The run at an address elsewhere: of NATS servers, to which this process is connected, or of a broker.
-
-    Raises:
-        RunNotFoundError: there is no such run.
-        BrokerError: there is no connection, or nothing answers.
-    """
-    if is_nats(address):
-        return StreamRun(NatsConnection.at(address), run, timeouts, host)
-    return RemoteRun(address, run, security, timeouts)

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
-from offloop.bus.net.curve import ClientSecurity, client_security_for
-from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.net.curve import client_security_for
 from offloop.bus.net.requests import RequestClient
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
@@ -22,7 +21,7 @@ from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
 from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
 from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
-from offloop.bus.subscriber.source import Endpoints, LocalRun, RunSource
+from offloop.bus.subscriber.source import LocalRun, RunSource
 from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.tensors.transfer import fetch_segment
 from offloop.bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
@@ -31,6 +30,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from offloop.bus.jetstream.connection import NatsServers
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
 BURST = 1000
@@ -78,18 +78,16 @@ class Subscriber(RunStream):
     until the next snapshot is requested. ``after`` is the position to continue from: of each rank ``(seq, base_seq)``
     of the last snapshot that need not come again.
 
-    With ``broker``, an address such as ``tcp://10.0.0.1:5570``, everything comes through that broker, the recording
-    too; ``security`` holds the keys for it. The constructor then waits for the broker's answer, up to 5 s. With
-    ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream. Of a run on several
-    hosts that is what the host of the first rank has; with ``host`` what that one has, from its bridge, which has to
-    be there. ``ranks`` are those whose events to receive, by default all.
+    With ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream. Of a run on
+    several hosts that is what the host of the first rank has; with ``host`` what that one has, from its bridge, which
+    has to be there. ``ranks`` are those whose events to receive, by default all.
 
     Raises:
         RunNotFoundError: there is no such run.
         RecordingError: its recording cannot be read.
-        BrokerError: no broker, or no NATS server, answers at that address.
-        ConfigurationError: both ``broker`` and ``stream`` are given, or ``host`` without ``stream``; ``stream`` is
-            malformed; ``barrier_events`` has an event that is not among ``events``; ``max_delay`` is not from 0 to 1.
+        BrokerError: no NATS server answers at that address.
+        ConfigurationError: ``host`` is given without ``stream``; ``stream`` is malformed; ``barrier_events`` has an
+            event that is not among ``events``; ``max_delay`` is not from 0 to 1.
     """
 
     def __init__(
@@ -103,9 +101,7 @@ class Subscriber(RunStream):
         name: str | None = None,
         barrier_events: Iterable[Event | str] = (),
         after: Mapping[int, tuple[int, int]] | None = None,
-        broker: str | None = None,
-        security: ClientSecurity | None = None,
-        stream: str | None = None,
+        stream: "str | NatsServers | None" = None,
         host: str | None = None,
         ranks: Collection[int] = (),
         timeouts: Timeouts | None = None,
@@ -125,25 +121,17 @@ class Subscriber(RunStream):
         self._nats: NatsConnection | None = None
         self._ranks = frozenset(ranks)
         self.first_rank = min(ranks, default=0)
-        of_stream = stream is not None or (broker is not None and is_nats(broker))
-        if host is not None and not of_stream:
+        if host is not None and stream is None:
             raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
         self._host = host
-        if stream is not None and broker is not None:
-            raise ConfigurationError("broker and stream name two places to read from: give one of them")
-        if security is None and broker is not None:
-            security = client_security_for(broker)
-        if of_stream:
-            self._nats = _connection_to(stream, broker)
-            broker = self._nats.address
-        if broker is not None:
-            from offloop.bus.subscriber.stream_run import open_remote
+        if stream is not None:
+            from offloop.bus.subscriber.stream_run import StreamRun, connect
 
+            self._nats = connect(stream)
             try:
-                self._source = open_remote(broker, None if run is None else str(run), security, self._timeouts, host)
+                self._source = StreamRun(self._nats, None if run is None else str(run), self._timeouts, host)
             except BaseException:
-                if self._nats is not None:
-                    self._nats.close()
+                self._nats.close()
                 raise
         else:
             self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
@@ -163,7 +151,6 @@ class Subscriber(RunStream):
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
         self._commands = PendingCommands(self._timeouts)
-        self._given_security = security
         self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._following = Following(self._order, self._timeouts)
@@ -184,16 +171,12 @@ class Subscriber(RunStream):
             self._lease,
             self._report,
             self._take_answer,
-            self._security_for(endpoints),
+            client_security_for(endpoints.control_endpoint),
             self._timeouts,
         )
         now = time.monotonic()
         self._following.connected(now, has_feed=endpoints.event_feed is not None)
         self._send(self._commands.send_again(now))
-
-    def _security_for(self, endpoints: Endpoints) -> ClientSecurity | None:
-        # A run whose directory is here may all the same be served by a broker that takes keys.
-        return self._given_security or client_security_for(endpoints.control_endpoint)
 
     @property
     def _lease(self) -> dict[str, Any]:
@@ -315,8 +298,7 @@ class Subscriber(RunStream):
                 f"run {self.run_name!r} takes no command: it is not live; 'offloop runs' lists the runs"
             )
         wait = self._timeouts.outcome if wait is None else wait
-        security = self._security_for(endpoints)
-        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, security, self._timeouts)
+        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, None, self._timeouts)
 
     @property
     def commander(self) -> Callable[..., Outcome]:
@@ -335,8 +317,8 @@ class Subscriber(RunStream):
 
     def host_windows(self) -> list[HostWindow]:
         """As :meth:`offloop.bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first
-        the last one of each; from a directory the last ones of its host; through a broker none. Waits for nothing but
-        an answer in this process."""
+        the last one of each; from a directory the last ones of its host. Waits for nothing but an answer in this
+        process."""
         return self._source.host_windows()
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
@@ -357,7 +339,7 @@ class Subscriber(RunStream):
         endpoints = self._source.endpoints
         if endpoints is None:
             raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
-        with contextlib.closing(RequestClient(endpoints.control_endpoint, self._given_security, self._timeouts)) as ask:
+        with contextlib.closing(RequestClient(endpoints.control_endpoint, timeouts=self._timeouts)) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
     def _note_handled(self, snapshot: Snapshot) -> None:
@@ -523,16 +505,6 @@ class Subscriber(RunStream):
     ) -> None:
         # Without waiting, so that a cancelled task leaves nothing open either.
         self.close()
-
-
-def _connection_to(stream: str | None, address: str | None) -> "NatsConnection":
-    """The connection of this process to NATS servers; ``address`` is one that it has already."""
-    from offloop.bus.jetstream.connection import NatsServers
-    from offloop.bus.jetstream.nats_connection import NatsConnection
-
-    return NatsConnection.shared(
-        NatsServers.parse(stream) if stream is not None else NatsConnection.at(address or "").servers
-    )
 
 
 class AsyncSubscriber(Subscriber):

@@ -98,10 +98,8 @@ class Timeouts:
     """How long a subscriber waits before it looks again whether the run is live."""
     renew: float = 1.0
     """How long a subscriber waits before it renews its lease."""
-    fetch: float = 2.0
-    """How long a subscriber waits for a part of a remote recording before it requests it again."""
     fetch_poll: float = 0.05
-    """How long it waits before it looks again whether that part has come."""
+    """How long a subscriber waits before it looks again whether a part of a recording has come from NATS."""
     on_disk: float = 0.02
     """How long a subscriber waits before it looks again for missing events in the recording."""
     gap: float = 5.0

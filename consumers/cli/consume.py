@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from offloop.bus.cli.options import ReplayChoice
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.net.nats_addresses import is_nats
 from offloop.bus.recording.window import Bound
 from offloop.bus.types.demand import check_max_delay, shortest_delay
 from offloop.consumers.api.callback import Callback, OnError, demand_of
@@ -36,9 +35,7 @@ def consume(
     ranks: tuple[int, ...],
     last: bool,
     runs_dir: str | None,
-    broker: str | None,
-    key: str | None,
-    broker_key: str | None,
+    stream: str | None,
     replay: Path | None,
     rate: float | None,
     start: Bound | None,
@@ -63,7 +60,7 @@ def consume(
         raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
     if list_metrics == "" and not (run or replay):
         last = True
-    source = RunSelector(run or list_metrics or None, runs_dir, broker, key, broker_key, replay, wait, last, ranks)
+    source = RunSelector(run or list_metrics or None, runs_dir, stream, replay, wait, last, ranks)
     choice = ReplayChoice(rate, start, until, loop)
     _check_together(source, choice, name, state_dir)
     if max_delay is not None:
@@ -99,7 +96,7 @@ def consume(
     code = 0
     while True:
         with _frozen():
-            stream, statistics = run_session(
+            events, statistics = run_session(
                 streams.open,
                 made,
                 destinations,
@@ -109,7 +106,7 @@ def consume(
                 partial(say_start, name=name),
                 states,
             )
-        code = max(code, report(stream, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys())))
+        code = max(code, report(events, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys())))
         is_empty = streams.gave_nothing and not statistics.handled
         if not loop or statistics.interrupted or is_empty:
             break
@@ -140,11 +137,6 @@ def _frozen() -> Iterator[None]:
 def _check_together(source: RunSelector, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
     """Raises for options that do not go together, or for a name that is not allowed."""
     source.check()
-    if name is not None and source.broker and state_dir is None and not is_nats(source.broker):
-        raise click.UsageError(
-            "--name keeps how far a consumer is in the run's directory, which is on another machine: "
-            "add --state-dir DIR"
-        )
     if choice.option and not source.is_file:
         raise click.UsageError(
             f"{choice.option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays it "

@@ -7,11 +7,10 @@ import click
 
 from offloop.bus.cli.options import (
     loop_option,
+    place_options,
     ranks_option,
     rate_option,
-    runs_dir_option,
     start_option,
-    stream_options,
     until_option,
     wait_option,
 )
@@ -55,17 +54,13 @@ settings_option = click.option(
     short_help="Run callbacks and loggers on a run.",
     frequent=("--callbacks", "--log", "-o", "--run", "--last", "--replay", "--name", "--list"),
 )
-@stream_options
 @callbacks_option
 @loggers_option
 @settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read. Default: the newest live one.")
 @ranks_option
 @click.option("--last", is_flag=True, help="Read the newest run, live or not.")
-@runs_dir_option
-@click.option("--broker", metavar="ADDRESS", help="Read through the broker at tcp://HOST:5570.")
-@click.option("--key", metavar="FILE", help="Your secret key for it. Default: $OFFLOOP_KEY.")
-@click.option("--broker-key", metavar="FILE", help="Its public key. Default: $OFFLOOP_BROKER_KEY.")
+@place_options
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),

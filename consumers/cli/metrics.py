@@ -7,8 +7,6 @@ from typing import NamedTuple
 from offloop.bus.printing import escape, say, table
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.bus.subscriber.source import recorded
-from offloop.bus.subscriber.stream_run import open_remote
 from offloop.bus.types.event import Event
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.source import Source
@@ -19,7 +17,6 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 from offloop.consumers.cli.selector import Found
 from offloop.consumers.loggers.console import format_value
 from offloop.consumers.runner.runner import Runner
-from offloop.consumers.runner.streams import RemoteRunInfo, is_live
 
 _COLUMNS = ("name", "label", "event", "last value", "full name")
 _KNOWN = {"batch_size", "dataloader_len", "loss", "microbatch", "world_size"}
@@ -72,17 +69,15 @@ def list_metrics(found: Found) -> list[str]:
 
     Raises:
         RecordingError: the recording cannot be read.
-        BrokerError: the broker elsewhere does not answer.
+        BrokerError: the NATS servers do not answer.
     """
     with contextlib.ExitStack() as opened:
         snapshots: Iterable[Snapshot]
-        if isinstance(found, RemoteRunInfo):
-            remote = opened.enter_context(contextlib.closing(open_remote(found.broker, found.name, found.security)))
-            name, goes_on, snapshots = found.name, is_live(found), recorded(remote)
-        elif isinstance(found, Recording):
+        if isinstance(found, Recording):
             name, goes_on, snapshots = found.run_name, False, found
         else:
-            name, goes_on, snapshots = found.name, is_live(found), Recording(found.recording)
+            name, goes_on = found.name, found.is_live
+            snapshots = opened.enter_context(found.place.recorded(found))
         logged, source = read_logged(snapshots)
     damage = [snapshots.damage] if isinstance(snapshots, Recording) and snapshots.damage and not goes_on else []
     if not logged:

@@ -10,9 +10,9 @@ from offloop.bus.runs.directory import RUN_FILE, read_run
 from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.consumers.delivery.commit import Committed
+from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.session import format_outcomes, format_places
 from offloop.consumers.runner.statistics import RunnerStatistics
-from offloop.consumers.runner.streams import Stream
 
 EXIT_TROUBLE = 1
 EXIT_LOST = 4

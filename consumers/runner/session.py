@@ -11,9 +11,9 @@ from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
 from offloop.consumers.runner.entries import partition
+from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
-from offloop.consumers.runner.streams import Stream
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
 """Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.subscriber.Subscriber`."""

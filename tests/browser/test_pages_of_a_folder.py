@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher
+from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.store import INDEX_FOLDER
 from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.command import ui
-from offloop.consumers.dashboard.web.places import Places, RunsHere
+from offloop.consumers.dashboard.web.places import Places
+from offloop.consumers.runner.places import RunFolder
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -88,14 +90,35 @@ def test_a_recording_that_lies_elsewhere_leads_to_no_folder(runs, tmp_path, brow
         assert there.page.get_by_role("link", name="all runs").count() == 0
 
 
+def test_several_folders_are_one_table(runs, tmp_path, browser):
+    text = tmp_path / "text"
+    record(text, "one", 9.0)
+    with (
+        ui_of(str(runs), str(text)) as served,
+        visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there,
+    ):
+
+        def row(name: str):
+            return there.page.locator("tbody tr", has=there.page.get_by_label(f"Select {name}", exact=True))
+
+        there.waits_for(lambda: names(there) == ["one", "one", "three", "two"], "all of them")
+        row("text/one").get_by_role("button", name="Add a tag").click()
+        there.page.keyboard.type("mine")
+        there.page.keyboard.press("Enter")
+        there.waits_for(lambda: read_annotations(text / "one").tags == ("mine",), "the tag")
+        assert not read_annotations(runs / "one").tags
+        there.page.get_by_label("Search or filter runs").fill("run == one")
+        there.waits_for(lambda: names(there) == ["one", "one"], "those")
+        there.page.get_by_label("Select all runs that are found").check()
+        there.page.get_by_role("link", name="Compare").click()
+        there.waits_for(lambda: there.page.get_by_role("article").count() == 2, "both on one page")
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--key", "x"), "name it with --broker"),
-        (("--broker", "tcp://a:1", "--broker-key", "x", "--broker-key", "y"), "one for all or for each"),
         (("--wait",), "name them, as in 'offloop ui NAME --wait'"),
         ((".", "one"), "'one' is a run and '.' a folder of runs"),
-        (("one", "--runs-dir", ".", "--broker", "tcp://a:1"), "give one of --runs-dir, --broker and --stream"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(wrong, said):
@@ -151,7 +174,7 @@ def test_an_argument_is_a_run_or_a_folder_of_runs(runs, shown_by):
 
 def test_a_table_that_nobody_looks_at_any_more_is_left(runs, monkeypatch):
     monkeypatch.setattr("offloop.consumers.dashboard.web.all_runs.KEEP_SECONDS", 0.05)
-    every = AllRuns(Places([RunsHere(runs)]))
+    every = AllRuns(Places([RunFolder(runs)]))
 
     def threads() -> list[str]:
         return [one.name for one in threading.enumerate() if one.name == "offloop-library"]

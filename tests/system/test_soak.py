@@ -87,9 +87,9 @@ def memory(pid: int) -> float:
 class Follower(threading.Thread):
     """A subscriber on a thread that keeps the numbers of what comes."""
 
-    def __init__(self, run: str, broker: str | None = None) -> None:
+    def __init__(self, run: str) -> None:
         super().__init__(daemon=True)
-        self.subscriber = Subscriber(run, broker=broker)
+        self.subscriber = Subscriber(run)
         self.got: list[int] = []
         self.start()
 

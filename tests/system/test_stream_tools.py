@@ -11,11 +11,11 @@ from urllib.request import urlopen
 import pytest
 from nats_servers import NatsServer
 
-from offloop.bus import Event, Publisher, RunNotFoundError
+from offloop.bus import ConfigurationError, Event, Publisher, RunNotFoundError
 from offloop.bus.jetstream.download import download, downloaded
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
-from offloop.consumers.dashboard.web.places import RunsElsewhere
+from offloop.consumers.dashboard.view.library import RunLibrary
+from offloop.consumers.runner.places import NatsRuns
 
 PYTHON = (sys.executable, "-m")
 
@@ -90,12 +90,18 @@ def test_a_replay_is_served_to_consumers(server, run, tmp_path):
 
 def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
     with NatsConnection.shared(server.servers) as there:
-        place = RunsElsewhere(there.address)
-        library = BrokerLibrary(place)
+        place = NatsRuns(there.address)
+        library = RunLibrary(place)
         library.look()
         assert (library.problem, [*library.table.entries]) == (None, ["r"])
         assert library.table.entries["r"].status == "finished"
         assert place.in_words == f"NATS at {server.address}"
+        with pytest.raises(ConfigurationError, match="tag, rename and delete it on its own machine"):
+            library.annotate("r", tags=["mine"])
+    for option in (("--where", "lr > 1"), ("--archived",)):
+        assert f"{option[0]} is for runs on this machine" in command(
+            "offloop.bus", "runs", "--stream", server.address, *option, code=2
+        )
     words = [*PYTHON, "offloop.bus", "ui", "--stream", server.address, "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

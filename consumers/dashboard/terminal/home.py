@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.terminal.display import Display
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal
 from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, sortable, table_frame
@@ -15,7 +15,7 @@ from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
 from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.streams import Stream, attach
+from offloop.consumers.runner.places import RunFolder, Stream
 
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -34,12 +34,13 @@ def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | s
         ConfigurationError: there is no terminal.
     """
     require_terminal()
-    _AllRuns(RunLibrary(runs_dir), every).work()
+    _AllRuns(RunFolder(runs_dir), every).work()
 
 
 class _AllRuns:
-    def __init__(self, library: RunLibrary, every: int | str) -> None:
-        self._library = library
+    def __init__(self, folder: RunFolder, every: int | str) -> None:
+        self._folder = folder
+        self._library = RunLibrary(folder)
         self._every = every
         self._screen = TerminalScreen(_ignore)
         self._shown = TableShown()
@@ -110,7 +111,7 @@ class _AllRuns:
             self._shown.widths.clear()
         self._seen = now
         state = library.problem or (f"reading {library.waiting:,} more ..." if library.waiting else None)
-        lines = table_frame(library.table, self._shown, str(library.root), state, width, height)
+        lines = table_frame(library.table, self._shown, str(runs_dir(self._folder.directory)), state, width, height)
         self._screen.draw(lines, width, height)
 
     def _handle_key(self, key: str) -> None:
@@ -170,11 +171,10 @@ class _AllRuns:
 
     def _show(self, name: str, is_first: bool) -> bool:
         """Shows a run until somebody leaves it; whether that was for the table."""
-        path = self._library.root / name
         run = MonitoredRun(RunView(name))
 
         def open_stream(feed: RunTap) -> Stream:
-            return attach(find_run(str(path)), Subscription.of([feed]))
+            return self._folder.find(name).attach(Subscription.of([feed]))
 
         follower = RunFollower(run, open_stream, self._every)
         follower.start()

@@ -13,8 +13,8 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.runner import Runner
-from offloop.consumers.runner.streams import Stream
 
 READERS = 2
 """So many runs of one page have their histories read at the same time: more threads would only take turns, and what

@@ -1,17 +1,19 @@
-"""All runs of a folder, looked at again and again in a thread: what the tables of all runs are made of."""
+"""All runs of a place, looked at again and again in a thread: what the tables of all runs are made of."""
 
-import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from offloop.bus.errors import OffloopError, RunNotFoundError
+from offloop.bus.errors import ConfigurationError, OffloopError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import remove_run, rename_run
-from offloop.bus.runs.directory import in_words
+from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.view.run_table import RunTable
+from offloop.consumers.dashboard.view.stream_index import StreamIndex
+from offloop.consumers.runner.places import Place, RunFolder
 
 _LOOK_SECONDS = 1.0
 _READ_SECONDS = 0.3
@@ -21,29 +23,29 @@ _LEAVE_SECONDS = 5.0
 
 
 class RunLibrary:
-    """Every run of a folder, brought up to date about once a second by a thread.
+    """Every run of a place, brought up to date about once a second by a thread.
 
-    It may be asked and changed from any thread.
+    It may be asked and changed from any thread; runs that are elsewhere are not changed.
     """
 
-    def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
-        self._index = RunIndex(runs_dir)
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._index = RunIndex(place.directory) if isinstance(place, RunFolder) else StreamIndex(place.address)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._leaves = False
         self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
-        self.root = self._index.root
         self.table = RunTable({})
         """What is known at this moment; another one when something has changed."""
         self.waiting: int | None = None
-        """How many runs have yet to be read; ``None`` before the first look at the folder."""
+        """How many runs have yet to be read; ``None`` before the first look at the place."""
         self.problem: str | None = None
-        """Why the folder cannot be read, or the index not be stored."""
+        """Why the place cannot be read, or the index not be stored."""
 
     @property
     def name(self) -> str:
-        """The folder, in words."""
-        return in_words(self.root)
+        """The place, in words."""
+        return self._place.in_words
 
     def start(self) -> None:
         """Begins to look."""
@@ -75,12 +77,13 @@ class RunLibrary:
 
         Raises:
             RunNotFoundError: it is gone.
-            ConfigurationError: a tag or a note that is not allowed.
+            ConfigurationError: a tag or a note that is not allowed, or the run is elsewhere.
             RunDirectoryError: it cannot be written.
         """
+        path = self._path(run)
         with self._lock:
             entry = self._known(run)
-            said = annotate(self.root / run, **changes)
+            said = annotate(path, **changes)
             self.table = RunTable({**self.table.entries, run: entry.annotated(said)}, self.table)
         self._wake.set()
 
@@ -91,10 +94,12 @@ class RunLibrary:
             RunNotFoundError: it is gone.
             RunIsLiveError: it has not ended.
             RunDirectoryError: it cannot be removed.
+            ConfigurationError: it is elsewhere.
         """
+        path = self._path(run)
         with self._lock:
             self._known(run)
-            remove_run(self.root / run)
+            remove_run(path)
             self._drop(run)
 
     def rename(self, run: str, name: str) -> None:
@@ -104,13 +109,22 @@ class RunLibrary:
             RunNotFoundError: it is gone.
             RunIsLiveError: it has not ended.
             InvalidRunNameError: the name cannot be a run's.
-            ConfigurationError: something has that name already.
+            ConfigurationError: something has that name already, or the run is elsewhere.
             RunDirectoryError: it cannot be renamed.
         """
+        path = self._path(run)
         with self._lock:
             self._known(run)
-            rename_run(self.root / run, name)
+            rename_run(path, name)
             self._drop(run)
+
+    def _path(self, run: str) -> Path:
+        if isinstance(self._place, RunFolder):
+            return runs_dir(self._place.directory) / run
+        raise ConfigurationError(
+            f"run {run!r} is {self._place}, which gives runs to read: tag, rename and delete it on its own machine, "
+            "with 'offloop ui' there"
+        )
 
     def _known(self, run: str) -> RunEntry:
         entry = self.table.entries.get(run)

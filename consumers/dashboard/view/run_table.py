@@ -74,7 +74,7 @@ class RunTable:
         """The best of the runs that are found, in whichever order."""
         self._usual: tuple[str, ...] | None = None
         self.has_folders = any("/" in run for run in self.entries)
-        """Whether they are of several folders or brokers."""
+        """Whether they are of several places."""
         self._newest_first = newest_first(self.entries.values())
 
     def _names(self, before: "RunTable | None") -> Columns:

@@ -1,4 +1,4 @@
-"""All runs of some folders and brokers, as one table, while somebody looks at it."""
+"""All runs of some places, as one table, while somebody looks at it."""
 
 import threading
 from typing import Any
@@ -9,9 +9,8 @@ from offloop.bus.errors import RunNotFoundError
 from offloop.bus.index.entry import RunEntry
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_table import RunTable
-from offloop.consumers.dashboard.web.broker_library import BrokerLibrary
 from offloop.consumers.dashboard.web.follow import KEEP_SECONDS
-from offloop.consumers.dashboard.web.places import Places, RunsElsewhere
+from offloop.consumers.dashboard.web.places import Places
 
 
 class AllRuns:
@@ -23,7 +22,7 @@ class AllRuns:
         self._lock = threading.Lock()
         self._viewers = 0
         self._leaving: threading.Timer | None = None
-        self._libraries: dict[str, RunLibrary | BrokerLibrary] = {}
+        self._libraries: dict[str, RunLibrary] = {}
         self._keyed: dict[str, tuple[RunTable, dict[str, tuple[RunEntry, RunEntry]]]] = {}
         """Of each place the table that was merged last, and its entries with those that were made of them."""
         self._merged = RunTable({})
@@ -64,11 +63,11 @@ class AllRuns:
 
     @property
     def problems(self) -> list[str]:
-        """Why a folder cannot be read, its index not be stored, or a broker not be asked."""
+        """Why a folder cannot be read, its index not be stored, or NATS not be asked."""
         return [library.problem for library in self._libraries.values() if library.problem]
 
     def is_elsewhere(self, run: str) -> bool:
-        """Whether a run is a broker's, so that nothing can be written about it."""
+        """Whether nothing can be written about a run."""
         return self._places.is_elsewhere(run)
 
     def open(self) -> None:
@@ -80,7 +79,7 @@ class AllRuns:
                 self._leaving = None
             if not self._libraries:
                 for label, place in self._places.items():
-                    library = BrokerLibrary(place) if isinstance(place, RunsElsewhere) else RunLibrary(place.directory)
+                    library = RunLibrary(place)
                     library.start()
                     self._libraries[label] = library
 
@@ -102,21 +101,21 @@ class AllRuns:
         self._leave()
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Changes what is said of a run, see :meth:`RunLibrary.annotate`; nothing is said of a broker's."""
+        """Changes what is said of a run, see :meth:`RunLibrary.annotate`."""
         library, name = self._library_of(run)
         library.annotate(name, **changes)
 
     def remove(self, run: str) -> None:
-        """Removes a run, see :meth:`RunLibrary.remove`; none of a broker's."""
+        """Removes a run, see :meth:`RunLibrary.remove`."""
         library, name = self._library_of(run)
         library.remove(name)
 
     def rename(self, run: str, name: str) -> None:
-        """Gives a run another name, see :meth:`RunLibrary.rename`; none of a broker's."""
+        """Gives a run another name, see :meth:`RunLibrary.rename`."""
         library, old = self._library_of(run)
         library.rename(old, name)
 
-    def _library_of(self, run: str) -> tuple[RunLibrary | BrokerLibrary, str]:
+    def _library_of(self, run: str) -> tuple[RunLibrary, str]:
         label, name = self._places.split(run)
         with self._lock:
             library = self._libraries.get(label)

@@ -93,12 +93,12 @@ class Dashboard(RunTap):
         Raises:
             ConfigurationError: it cannot be served there.
         """
-        from offloop.consumers.dashboard.web.places import RunsHere
         from offloop.consumers.dashboard.web.site import Site
+        from offloop.consumers.runner.places import RunFolder
 
         # A recording may lie anywhere.
         is_run = run_dir is not None and (run_dir / RUN_FILE).is_file()
-        places = [RunsHere(run_dir.resolve().parent)] if run_dir is not None and is_run else []
+        places = [RunFolder(run_dir.resolve().parent)] if run_dir is not None and is_run else []
         self._server = Site(self._listening, places, self._runs, self.every if isinstance(self.every, int) else 10)
         self._server.start()
 

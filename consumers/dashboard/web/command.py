@@ -1,6 +1,5 @@
 """The command ``offloop ui``."""
 
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from offloop.bus.terminal import Command
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
 
 if TYPE_CHECKING:
-    from offloop.consumers.dashboard.web.places import RunsHere
+    from offloop.consumers.runner.places import RunFolder
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
@@ -62,24 +61,12 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("arguments", nargs=-1, metavar="[RUN | RUNS_DIR]...")
 @runs_dir_option
-@click.option("--broker", "brokers", multiple=True, metavar="ADDRESS", help="Also the runs of the broker there.")
-@click.option("--key", metavar="FILE", help="Your secret key for brokers. Default: $OFFLOOP_KEY.")
-@click.option(
-    "--broker-key",
-    "broker_keys",
-    multiple=True,
-    metavar="FILE",
-    help="Its public key: one for all, or one each. Default: $OFFLOOP_BROKER_KEY.",
-)
-@functools.partial(stream_options, into="stream")
+@stream_options
 @wait_option
 @_serving_options
 def ui(
     arguments: tuple[str, ...],
     runs_dir: str | None,
-    brokers: tuple[str, ...],
-    key: str | None,
-    broker_keys: tuple[str, ...],
     stream: str | None,
     wait: bool,
     host: str,
@@ -93,34 +80,25 @@ def ui(
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
     With RUN, begin with a page of these runs, over one another. A RUN is a name, a run's folder, or a recording; live
-    ones are followed. Every attempt of a run has lines of its own; at a broker elsewhere, the newest one and those that
-    begin later.
+    ones are followed. Every attempt of a run has lines of its own; in NATS, the newest one and those that begin later.
 
-    RUNS_DIR is a folder in which runs live, and there may be several. Default, unless --runs-dir, --broker or --stream
-    is given: $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
+    RUNS_DIR is a folder in which runs live, and there may be several. Default, unless --runs-dir or --stream is given:
+    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
     """
-    if (key or broker_keys) and not brokers:
-        raise click.UsageError("--key and --broker-key are for a broker elsewhere: name it with --broker")
-    if len(broker_keys) > 1 and len(broker_keys) != len(brokers):
-        raise click.UsageError(
-            f"{len(broker_keys)} times --broker-key for {len(brokers)} times --broker: give one for all or for each"
-        )
     if wait and not arguments:
         raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
     from offloop.consumers.dashboard.web.follow import FollowedRuns
-    from offloop.consumers.dashboard.web.places import RunsElsewhere, RunsHere, places_of
+    from offloop.consumers.dashboard.web.places import places_of
     from offloop.consumers.dashboard.web.site import Site
+    from offloop.consumers.runner.places import RunFolder
 
-    folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, RunsHere(runs_dir))]
+    folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, RunFolder(runs_dir))]
     runs = [one for one in dict.fromkeys(arguments) if one not in folders]
     if runs and folders:
         raise click.UsageError(f"{runs[0]!r} is a run and {folders[0]!r} a folder of runs: give runs or folders")
-    elsewhere = [] if stream is None else [RunsElsewhere(stream)]
-    folders += [] if runs_dir is None else [runs_dir]
-    here = places_of(folders, brokers, key, broker_keys) if folders or brokers or not elsewhere else []
-    places = [*here, *elsewhere]
+    places = places_of([*folders, *([] if runs_dir is None else [runs_dir])], stream)
     if runs and len(places) > 1:
-        raise click.UsageError("runs are looked up in one place: give one of --runs-dir, --broker and --stream")
+        raise click.UsageError("runs are looked up in one place: give one of --runs-dir and --stream")
     listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
     followed = FollowedRuns(places[0], every)
     if waiting := [run for run in runs if not followed.add(run, wait)]:
@@ -137,7 +115,7 @@ def ui(
         followed.stop()
 
 
-def _is_folder_of_runs(path: str, here: "RunsHere") -> bool:
+def _is_folder_of_runs(path: str, here: "RunFolder") -> bool:
     """Whether an argument is a RUNS_DIR: a directory that is not a run, and not named like one of the runs ``here``."""
     from offloop.bus.runs.directory import RUN_FILE
 

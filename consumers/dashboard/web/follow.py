@@ -11,13 +11,13 @@ from pathlib import Path
 from offloop.bus.errors import OffloopError, RunNotFoundError
 from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import Attempt, RunInfo
+from offloop.bus.runs.directory import Attempt
 from offloop.consumers.dashboard.view.follower import RunFollower, Turns
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
-from offloop.consumers.dashboard.web.places import Place, Places, RunsHere
+from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.streams import RemoteRunInfo, Stream, attach
+from offloop.consumers.runner.places import FoundRun, Place, RunFolder, Stream
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
@@ -34,7 +34,7 @@ class FollowedRuns:
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
-        """Of each run, by its path or by its name at a broker, the attempts that are followed."""
+        """Of each run, by its path or by its name in NATS, the attempts that are followed."""
         self._names: dict[str, str] = {}
         """By what it was asked for."""
         self._followers: list[RunFollower] = []
@@ -51,19 +51,20 @@ class FollowedRuns:
         Raises:
             RunNotFoundError: it is not, and ``wait`` is false.
             RecordingError: it is a recording that cannot be read.
-            BrokerError: no broker answers.
+            BrokerError: the NATS servers do not answer.
         """
-        if isinstance(self._where, RunsHere) and Path(name).is_file():
+        if isinstance(self._where, RunFolder) and Path(name).is_file():
             recording = Recording(name)
             self._follow(lambda feed: recording, recording.run_name, recording.attempt)
             return True
         try:
-            key, run = self._where.find(name)
+            run = self._where.find(name)
         except RunNotFoundError:
             if not wait:
                 raise
             self.expect(name)
             return False
+        key = f"{run.place} {run.key}"
         if key in self._known:
             return True
         self._known[key], self._names[key] = set(), name
@@ -83,32 +84,32 @@ class FollowedRuns:
                     run.problem = None
             except OffloopError as error:
                 run.problem = str(error)
-        for key in list(self._known):
-            # A run whose directory is in the middle of a change, or whose broker is away, is read the next time.
+        for key, name in list(self._names.items()):
+            # A run whose directory is in the middle of a change, or whose servers are away, is read the next time.
             with contextlib.suppress(OffloopError):
-                self._add_attempts(key, self._where.find(key)[1])
+                self._add_attempts(key, self._where.find(name))
 
-    def _add_attempts(self, key: str, run: RunInfo | RemoteRunInfo) -> None:
-        known, name = self._known[key], self._names[key]
-        if isinstance(run, RemoteRunInfo):
+    def _add_attempts(self, key: str, run: FoundRun) -> None:
+        known, name, info = self._known[key], self._names[key], run.info
+        if info is None:
             if run.attempt not in known:
                 known.add(run.attempt)
                 view = self._follow(self._opening(run), run.name, run.attempt, name)
                 if run.status in SEVERITY:
                     view.expect_end(Ending(run.status))
             return
-        for attempt in run.attempts:
+        for attempt in info.attempts:
             if attempt.number in known:
                 continue
-            is_last = attempt is run.last
-            if is_last and not (run.live or run.away) and attempt.status == "running":
-                return  # Its broker is about to serve it.
+            is_last = attempt is info.last
+            if is_last and run.is_starting:
+                return
             known.add(attempt.number)
             opening = self._opening(run) if is_last else _reading(attempt)
-            expect_end(self._follow(opening, run.name, attempt.number, name, attempt.recording), run)
+            expect_end(self._follow(opening, run.name, attempt.number, name, attempt.recording), info)
 
-    def _opening(self, run: RunInfo | RemoteRunInfo) -> "Callable[[RunTap], Stream]":
-        return lambda feed: attach(run, Subscription.of([feed]))
+    def _opening(self, run: FoundRun) -> "Callable[[RunTap], Stream]":
+        return lambda feed: run.attach(Subscription.of([feed]))
 
     def _follow(
         self,
@@ -176,7 +177,7 @@ class ChosenRuns:
                 group = self._groups[key] = _Group(FollowedRuns(self._places, self._every))
                 for name in keys:
                     try:
-                        # A broker may be slow or away: this page does not wait for it.
+                        # NATS may be slow or away: this page does not wait for it.
                         is_shown = not self._places.is_elsewhere(name) and group.followed.add(name, wait=True)
                     except OffloopError:
                         is_shown = False
@@ -219,7 +220,7 @@ class ChosenRuns:
                     self._thread = None
                     return
                 watched = [group.followed for group in self._groups.values() if group.viewers]
-            # Not while others wait: a broker may be slow or away.
+            # Not while others wait: NATS may be slow or away.
             for followed in watched:
                 followed.look()
             if self._leaves.wait(_LOOK_SECONDS):

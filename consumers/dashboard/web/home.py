@@ -244,7 +244,7 @@ class HomePage:
         here = [entry for entry in asked if not self._runs.is_elsewhere(entry.run)]
         if len(here) < len(asked):
             others = [one_line(entry.run) for entry in asked if entry not in here]
-            self._say(f"{_listed(others)}: runs of a broker are deleted on its machine")
+            self._say(f"{_listed(others)}: runs in NATS are deleted on their machine")
         ended = [entry for entry in here if not entry.is_going_on]
         if len(ended) < len(here):
             live = [one_line(entry.run) for entry in here if entry.is_going_on]

@@ -163,7 +163,7 @@ export default {
         <q-list v-if="menu.row" role="none" dense>
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="settings.baseline = menu.row.isBaseline ? '' : menu.row.run"><q-item-section>{{ menu.row.isBaseline ? "Compare with no baseline" : "Use as the baseline" }}</q-item-section></q-item>
-          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, names, deleting: on the broker's machine</q-item-section></q-item>
+          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, names, deleting: on the run's machine</q-item-section></q-item>
           <template v-else-if="mayChange">
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.printing import one_line
-from offloop.bus.runs.directory import RunInfo
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Listening
 from offloop.consumers.dashboard.web.all_runs import AllRuns
@@ -16,8 +15,9 @@ from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
 from offloop.consumers.dashboard.web.page import Page
-from offloop.consumers.dashboard.web.places import Place, Places
+from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.dashboard.web.server import DashboardServer, Opening, PageBuilder
+from offloop.consumers.runner.places import Place
 
 ALL_RUNS = "/all"
 """The path of the table of all runs."""
@@ -77,14 +77,14 @@ class Site(DashboardServer):
         problems = [f"There is no run {one_line(name[:_LONGEST])!r} any more." for name in names if name not in known]
         if len(asked) > MOST_COMPARED:
             problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
-        # A broker has none to give, and may be slow.
+        # NATS has none to give, and may be slow.
         tags = {places.split(key)[1]: key for key in known if not places.is_elsewhere(key)}
 
         @functools.cache
         def tags_of(run: str) -> Sequence[str]:
             with contextlib.suppress(OffloopError, KeyError):
-                _, found = places.find(tags[run])
-                return read_annotations(found.path).tags if isinstance(found, RunInfo) else ()
+                info = places.find(tags[run]).info
+                return () if info is None else read_annotations(info.path).tags
             return ()
 
         self._build_runs(runs, opening, problems, comparison, tags_of)

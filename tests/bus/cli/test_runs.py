@@ -158,8 +158,6 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
         (["runs", "--sort", "nothing"], "no run has 'nothing'"),
         (["runs", "--columns", "lr,nothing"], "no run has 'nothing'"),
         (["runs", "--columns", "lr", "--json"], "--json has all of them"),
-        (["runs", "--broker", "tcp://127.0.0.1:1", "--where", "lr > 1"], "--where is for runs on this machine"),
-        (["runs", "--broker", "tcp://127.0.0.1:1", "--archived"], "--archived is for runs on this machine"),
         (["show", "nothing"], "no run 'nothing'"),
         (["compare", "a"], "name two or more runs"),
         (["edit", "--pin"], "name the runs, or choose them with --where"),

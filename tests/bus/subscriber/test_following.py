@@ -14,7 +14,7 @@ from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus
 from offloop.bus.types.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(gap=5.0, silence=5.0)
-LIVE, AWAY, FINISHED, UNREACHABLE = RunStatus.LIVE, RunStatus.AWAY, RunStatus.FINISHED, RunStatus.UNREACHABLE
+LIVE, AWAY, FINISHED = RunStatus.LIVE, RunStatus.AWAY, RunStatus.FINISHED
 
 
 def frame(seq: int, name: str = "batch_end") -> bytes:
@@ -160,12 +160,10 @@ def test_the_end_that_the_broker_wrote_between_two_looks_counts() -> None:
     assert following.ending == Ending("finished")
 
 
-def test_a_remote_broker_that_does_not_answer_ends_it_as_unreachable(following: Following) -> None:
+def test_a_part_that_is_on_its_way_is_waited_for(following: Following) -> None:
     step = following.at_end_of_recording(True, LIVE, 1.0)
     assert (step.action, step.pause > 0) == (Action.NONE, True)
-    following.at_end_of_recording(True, UNREACHABLE, 60.0)
-    assert following.ending is not None
-    assert following.ending.status == "unreachable"
+    assert following.ending is None
 
 
 def test_a_batch_with_a_gap_before_it_is_read_from_the_recording_to_its_end(live: Following) -> None:

@@ -1,6 +1,5 @@
 """Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
 
-import contextlib
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ from helpers import wait_for
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from offloop.bus.protocol.numbering import Numbers
 from offloop.bus.protocol.order import Missing
-from offloop.bus.subscriber.source import RemoteRun
 from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.types.timeouts import Timeouts
 
@@ -284,15 +282,3 @@ print("over")
 def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
     done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "over\n"
-
-
-def test_what_has_come_from_a_broker_is_not_waited_for(runs_dir):
-    with Publisher("r") as publisher:
-        publish(publisher, 1, 100)
-        with contextlib.closing(RemoteRun(publisher.address, "r")) as run:
-            list(run.reader.read())
-            assert run._channel.wait(20), "the first range"
-            assert run.pending
-            begin = time.monotonic()
-            run.wait(20)
-            assert time.monotonic() - begin < 10

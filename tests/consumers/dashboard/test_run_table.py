@@ -10,8 +10,9 @@ from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import MetricValues, RunEntry, unreadable_entry
 from offloop.consumers.dashboard.view.run_table import RunTable, progress_of, reached_text
 from offloop.consumers.dashboard.web.home import TableLook, window
-from offloop.consumers.dashboard.web.places import Places, RunsElsewhere, RunsHere
+from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.dashboard.web.rows import CompareLook
+from offloop.consumers.runner.places import NatsRuns, RunFolder
 
 ACCURACY = "metrics/eval/accuracy"
 
@@ -295,15 +296,15 @@ def test_what_a_browser_tells_of_groups_is_checked():
 
 
 def test_runs_of_several_places_are_known_by_as_much_of_them_as_tells_them_apart(tmp_path):
-    places = Places([RunsHere("/a/vision/runs"), RunsHere("/a/text/runs"), RunsElsewhere("tcp://far:5570")])
-    assert [label for label, _ in places.items()] == ["vision/runs", "text/runs", "far:5570"]
+    places = Places([RunFolder("/a/vision/runs"), RunFolder("/a/text/runs"), NatsRuns("nats://far:4222")])
+    assert [label for label, _ in places.items()] == ["vision/runs", "text/runs", "far:4222"]
     assert places.split("vision/runs/one") == ("vision/runs", "one")
-    assert places.is_elsewhere("far:5570/one")
+    assert places.is_elsewhere("far:4222/one")
     assert not places.has("elsewhere/one")
-    assert [label for label, _ in Places([RunsHere("/runs"), RunsHere("/a/runs")]).items()] == ["/runs", "a/runs"]
+    assert [label for label, _ in Places([RunFolder("/runs"), RunFolder("/a/runs")]).items()] == ["/runs", "a/runs"]
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").touch()
-    alone = Places([RunsHere(tmp_path)])
+    alone = Places([RunFolder(tmp_path)])
     assert alone.has("one")
     for name in ("", ".", "..", "two", str(tmp_path / "one"), f"../{tmp_path.name}/one", "one\0"):
         assert not alone.has(name), name
