@@ -105,7 +105,7 @@ class DumpRelay:
             run = read_run(self._path)
             if run.control_endpoint is None or run.last.number != dump.attempt:
                 return
-            socket: Any = connect_socket(self._context, zmq.DEALER, run.control_endpoint, None)
+            socket: Any = connect_socket(self._context, zmq.DEALER, run.control_endpoint)
             try:
                 await socket.send(encode_control("command", command))
                 await asyncio.wait_for(socket.recv(), _ANSWER_SECONDS)

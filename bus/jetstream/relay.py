@@ -153,7 +153,7 @@ class _Reader:
         self.used = time.monotonic()
         self._client = client
         self._reply = reply
-        self._socket: Any = connect_socket(context, zmq.DEALER, address, None)
+        self._socket: Any = connect_socket(context, zmq.DEALER, address)
         self._task = asyncio.create_task(self._answer())
 
     async def send(self, message: bytes) -> None:

@@ -6,11 +6,9 @@ from typing import Any, Protocol
 import zmq
 
 from offloop.bus.errors import BrokerError, ProtocolError
-from offloop.bus.net.curve import ClientSecurity, client_security_for
 from offloop.bus.net.nats_addresses import is_nats
 from offloop.bus.net.sockets import connect_socket
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
-from offloop.bus.types.timeouts import Timeouts
 
 
 class Channel(Protocol):
@@ -67,9 +65,8 @@ def stream_at(address: str) -> Stream:
     return _streams[address]
 
 
-def open_channel(address: str, security: ClientSecurity | None = None, timeouts: Timeouts | None = None) -> Channel:
-    """A channel to the broker at an address, or to the hosts of runs in NATS there. ``security`` holds the keys for a
-    broker, by default those that the environment names.
+def open_channel(address: str) -> Channel:
+    """A channel to the broker at an address, or to the hosts of runs in NATS there.
 
     Raises:
         BrokerError: this process has no connection to the NATS servers there.
@@ -77,7 +74,7 @@ def open_channel(address: str, security: ClientSecurity | None = None, timeouts:
     """
     if is_nats(address):
         return stream_at(address).open_channel()
-    return SocketChannel(address, security or client_security_for(address), timeouts or Timeouts.default)
+    return SocketChannel(address)
 
 
 class SocketChannel:
@@ -87,10 +84,10 @@ class SocketChannel:
         ConfigurationError: that is not an address.
     """
 
-    def __init__(self, address: str, security: ClientSecurity | None, timeouts: Timeouts) -> None:
+    def __init__(self, address: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_socket(self._context, zmq.DEALER, address, security, timeouts=timeouts)
+            self._socket = connect_socket(self._context, zmq.DEALER, address)
         except BaseException:
             self._context.destroy(linger=0)
             raise

@@ -8,8 +8,7 @@ from typing import Any
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.net.channels import Channel, open_channel, stream_at
-from offloop.bus.net.curve import ClientSecurity, client_security_for
-from offloop.bus.net.nats_addresses import is_nats, what_is_at
+from offloop.bus.net.nats_addresses import what_is_at
 from offloop.bus.types.timeouts import Timeouts
 
 
@@ -17,39 +16,32 @@ def ask_broker(
     address: str,
     kind: str,
     content: dict[str, Any],
-    security: ClientSecurity | None = None,
     timeouts: Timeouts | None = None,
 ) -> dict[str, Any]:
     """One question to a broker, and its answer.
 
-    ``security`` holds the keys for it, by default those that the environment names.
-
     Raises:
         BrokerError: no broker answers, or the broker refuses.
     """
-    with contextlib.closing(RequestClient(address, security, timeouts)) as ask:
+    with contextlib.closing(RequestClient(address, timeouts)) as ask:
         return ask(kind, content)
 
 
 class RequestClient:
-    """One connection to a broker for several questions, each asked when the one before is answered.
+    """One connection to a broker for several questions, each asked when the one before is answered."""
 
-    ``security`` holds the keys for it, by default those that the environment names."""
-
-    def __init__(self, address: str, security: ClientSecurity | None = None, timeouts: Timeouts | None = None) -> None:
+    def __init__(self, address: str, timeouts: Timeouts | None = None) -> None:
         self._address = address
         self._timeouts = timeouts or Timeouts.default
-        self._security = security or client_security_for(address)
-        self._channel = open_channel(address, self._security, self._timeouts)
+        self._channel = open_channel(address)
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         """The answer to a question. Raises :class:`offloop.bus.errors.BrokerError` when no broker answers, or it
         refuses."""
         answer = request(self._channel, kind, content, self._timeouts.answer)
         if answer is None:
-            hint = "" if is_nats(self._address) else f", {_keys_hint(self._security)}"
             raise BrokerError(
-                f"{what_is_at(self._address)} does not answer: it may be busy or gone{hint}", address=self._address
+                f"{what_is_at(self._address)} does not answer: it may be busy or gone", address=self._address
             )
         return answer
 
@@ -100,10 +92,3 @@ def request(channel: Channel, kind: str, content: dict[str, Any], patience: floa
             raise BrokerError(str(answer.content.get("reason", "the broker refused without a reason")))
         return answer.content
     return None
-
-
-def _keys_hint(security: ClientSecurity | None) -> str:
-    """A broker does not answer unauthenticated peers, so it looks the same as none."""
-    if security is None:
-        return "or it takes keys: '--key' and '--broker-key'"
-    return "or it does not know your key, or has another one than '--broker-key' says"

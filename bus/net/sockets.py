@@ -5,11 +5,9 @@ from collections.abc import Callable
 import zmq
 
 from offloop.bus.errors import BrokerError, ConfigurationError
-from offloop.bus.net.curve import ClientSecurity, allow_ipv6
 from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.types.timeouts import Timeouts
 
-KEEPALIVE_PROBES = 3
 RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
 
@@ -56,9 +54,7 @@ def connect_socket(
     context: "zmq.Context[zmq.Socket[bytes]]",
     kind: int,
     address: str,
-    security: ClientSecurity | None,
     prepare: "Callable[[zmq.Socket[bytes]], object]" = lambda _: None,
-    timeouts: Timeouts | None = None,
 ) -> "zmq.Socket[bytes]":
     """A socket that stays connected to ``address``, through every loss of the connection.
 
@@ -70,32 +66,12 @@ def connect_socket(
     made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MILLISECONDS)
     made.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MILLISECONDS)
-    if address.startswith("tcp://"):
-        notice_silence(made, timeouts or Timeouts.default)
-    allow_ipv6(made, address)
-    if security is not None:
-        security.apply(made)
     prepare(made)
     try:
         made.connect(address)
     except zmq.ZMQError as error:
         made.close()
         raise ConfigurationError(
-            f"{address!r} is not an address of a broker ({error.strerror}): use one like tcp://127.0.0.1:5570"
+            f"{address!r} is not an address of a broker ({error.strerror}): use one like ipc:///runs/NAME/broker.sock"
         ) from None
     return made
-
-
-def notice_silence(made: "zmq.Socket[bytes]", timeouts: Timeouts) -> None:
-    """Has the system close a connection of which the other side is gone without a word, and a new one be begun: a cable
-    that is pulled closes none.
-
-    ZeroMQ's own heartbeats would find out sooner, but libzmq 4.3 aborts the process when one waits behind a full queue
-    and the connection is reset (libzmq issue 4767)."""
-    made.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, round(timeouts.keepalive))
-    made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, round(timeouts.keepalive_probe))
-    made.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
-    made.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_PROBES * round(timeouts.keepalive_probe * 1000))
-    made.setsockopt(zmq.HANDSHAKE_IVL, round(timeouts.handshake * 1000))
-    made.setsockopt(zmq.CONNECT_TIMEOUT, round(timeouts.handshake * 1000))

@@ -11,7 +11,6 @@ from typing import Any
 
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.net.channels import Channel, open_channel
-from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.protocol.frames import Control
 from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
@@ -23,14 +22,12 @@ def send_command(
     name: str,
     *arguments: Argument,
     wait: float = WAIT_SECONDS,
-    security: ClientSecurity | None = None,
     reason: str | None = None,
     timeouts: Timeouts | None = None,
 ) -> Outcome:
     """Sends a command to a live run, through its broker, and waits up to ``wait`` seconds until it takes effect.
 
-    ``reason`` says why and by whom, see :func:`sent_by`. ``security`` holds the keys for the broker, by default those
-    that the environment names.
+    ``reason`` says why and by whom, see :func:`sent_by`.
 
     Raises:
         ConfigurationError: there is no such command, or the run is not live.
@@ -47,7 +44,6 @@ def send_command(
         name,
         *arguments,
         wait=wait,
-        security=security,
         reason=reason,
         timeouts=timeouts,
     )
@@ -59,13 +55,12 @@ def send_command_through(
     name: str,
     *arguments: Argument,
     wait: float = WAIT_SECONDS,
-    security: ClientSecurity | None = None,
     reason: str | None = None,
     timeouts: Timeouts | None = None,
 ) -> Outcome:
     """As :func:`send_command`, for the run of that name at the broker at ``address``."""
     command = check_command(name, arguments, reason)
-    return perform(CommandExchange(address, run, command, wait, security, timeouts or Timeouts.default))
+    return perform(CommandExchange(address, run, command, wait, timeouts or Timeouts.default))
 
 
 def perform(exchange: "CommandExchange") -> Outcome:
@@ -92,7 +87,7 @@ async def perform_async(exchange: "CommandExchange") -> Outcome:
 
 def _begin(exchange: "CommandExchange") -> Channel:
     """A channel of its own, by which the command has been sent."""
-    channel = open_channel(exchange.address, exchange.security, exchange.timeouts)
+    channel = open_channel(exchange.address)
     channel.send("command", exchange.begin(time.monotonic()))
     return channel
 
@@ -108,11 +103,8 @@ class CommandExchange:
     """One command on its way to a run, and the answers to it: first the broker's, then the training's. Knows neither
     socket nor clock: ``now`` is a time in seconds that never goes back."""
 
-    def __init__(
-        self, address: str, run: str, command: Command, wait: float, security: ClientSecurity | None, timeouts: Timeouts
-    ) -> None:
+    def __init__(self, address: str, run: str, command: Command, wait: float, timeouts: Timeouts) -> None:
         self.address = address
-        self.security = security
         self.timeouts = timeouts
         self.deadline = 0.0
         """When to :meth:`give_up`."""

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
-from offloop.bus.net.curve import client_security_for
 from offloop.bus.net.requests import RequestClient
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
@@ -171,7 +170,6 @@ class Subscriber(RunStream):
             self._lease,
             self._report,
             self._take_answer,
-            client_security_for(endpoints.control_endpoint),
             self._timeouts,
         )
         now = time.monotonic()
@@ -298,7 +296,7 @@ class Subscriber(RunStream):
                 f"run {self.run_name!r} takes no command: it is not live; 'offloop runs' lists the runs"
             )
         wait = self._timeouts.outcome if wait is None else wait
-        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, None, self._timeouts)
+        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, self._timeouts)
 
     @property
     def commander(self) -> Callable[..., Outcome]:

@@ -9,7 +9,6 @@ from typing import Any
 import zmq
 
 from offloop.bus.net.channels import Channel, open_channel, wait_readable
-from offloop.bus.net.curve import ClientSecurity
 from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
@@ -27,7 +26,6 @@ class LiveSubscription:
         lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
-        security: ClientSecurity | None,
         timeouts: Timeouts,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -40,8 +38,8 @@ class LiveSubscription:
 
         try:
             if stream is not None:
-                self.socket = connect_socket(self._context, zmq.SUB, stream, security, subscribe, timeouts)
-            channel = open_channel(control, security, timeouts)
+                self.socket = connect_socket(self._context, zmq.SUB, stream, subscribe)
+            channel = open_channel(control)
         except BaseException:
             self._context.destroy(linger=0)
             raise

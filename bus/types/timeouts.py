@@ -18,10 +18,6 @@ class Timeouts:
     """How long a client waits for a broker's answer to a request."""
     handshake: float = 5.0
     """How long either side of a new connection waits for the other's part of the handshake."""
-    keepalive: float = 10.0
-    """How long a TCP connection is idle before the system probes whether the peer is still there; whole seconds."""
-    keepalive_probe: float = 5.0
-    """How long the system waits for an answer to each probe; whole seconds."""
     silence: float = 5.0
     """How long a publisher or subscriber waits for any message of its broker before it connects anew."""
     probe: float = 0.5

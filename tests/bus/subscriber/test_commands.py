@@ -15,7 +15,7 @@ BROKER = "tcp://10.0.0.1:5570"
 
 @pytest.fixture
 def exchange() -> CommandExchange:
-    return CommandExchange(BROKER, "r", Command("set", ("lr", 0.1)), 30.0, None, Timeouts(answer=5.0))
+    return CommandExchange(BROKER, "r", Command("set", ("lr", 0.1)), 30.0, Timeouts(answer=5.0))
 
 
 def answer(exchange: CommandExchange, kind: str, **content: object) -> Control:
