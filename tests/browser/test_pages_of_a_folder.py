@@ -107,7 +107,7 @@ def test_several_folders_are_one_table(runs, tmp_path, browser):
         there.page.keyboard.press("Enter")
         there.waits_for(lambda: read_annotations(text / "one").tags == ("mine",), "the tag")
         assert not read_annotations(runs / "one").tags
-        there.page.get_by_label("Search or filter runs").fill("run == one")
+        there.page.get_by_label("Search or filter runs").fill("run ~ one")
         there.waits_for(lambda: names(there) == ["one", "one"], "those")
         there.page.get_by_label("Select all runs that are found").check()
         there.page.get_by_role("link", name="Compare").click()
