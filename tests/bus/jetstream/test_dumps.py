@@ -16,12 +16,15 @@ from offloop.bus.runs.flight import list_dumps
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.types.timestamp import TrainingTime
 
+RUN_ID = "1" * 16
+"""Of the run, as its hosts agree on it."""
+
 
 @contextlib.contextmanager
 def host(name, runs, nats_server):
     """A rank with a flight recorder on a host of that name, its broker and its bridge; gives the run's directory."""
     ring = FlightRing(5, 1 << 20)
-    with contextlib.closing(ring), Publisher("r", runs_dir=runs, flight=ring) as publisher:
+    with contextlib.closing(ring), Publisher("r", runs_dir=runs, attempt=1, run_id=RUN_ID, flight=ring) as publisher:
         publisher.publish("batch_end", batch=1, loss=0.5)
         encode = event_encoder(Topic("r", "batch_end", 0), 1)
         ring.put(encode(2, 2, 1, TrainingTime(batch=1), None, {"loss": 0.5}, pack_map({"world_size": 1})))
