@@ -60,8 +60,6 @@ DIFFERING = {
     "--stream",
     # The events of a part of a recording; a flag of compare.
     "--events",
-    # They go with the brokers of several runs.
-    *("--broker", "--key", "--broker-key"),
 }
 """The names of options that differ between commands."""
 
