@@ -24,7 +24,7 @@ _HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """What a group raises that is given no command, in newer versions of click. Its message is the help."""
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command whose help has the frequent options first, and the others under "More options".
 
     Args:

@@ -18,7 +18,7 @@ from offloop.bus.cli.options import run_name_option, runs_dir_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 from offloop.bus.types.disabled import VARIABLE as DISABLED
 from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
@@ -28,7 +28,7 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     short_help="Run a script as a run, without a line in it.",
     context_settings={"allow_interspersed_args": False},
     frequent=("--run-name", "--callbacks", "--log", "-o"),

@@ -8,7 +8,7 @@ import click
 
 from offloop.bus.cli.options import ca_option, nkey_option, runs_dir_option, stream_option
 from offloop.bus.printing import say
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
@@ -24,7 +24,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return size
 
 
-@click.command(cls=Command, short_help="Copy a run into NATS JetStream.")
+@click.command(cls=CliCommand, short_help="Copy a run into NATS JetStream.")
 @click.argument("run")
 @runs_dir_option
 @stream_option(required=True)

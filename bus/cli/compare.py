@@ -14,7 +14,7 @@ from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
 from offloop.bus.strict_json import plain
-from offloop.bus.terminal import Command, describe_os_error
+from offloop.bus.terminal import CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     name="compare",
     short_help="Compare the results or events of runs.",
     frequent=("--events", "--all", "--json", "--runs-dir"),

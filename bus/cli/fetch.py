@@ -11,7 +11,7 @@ import click
 from offloop.bus.cli.options import force_option, output_option, start_option, stream_options, until_option
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2
 
 
-@click.command(cls=Command, name="fetch", short_help="Get a part of a recording from a host.")
+@click.command(cls=CliCommand, name="fetch", short_help="Get a part of a recording from a host.")
 @click.argument("run")
 @click.argument("host")
 @start_option

@@ -21,7 +21,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.plugins.registry import list_entry_points
 from offloop.bus.printing import say
-from offloop.bus.terminal import HELP, Command, run_command
+from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
 EXIT_TROUBLE = 1
@@ -135,7 +135,7 @@ effect yet: during a long evaluation, for example.
 
 
 @bus.command(
-    cls=Command,
+    cls=CliCommand,
     help=_SEND_HELP,
     short_help="Command a live run.",
     context_settings={"ignore_unknown_options": True},

@@ -10,7 +10,7 @@ import click
 from offloop.bus.cli.options import archived_option, runs_dir_option, where_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, table
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 EXIT_KEPT = 1
 
@@ -26,7 +26,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return [tag.strip() for value in values for tag in value.split(",")]
 
 
-@click.command(cls=Command, name="edit", short_help="Tag, pin, archive or rename runs, or write a note.")
+@click.command(cls=CliCommand, name="edit", short_help="Tag, pin, archive or rename runs, or write a note.")
 @_chosen_runs
 @click.option("--tag", callback=_tags, multiple=True, metavar="TAG,...", help="Add these tags; more than once.")
 @click.option("--untag", callback=_tags, multiple=True, metavar="TAG,...", help="Remove these tags; more than once.")
@@ -74,7 +74,7 @@ def edit_runs(
             say(f"run {path.name} is now {target.name}, in {target}")
 
 
-@click.command(cls=Command, name="rm", short_help="Delete runs.")
+@click.command(cls=CliCommand, name="rm", short_help="Delete runs.")
 @_chosen_runs
 @archived_option
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")

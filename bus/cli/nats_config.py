@@ -8,7 +8,7 @@ import click
 
 from offloop.bus.cli.options import certificate_key_option, certificate_option, listen_option
 from offloop.bus.net.nkeys import public_nkey
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def _users(role: str, help_text: str) -> "Callable[[Callable[..., None]], Callab
 
 @click.command(
     "nats-config",
-    cls=Command,
+    cls=CliCommand,
     short_help="Write the configuration of a NATS server.",
     frequent=("--publisher", "--viewer", "--commander", "--certificate", "--certificate-key", "--cluster"),
 )

@@ -18,7 +18,7 @@ from offloop.bus.cli.options import (
 )
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 from offloop.bus.tools.logs import SOURCES
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
@@ -36,7 +36,7 @@ _events_option = click.option("--events", metavar="NAME,...", help="Only these e
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     name="export",
     short_help="Write a recording for other tools.",
     frequent=("--to", "--output", "--events", "--ranks", "--force"),
@@ -83,7 +83,7 @@ def export_recording(
     _say_findings(done)
 
 
-@click.command(cls=Command, name="import", short_help="Make a run of another tool's log.")
+@click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
     "--from", "source", required=True, type=click.Choice(list(SOURCES)), metavar="TOOL", help="What wrote it."
@@ -129,7 +129,7 @@ def convert_recordings() -> None:
     """Write recordings that are made of other recordings, which stay as they are."""
 
 
-@convert_recordings.command(cls=Command, name="cut", short_help="Write a part of a recording.")
+@convert_recordings.command(cls=CliCommand, name="cut", short_help="Write a part of a recording.")
 @click.argument("file")
 @start_option
 @until_option
@@ -166,7 +166,7 @@ def cut_recording(
     _say_findings(replace(done, left_out=()))
 
 
-@convert_recordings.command(cls=Command, name="merge", short_help="Join recordings of one attempt of a run.")
+@convert_recordings.command(cls=CliCommand, name="merge", short_help="Join recordings of one attempt of a run.")
 @click.argument("files", nargs=-1, required=True)
 @output_option
 @force_option
@@ -189,7 +189,7 @@ def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, ru
     _say_findings(done)
 
 
-@convert_recordings.command(cls=Command, name="recover", short_help="Write a clean recording from a damaged one.")
+@convert_recordings.command(cls=CliCommand, name="recover", short_help="Write a clean recording from a damaged one.")
 @click.argument("run")
 @output_option
 @runs_dir_option

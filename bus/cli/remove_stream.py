@@ -5,10 +5,10 @@ import click
 from offloop.bus.cli.options import stream_options
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.printing import say
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 
-@click.command(cls=Command, name="remove", short_help="Remove a run from NATS servers.")
+@click.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
 @click.argument("run")
 @stream_options
 def remove_stream(run: str, broker: str | None) -> None:

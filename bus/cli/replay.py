@@ -21,7 +21,7 @@ from offloop.bus.cli.options import (
 )
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -32,7 +32,7 @@ EXIT_TROUBLE = 1
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     short_help="Serve a recording as if it were live.",
     frequent=("--rate", "--start", "--until", "--loop", "--run-name"),
 )

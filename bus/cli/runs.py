@@ -19,7 +19,7 @@ from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, shor
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, table
 from offloop.bus.strict_json import plain
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     name="runs",
     short_help="List the runs.",
     frequent=("--where", "--sort", "--columns", "--live", "--json"),
@@ -235,7 +235,7 @@ def _reached(listed: dict[str, Any]) -> str:
 
 
 @click.command(
-    cls=Command, name="show", short_help="Show one run or recording.", frequent=("--details", "--json", "--runs-dir")
+    cls=CliCommand, name="show", short_help="Show one run or recording.", frequent=("--details", "--json", "--runs-dir")
 )
 @click.argument("run")
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import answer_of, in_words
-from offloop.bus.jetstream.stored import Missing, Stored, get, last_range, list_subjects
+from offloop.bus.jetstream.stored import Stored, Unstored, get, last_range, list_subjects
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
@@ -156,7 +156,7 @@ class RunFileStream:
     async def first(self, subject: str) -> tuple[int, bytes]:
         """The beginning of what the stream holds of the file, and its offset."""
         message = await get(self._client, self.name, seq=1, next_by_subj=subject)
-        return (0, b"") if isinstance(message, Missing) else (message.offset or 0, message.data)
+        return (0, b"") if isinstance(message, Unstored) else (message.offset or 0, message.data)
 
     async def last(self, subject: str) -> tuple[Copied, bytes]:
         """How far the copy of a file goes, and the content of its last message.
@@ -165,7 +165,7 @@ class RunFileStream:
             BrokerError: the stream is of something else.
         """
         message, number = await last_range(self._client, self.name, subject)
-        if isinstance(message, Missing):
+        if isinstance(message, Unstored):
             if not message.has_stream:
                 await self.make()
             return Copied(sequence=number), b""

@@ -36,7 +36,7 @@ class Stored(NamedTuple):
         return int(self.headers[names.FINAL]) if names.FINAL in self.headers else None
 
 
-class Missing(NamedTuple):
+class Unstored(NamedTuple):
     """That there is no such message."""
 
     has_stream: bool
@@ -58,7 +58,7 @@ async def ask_api(client: "Client", subject: str, request: dict[str, Any]) -> di
     return response
 
 
-async def get(client: "Client", stream: str, **request: object) -> Stored | Missing:
+async def get(client: "Client", stream: str, **request: object) -> Stored | Unstored:
     """The message with the sequence number ``seq``; with ``next_by_subj`` the first one of that subject from there on;
     with ``last_by_subj`` alone its last one.
 
@@ -72,7 +72,7 @@ async def get(client: "Client", stream: str, **request: object) -> Stored | Miss
     except APIError as error:
         if error.err_code not in (_NO_MESSAGE, NO_STREAM):
             raise
-        return Missing(has_stream=error.err_code == _NO_MESSAGE)
+        return Unstored(has_stream=error.err_code == _NO_MESSAGE)
     headers = dict(_headers(base64.b64decode(found.get("hdrs", ""))))
     return Stored(found["subject"], found["seq"], headers, base64.b64decode(found.get("data", "")))
 
@@ -84,18 +84,18 @@ def _headers(block: bytes) -> Iterator[tuple[str, str]]:
             yield name, value.strip()
 
 
-async def last_range(client: "Client", stream: str, subject: str) -> tuple[Stored | Missing, int]:
+async def last_range(client: "Client", stream: str, subject: str) -> tuple[Stored | Unstored, int]:
     """The last message of a subject that is a range of a file, and the sequence number of its last message of any kind:
     a reader can have servers store an answer to a request there, and a host anything."""
     last = found = await get(client, stream, last_by_subj=subject)
-    if isinstance(last, Missing):
+    if isinstance(last, Unstored):
         return last, 0
     for before in range(last.sequence - 1, max(0, last.sequence - _MOST_OTHERS), -1):
         if isinstance(found, Stored) and found.subject == last.subject and found.offset is not None:
             return found, last.sequence
         found = await get(client, stream, seq=before)
     is_range = isinstance(found, Stored) and found.subject == last.subject and found.offset is not None
-    return (found if is_range else Missing(has_stream=True)), last.sequence
+    return (found if is_range else Unstored(has_stream=True)), last.sequence
 
 
 async def list_subjects(client: "Client", stream: str, pattern: str) -> list[str]:

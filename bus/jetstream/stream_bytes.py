@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
-from offloop.bus.jetstream.stored import Missing, Stored, get, last_range
+from offloop.bus.jetstream.stored import Stored, Unstored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.reader import Hole
@@ -237,7 +237,7 @@ class StreamBytes:
             self._put(place, last.offset, last.data)
             self._sequence = last.sequence
             return True
-        messages: list[Stored | Missing] = []
+        messages: list[Stored | Unstored] = []
         if self._sequence is not None and self._sequence < last.sequence:
             size = max(1, len(last.data))
             count = min(_BATCH, max(1, _AHEAD_BYTES // size), last.sequence - self._sequence)

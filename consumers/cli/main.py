@@ -14,7 +14,7 @@ from offloop.bus.cli.options import (
     until_option,
     wait_option,
 )
-from offloop.bus.terminal import Command, run_command
+from offloop.bus.terminal import CliCommand, run_command
 from offloop.consumers.api.callback import OnError
 from offloop.consumers.delivery.commit import COMMIT_EVENTS
 
@@ -50,7 +50,7 @@ settings_option = click.option(
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     short_help="Run callbacks and loggers on a run.",
     frequent=("--callbacks", "--log", "-o", "--run", "--last", "--replay", "--name", "--list"),
 )

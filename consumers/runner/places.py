@@ -84,7 +84,7 @@ class FoundRun:
         )
 
 
-class RunFolder:
+class FolderRuns:
     """A folder of runs, by default the usual one. As a text it is what stands behind ``waiting for a run`` in messages.
 
     The methods raise RunDirectoryError when the folder, or a run of it, cannot be read.
@@ -148,7 +148,7 @@ class RunFolder:
 
 
 class NatsRuns:
-    """The runs in the NATS servers at ``address``, to which this process is connected: as :class:`RunFolder`.
+    """The runs in the NATS servers at ``address``, to which this process is connected: as :class:`FolderRuns`.
 
     The methods raise BrokerError when the servers do not answer.
     """
@@ -207,7 +207,7 @@ class NatsRuns:
 
     @contextlib.contextmanager
     def recorded(self, run: FoundRun) -> Iterator[Iterable[Snapshot]]:
-        """As :meth:`RunFolder.recorded`."""
+        """As :meth:`FolderRuns.recorded`."""
         from offloop.bus.jetstream.nats_connection import NatsConnection
         from offloop.bus.subscriber.stream_run import StreamRun
 
@@ -229,9 +229,9 @@ _SILENT = (
 )
 
 
-Place: TypeAlias = RunFolder | NatsRuns
+Place: TypeAlias = FolderRuns | NatsRuns
 
 
 def place_of(runs_dir: str | os.PathLike[str] | None, stream: str | None) -> Place:
     """The place that a user named by ``--runs-dir`` or ``--stream``; without both the usual folder."""
-    return RunFolder(runs_dir) if stream is None else NatsRuns(stream)
+    return FolderRuns(runs_dir) if stream is None else NatsRuns(stream)

@@ -20,7 +20,7 @@ import click
 
 from offloop.bus import printing
 from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
-from offloop.bus.terminal import HELP, Command, run_command, write_options
+from offloop.bus.terminal import HELP, CliCommand, run_command, write_options
 from offloop.trainer.arguments import missing_extra
 from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from offloop.trainer.config import expand_groups
@@ -192,7 +192,7 @@ def _built_in_tasks() -> list[tuple[str, str]]:
     return [(name, find_task(name).help.partition("\n")[0]) for name in sorted(BUILT_IN)]
 
 
-class _TaskCommand(Command):
+class _TaskCommand(CliCommand):
     """Names the options that all tasks have by their headings, but for the frequent ones."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,7 +15,7 @@ from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
 from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.places import RunFolder, Stream
+from offloop.consumers.runner.places import FolderRuns, Stream
 
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -34,11 +34,11 @@ def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | s
         ConfigurationError: there is no terminal.
     """
     require_terminal()
-    _AllRuns(RunFolder(runs_dir), every).work()
+    _AllRuns(FolderRuns(runs_dir), every).work()
 
 
 class _AllRuns:
-    def __init__(self, folder: RunFolder, every: int | str) -> None:
+    def __init__(self, folder: FolderRuns, every: int | str) -> None:
         self._folder = folder
         self._library = RunLibrary(folder)
         self._every = every

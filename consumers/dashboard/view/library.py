@@ -13,7 +13,7 @@ from offloop.bus.index.manage import remove_run, rename_run
 from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.view.run_table import RunTable
 from offloop.consumers.dashboard.view.stream_index import StreamIndex
-from offloop.consumers.runner.places import Place, RunFolder
+from offloop.consumers.runner.places import FolderRuns, Place
 
 _LOOK_SECONDS = 1.0
 _READ_SECONDS = 0.3
@@ -30,7 +30,7 @@ class RunLibrary:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._index = RunIndex(place.directory) if isinstance(place, RunFolder) else StreamIndex(place.address)
+        self._index = RunIndex(place.directory) if isinstance(place, FolderRuns) else StreamIndex(place.address)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._leaves = False
@@ -119,7 +119,7 @@ class RunLibrary:
             self._drop(run)
 
     def _path(self, run: str) -> Path:
-        if isinstance(self._place, RunFolder):
+        if isinstance(self._place, FolderRuns):
             return runs_dir(self._place.directory) / run
         raise ConfigurationError(
             f"run {run!r} is {self._place}, which gives runs to read: tag, rename and delete it on its own machine, "

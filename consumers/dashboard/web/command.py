@@ -15,11 +15,11 @@ from offloop.bus.cli.options import (
     wait_option,
 )
 from offloop.bus.printing import say
-from offloop.bus.terminal import Command
+from offloop.bus.terminal import CliCommand
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening
 
 if TYPE_CHECKING:
-    from offloop.consumers.runner.places import RunFolder
+    from offloop.consumers.runner.places import FolderRuns
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
@@ -55,7 +55,7 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     short_help="Show all runs, or the named ones, in the browser.",
     frequent=("--runs-dir", "--port", "--open-browser", "--wait"),
 )
@@ -90,9 +90,9 @@ def ui(
     from offloop.consumers.dashboard.web.follow import FollowedRuns
     from offloop.consumers.dashboard.web.places import places_of
     from offloop.consumers.dashboard.web.site import Site
-    from offloop.consumers.runner.places import RunFolder
+    from offloop.consumers.runner.places import FolderRuns
 
-    folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, RunFolder(runs_dir))]
+    folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, FolderRuns(runs_dir))]
     runs = [one for one in dict.fromkeys(arguments) if one not in folders]
     if runs and folders:
         raise click.UsageError(f"{runs[0]!r} is a run and {folders[0]!r} a folder of runs: give runs or folders")
@@ -115,7 +115,7 @@ def ui(
         followed.stop()
 
 
-def _is_folder_of_runs(path: str, here: "RunFolder") -> bool:
+def _is_folder_of_runs(path: str, here: "FolderRuns") -> bool:
     """Whether an argument is a RUNS_DIR: a directory that is not a run, and not named like one of the runs ``here``."""
     from offloop.bus.runs.directory import RUN_FILE
 

@@ -17,7 +17,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
 from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.places import FoundRun, Place, RunFolder, Stream
+from offloop.consumers.runner.places import FolderRuns, FoundRun, Place, Stream
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
@@ -53,7 +53,7 @@ class FollowedRuns:
             RecordingError: it is a recording that cannot be read.
             BrokerError: the NATS servers do not answer.
         """
-        if isinstance(self._where, RunFolder) and Path(name).is_file():
+        if isinstance(self._where, FolderRuns) and Path(name).is_file():
             recording = Recording(name)
             self._follow(lambda feed: recording, recording.run_name, recording.attempt)
             return True

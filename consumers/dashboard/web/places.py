@@ -4,16 +4,16 @@ import os
 from collections.abc import Sequence
 
 from offloop.bus.errors import RunNotFoundError
-from offloop.consumers.runner.places import FoundRun, NatsRuns, Place, RunFolder
+from offloop.consumers.runner.places import FolderRuns, FoundRun, NatsRuns, Place
 
 
 def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:
     """The places that a command names, each folder once; without any the usual folder."""
     by_path = dict(zip(map(os.path.realpath, folders), folders, strict=True))
-    places: list[Place] = [RunFolder(folder) for folder in by_path.values()]
+    places: list[Place] = [FolderRuns(folder) for folder in by_path.values()]
     if stream is not None:
         places.append(NatsRuns(stream))
-    return places or [RunFolder()]
+    return places or [FolderRuns()]
 
 
 class Places:

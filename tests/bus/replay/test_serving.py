@@ -21,7 +21,7 @@ from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.cut import cut
 from offloop.bus.types.event import Event
-from offloop.consumers.runner.places import RunFolder
+from offloop.consumers.runner.places import FolderRuns
 from offloop.consumers.runner.streams import find_or_wait, live_or_wait
 
 SLOW = 0.001
@@ -103,8 +103,8 @@ def test_of_what_a_served_run_is_a_replay_is_told(runs_dir: Path, tmp_path: Path
     path = record(tmp_path / "r.mcap")
     said: list[str] = []
     with serving(path, "--run-name", "served", "--rate", SLOW):
-        live_or_wait(RunFolder(runs_dir), said.append)
-        found = find_or_wait(RunFolder(runs_dir), "served", wait=False, say=said.append)
+        live_or_wait(FolderRuns(runs_dir), said.append)
+        found = find_or_wait(FolderRuns(runs_dir), "served", wait=False, say=said.append)
         assert ("replay of", f"run r, attempt 1 ({path})") in list(lines(describe_run(found.info)))
     assert said == [f"run served is a replay of run r, attempt 1 ({path})"] * 2
 

@@ -22,7 +22,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.cli import main as cli
 from offloop.consumers.runner import streams as attach
-from offloop.consumers.runner.places import RunFolder
+from offloop.consumers.runner.places import FolderRuns
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir:
             description.write_text(json.dumps(record))
             if name != "over":
                 locks.enter_context(served(runs_dir / name))
-        assert attach.live_or_wait(RunFolder(runs_dir), said.append).name == "newest"
+        assert attach.live_or_wait(FolderRuns(runs_dir), said.append).name == "newest"
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 

@@ -14,7 +14,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 from offloop.consumers.dashboard.web.cards import facts
 from offloop.consumers.dashboard.web.follow import FollowedRuns
-from offloop.consumers.runner.places import RunFolder
+from offloop.consumers.runner.places import FolderRuns
 
 
 def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
@@ -63,7 +63,7 @@ def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duratio
             publisher.publish(Event.BATCH_END, batch=batch, sample=batch, loss=1.0, max_duration=max_duration)
         publisher.close(ending, error="it broke" if ending == "failed" else None)
     wait_for(lambda: find_run("r").last.reached, "the end in run.json")
-    followed = FollowedRuns(RunFolder(runs_dir), every=10)
+    followed = FollowedRuns(FolderRuns(runs_dir), every=10)
     assert followed.add("r", wait=False)
     (run,) = followed.runs
     progress = run.view.progress()

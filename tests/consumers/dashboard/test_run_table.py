@@ -12,7 +12,7 @@ from offloop.consumers.dashboard.view.run_table import RunTable, progress_of, re
 from offloop.consumers.dashboard.web.home import TableLook, window
 from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.dashboard.web.rows import CompareLook
-from offloop.consumers.runner.places import NatsRuns, RunFolder
+from offloop.consumers.runner.places import FolderRuns, NatsRuns
 
 ACCURACY = "metrics/eval/accuracy"
 
@@ -296,15 +296,15 @@ def test_what_a_browser_tells_of_groups_is_checked():
 
 
 def test_runs_of_several_places_are_known_by_as_much_of_them_as_tells_them_apart(tmp_path):
-    places = Places([RunFolder("/a/vision/runs"), RunFolder("/a/text/runs"), NatsRuns("nats://far:4222")])
+    places = Places([FolderRuns("/a/vision/runs"), FolderRuns("/a/text/runs"), NatsRuns("nats://far:4222")])
     assert [label for label, _ in places.items()] == ["vision/runs", "text/runs", "far:4222"]
     assert places.split("vision/runs/one") == ("vision/runs", "one")
     assert places.is_elsewhere("far:4222/one")
     assert not places.has("elsewhere/one")
-    assert [label for label, _ in Places([RunFolder("/runs"), RunFolder("/a/runs")]).items()] == ["/runs", "a/runs"]
+    assert [label for label, _ in Places([FolderRuns("/runs"), FolderRuns("/a/runs")]).items()] == ["/runs", "a/runs"]
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").touch()
-    alone = Places([RunFolder(tmp_path)])
+    alone = Places([FolderRuns(tmp_path)])
     assert alone.has("one")
     for name in ("", ".", "..", "two", str(tmp_path / "one"), f"../{tmp_path.name}/one", "one\0"):
         assert not alone.has(name), name
