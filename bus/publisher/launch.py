@@ -116,6 +116,11 @@ class BrokerProcess:
             return None
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether it exited because its run has ended."""
+        return self._process.poll() == 0
+
     def refusal(self) -> OffloopError | None:
         """Why it does not serve the run again, if one that was started again has said so before it ended."""
         out = self._process.stdout

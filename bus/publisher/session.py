@@ -29,6 +29,8 @@ class BrokerSession:
         self.state = SessionState(connection.run_name, connection.welcome, outbox, timeouts, time.monotonic())
         self._connection = connection
         self._is_silent = False
+        self._exited: float | None = None
+        """When our own broker was found to have finished."""
         self._timeouts = timeouts
 
     def receive(self) -> Control | None:
@@ -63,7 +65,14 @@ class BrokerSession:
             return
         how = process.ended()
         if how is None:
+            self._exited = None
             return
+        # The last acknowledgement of a broker that has finished may still be on its way here.
+        if process.has_finished:
+            now = time.monotonic()
+            self._exited = now if self._exited is None else self._exited
+            if now - self._exited < self._timeouts.last_words:
+                return
         self.state.broker_died(process.refusal())
         try:
             is_restarted = not self.state.lost and process.restart()

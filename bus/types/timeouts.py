@@ -124,7 +124,7 @@ class Timeouts:
     taken: float = 5.0
     """How long a rank waits for the broker's sign that it has taken everything before it asks again."""
     last_words: float = 0.2
-    """How long a replay waits for messages of a broker that has died before it starts another one."""
+    """How long the last messages of a broker that has exited are waited for before another one is started."""
     replay_poll: float = 0.1
     """How long a replay waits for messages of its broker at a time."""
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 from helpers import wait_for
+from nats.js.errors import NotFoundError
 from nats_servers import NatsCluster
 from run_folders import WrittenRun, write_run
 
@@ -109,10 +110,15 @@ def test_a_reader_knows_how_far_it_is_behind(nats_server, runs_dir):
     for _ in range(10):
         run.train([0.5] * 20)
 
+    async def is_listed(jetstream):
+        with contextlib.suppress(NotFoundError):
+            return (await jetstream.stream_info("KV_ol_runs")).state.messages > 0
+        return False
+
     async def copy():
         bridge = Bridge(run.path, nats_server.servers)
         copying = asyncio.create_task(bridge.copy())
-        while bridge.status.copied < run.writer.size:
+        while bridge.status.copied < run.writer.size or not await asyncio.to_thread(nats_server.operate, is_listed):
             await asyncio.sleep(0.01)
         copying.cancel()
         await asyncio.gather(copying, return_exceptions=True)

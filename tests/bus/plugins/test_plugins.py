@@ -109,7 +109,7 @@ def test_what_is_not_asked_for_is_not_imported(consumer: Run, packages: Path, ru
     done = consumer("--replay", run, "--callbacks", "lr")
     assert done.code == 0, done.err
     assert "imported" not in done.out
-    assert "lr-SGD/group0" in done.out
+    assert "  lr  " in done.out
 
 
 def test_of_two_packages_with_one_name_the_first_has_it(packages: Path) -> None:

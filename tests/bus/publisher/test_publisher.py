@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 
 import numpy as np
@@ -747,3 +748,22 @@ def test_a_training_with_more_than_a_thousand_open_files_is_recorded(runs_dir):
     done = subprocess.run([sys.executable, "-c", WITH_MANY_FILES], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert [one.event for one in Recording(find_run("r").path)] == [Event.FIT_START]
+
+
+def test_a_broker_that_has_finished_is_not_started_again_before_its_last_acknowledgement_is_here(
+    runs_dir, monkeypatch, caplog
+):
+    receive, ended = BrokerConnection.receive, []
+
+    def receive_late(self):
+        # As where ZeroMQ's thread has no processor for a moment.
+        if self.process is None or self.process.ended() is None:
+            return None
+        ended.append(time.monotonic())
+        return receive(self) if ended[-1] - ended[0] > 0.05 else None
+
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        monkeypatch.setattr(BrokerConnection, "receive", receive_late)
+    assert caplog.messages == []
+    assert find_run("r").status == "finished"

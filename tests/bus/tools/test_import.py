@@ -457,7 +457,7 @@ def test_the_console_shows_evaluations_at_the_steps_of_the_log(runs_dir, tmp_pat
     import_logs("csv", write_csv(tmp_path / "log.csv", "step,loss,val_acc", "10,0.5,0.7", "20,0.4,0.8"))
     command = ("--run", "log", "--callbacks", "metrics", "--log", "console", "-o", "console.every=0")
     lines = CliRunner().invoke(consumer, command).output.splitlines()
-    assert [line.split()[1] for line in lines if "metrics/val/acc" in line] == ["10", "20"]
+    assert [line.split()[1] for line in lines if "  acc  " in line] == ["10", "20"]
 
 
 def test_callbacks_judge_what_was_evaluated_and_are_told_what_no_log_has(runs_dir, tmp_path):

@@ -122,7 +122,7 @@ def test_what_is_given_replaces_what_the_task_says(run: Run, runs_dir: Path) -> 
     done = run("tuning:tuned", *settings)
     assert done.code == 0, done.err
     assert done.out.splitlines()[1:3] == ["mine fp32 2 2ep 4 1ep 0", "evaluated 1ba"]
-    assert done.err.splitlines()[-1].startswith("done: 1 ep, 4 ba")
+    assert "\ndone: 1 ep, 4 ba" in done.err
     assert [info.name for info in list_runs(runs_dir)] == ["mine"]
     assert "mine" in run("tuning:tuned", "--run-name=mine", "--microbatch-size=auto", "--algorithms=ema").out
 
