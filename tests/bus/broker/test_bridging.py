@@ -12,13 +12,18 @@ from offloop.bus.runs.bridged import BridgeStatus
 @pytest.fixture
 def bridges(tmp_path, monkeypatch):
     monkeypatch.setattr(bridging, "_AGAIN_SECONDS", 0.0)
+    _of_others.update(one.pid for one in psutil.Process().children())
     made = Bridges("nats://127.0.0.1:1")
     yield made
     wait_for(lambda: made.look({}) or not children(), "the end of all bridges")
 
 
+_of_others: set[int] = set()
+"""Processes that tests before these have started."""
+
+
 def children():
-    return psutil.Process().children()
+    return [one for one in psutil.Process().children() if one.pid not in _of_others]
 
 
 def begin_one_that_fails(bridges, path, attempt=1):
