@@ -29,7 +29,7 @@ help:
 	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
 	@echo "make bench       run all benchmarks, about 25 minutes, and show which goals are met"
-	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/comparison.md"
+	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/performance.md"
 	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"

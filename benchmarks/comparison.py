@@ -1,4 +1,4 @@
-"""The table and the picture of ``docs/comparison.md``, from what ``peers.py`` has measured."""
+"""The table and the picture of ``docs/performance.md``, from what ``peers.py`` has measured."""
 
 import html
 import re
@@ -160,7 +160,8 @@ def generated(measured: Mapping[str, Any]) -> str:
 def summary(measured: Mapping[str, Any]) -> str:
     """The most telling lines, for the README: offloop in a plain loop, and other tools."""
     rows: Mapping[str, Any] = measured["tools"]
-    lines = ["Beside [other tools](docs/comparison.md), as shares of the same loop without them:", ""]
+    others = "[other tools](docs/performance.md#beside-other-tools)"
+    lines = [f"Beside {others}, as shares of the same loop without them:", ""]
     lines += ["| | offloop | others |", "| --- | --: | --- |"]
     for cell, title in TELLING.items():
         shown = {}

@@ -442,7 +442,7 @@ def main() -> None:
     finally:
         if options.docs:
             (options.docs / "docs" / comparison.PICTURE).write_text(comparison.picture(measured))
-            comparison.write(options.docs / "docs" / "comparison.md", comparison.generated(measured))
+            comparison.write(options.docs / "docs" / "performance.md", comparison.generated(measured))
             comparison.write(options.docs / "README.md", comparison.summary(measured))
 
 

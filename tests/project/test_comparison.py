@@ -111,7 +111,7 @@ def test_a_page_without_marks_stays_as_it_is(tmp_path: Path) -> None:
     assert page.read_text() == "nothing"
 
 
-@pytest.mark.parametrize("page", ["docs/comparison.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/performance.md", "README.md"])
 def test_our_pages_have_the_marks(page: str) -> None:
     text = (ROOT / page).read_text()
     assert text.index(comparison.BEGIN) < text.index(comparison.END)

@@ -148,7 +148,7 @@ def test_docstrings_link_to_what_they_name(site: Path, pages: dict[Path, Page]) 
     # From the docstrings of LoggerDestination.check and of Callback.every.
     assert "../errors/#offloop.bus.ConfigurationError" in links
     assert "../bus/#offloop.bus.BASE_EVENTS" in links
-    own = pages[site / "own_loop/index.html"].links
+    own = pages[site / "attach/index.html"].links
     assert any(link.endswith("sources/bus/types/event.py/") for link in own)
 
 
@@ -185,6 +185,6 @@ def test_on_a_phone_the_search_finds_what_code_names_and_pages_fit(site: Path) -
         found = page.locator(".md-search-result__link", has_text="Write a callback").first
         found.click()
         page.wait_for_url("**/write_callback/**")
-        for name in ("", "own_loop/", "reference/bus/", "commands/", "loggers/"):
+        for name in ("", "attach/", "reference/bus/", "commands/", "loggers/"):
             page.goto(address + name)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"
