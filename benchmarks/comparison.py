@@ -95,8 +95,8 @@ def table(measured: Mapping[str, Any]) -> str:
             if "value" in cell:
                 shown.append(figure(name, cell["value"]))
             elif "text" in cell:
-                short, colon, _ = cell["text"].partition(":")
-                shown.append(escaped(short) + (notes.add(cell["text"]) if colon else ""))
+                short, colon, reason = cell["text"].partition(":")
+                shown.append(escaped(short) + (notes.add(reason) if colon else ""))
             else:
                 shown.append("n/a" + notes.add(cell["none"]))
         lines.append("| " + " | ".join([tool, *shown]) + " |")

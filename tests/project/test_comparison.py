@@ -63,7 +63,7 @@ def test_the_table_has_every_tool_with_figures_texts_and_reasons() -> None:
         "1. no server",
         "2. not measured",
         "3. no callbacks",
-        r"4. waits before the first step: no \| figure, \*only\* &lt;b&gt;this&lt;/b&gt; and more",
+        r"4. no \| figure, \*only\* &lt;b&gt;this&lt;/b&gt; and more",
         r"5. did not install: \`no\` wheel",
     ]
 
