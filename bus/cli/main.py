@@ -186,7 +186,7 @@ def _plain_value(text: str) -> Any:
     return text if isinstance(value, list | dict) else value
 
 
-@bus.group(short_help="Brokers, bridges into NATS JetStream, and keys.")
+@bus.group(short_help="Copy runs into NATS JetStream, and set it up.")
 def server() -> None:
     """Run what serves several users and hosts: bridges into NATS JetStream, and their keys."""
 

@@ -197,11 +197,6 @@ class Demand:
             return ()
         return tuple(name for name, intervals in found.fields.items() if intervals.are_due(number, position))
 
-    def is_due_itself(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is due by itself, judged as by :meth:`is_due`, without a field that brings it."""
-        found = self._by_event.get(event)
-        return found is not None and found.own.are_due(number, position)
-
     def has_field(self, event: Event, name: str) -> bool:
         """Whether a field is requested of an event."""
         found = self._by_event.get(event)
