@@ -151,17 +151,16 @@ class NatsConnection:
             BrokerError: the servers do not answer.
         """
         self.check()
-        with suppress(RuntimeError):
-            try:
-                self.begin(self.known.until_known(name, _RUNS_SECONDS)).result()
-            except TimeoutError:
-                raise BrokerError(
-                    f"NATS at {self.servers} does not answer: see whether its servers run and have JetStream",
-                    address=self.address,
-                ) from None
-            except concurrent.futures.CancelledError:
-                self.check()
-                raise BrokerError(f"the connection to {self.servers} has been closed", address=self.address) from None
+        try:
+            self.begin(self.known.until_known(name, _RUNS_SECONDS)).result()
+        except TimeoutError:
+            raise BrokerError(
+                f"NATS at {self.servers} does not answer: see whether its servers run and have JetStream",
+                address=self.address,
+            ) from None
+        except concurrent.futures.CancelledError:
+            self.check()
+            raise BrokerError(f"the connection to {self.servers} has been closed", address=self.address) from None
         return self.known.runs(name, host)
 
     def open_channel(self) -> StreamChannel:
