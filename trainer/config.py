@@ -137,9 +137,7 @@ def accept_groups(
 
 
 def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with those of a group in the place of the group.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for an argument that is given beside its group."""
+    """The arguments with those of a group in the place of the group."""
     expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = arguments.get(name)

@@ -43,10 +43,7 @@ from offloop.trainer.stream.run_stream import TrainingStream
 
 
 class Setup:
-    """The parts of a training. Making it starts nothing, :meth:`start` does.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`, :class:`offloop.bus.errors.InvalidTimeError` or
-    :class:`offloop.bus.errors.CheckpointError` for arguments that are not allowed."""
+    """The parts of a training. Making it starts nothing, :meth:`start` does."""
 
     def __init__(self, given: TrainerArguments) -> None:
         evaluators = as_evaluators(given.eval_dataloader)
@@ -126,7 +123,6 @@ class Setup:
         return state
 
     def _find_name(self, run_name: str | None) -> None:
-        """Finds the name that the run will have, unless another one takes it first."""
         state, saved = self.state, self.checkpoints.saved_name
         found = state.run_name
         if self.checkpoints.is_next_attempt:
@@ -145,7 +141,6 @@ class Setup:
         self.checkpoints.use_run_name()
 
     def _describe(self, run_name: str) -> dict[str, Any]:
-        """What is written down about the run."""
         self._use_name(run_name)
         return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
 
@@ -153,8 +148,7 @@ class Setup:
         """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
         whether the process of callbacks says at its end where loggers wrote.
 
-        Raises :class:`offloop.bus.errors.RunIsLiveError`, :class:`offloop.bus.errors.RunDirectoryError` or
-        :class:`offloop.bus.errors.BrokerError` when the run cannot be started."""
+        Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when the run cannot be started."""
         checked = self.state.run_name
         self.engine = self.stream.start(
             self.state,

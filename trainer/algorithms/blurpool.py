@@ -66,11 +66,9 @@ class BlurPool(Algorithm):
         self.min_channels = check_count("min_channels", min_channels, 0)
 
     def match(self, event: Event, state: State) -> bool:
-        """Once, before training."""
         return event is Event.INIT
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Changes the layers."""
         self.check(state)
         for module in state.model.modules():
             if isinstance(module, BlurredBefore | BlurredAfter):
@@ -86,7 +84,6 @@ class BlurPool(Algorithm):
         )
 
     def check(self, state: State) -> None:
-        """Refuses a model without a layer to blur."""
         if not any(self._goes_with(module) for module in state.model.modules()):
             raise ConfigurationError(
                 f"BlurPool finds nothing to blur in {type(state.model).__name__}: it needs a MaxPool2d with a stride, "

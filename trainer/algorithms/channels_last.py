@@ -31,9 +31,7 @@ class ChannelsLast(Algorithm):
     """
 
     def match(self, event: Event, state: State) -> bool:
-        """Once, before training."""
         return event is Event.INIT
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Lays out the weights."""
         state.model.to(memory_format=torch.channels_last)

@@ -18,18 +18,14 @@ _UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_E
 
 
 def check_number(name: str, value: Any) -> float:
-    """A number of zero or more, and finite.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`."""
+    """A number of zero or more, and finite."""
     if _is_number(value) and 0 <= value < math.inf:
         return float(value)
     raise ConfigurationError(f"{name} {value!r} is not allowed: use a number of 0 or more")
 
 
 def check_share(name: str, value: Any, *, zero: bool = True) -> float:
-    """A share of something, from 0 to 1; ``zero`` says whether none of it is allowed.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`."""
+    """A share of something, from 0 to 1; ``zero`` says whether none of it is allowed."""
     if _is_number(value) and 0 <= value <= 1 and (zero or value > 0):
         return float(value)
     allowed = "from 0 to 1" if zero else "above 0 and up to 1"
@@ -37,18 +33,14 @@ def check_share(name: str, value: Any, *, zero: bool = True) -> float:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least ``least``.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`."""
+    """A whole number of at least ``least``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise ConfigurationError(f"{name} {value!r} is not allowed: use a whole number of {least} or more")
 
 
 def check_key(name: str, key: Any) -> BatchKey:
-    """What can name a part of a batch, see :mod:`offloop.trainer.device.batch`.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`."""
+    """The key, if it can name a part of a batch."""
     path = key if isinstance(key, list) else [key]
     is_path = bool(path) and all(isinstance(step, int | str) and not isinstance(step, bool) for step in path)
     is_pair = isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
@@ -65,10 +57,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_point(name: str, point: TimeInput) -> Time:
-    """Reads a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for a point
-    that lies outside of the training."""
+    """Reads a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``."""
     time = Time.from_input(point)
     if time.value >= 0 and (time.unit is not TimeUnit.DURATION or time.value <= 1):
         return time
@@ -76,10 +65,7 @@ def check_point(name: str, point: TimeInput) -> Time:
 
 
 def check_update_interval(name: str, interval: TimeInput) -> Time:
-    """Reads an interval in whole batches or epochs.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for another
-    unit and for an interval of no length."""
+    """Reads an interval in whole batches or epochs."""
     time = Time.from_input(interval)
     if time.unit in _UPDATE_EVENTS and time.value > 0:
         return time
@@ -118,8 +104,6 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
     Returns:
         Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: shares of targets
         would be rounded visibly in half precision, and ``torch.nn.functional.cross_entropy`` takes both.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when the two do not go together.
     """
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise ConfigurationError(
@@ -144,9 +128,7 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
 
 
 def check_images(images: Any, algorithm: str) -> torch.Tensor:
-    """The images, a tensor of shape (rows, channels, height, width).
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
+    """The images, a tensor of shape (rows, channels, height, width)."""
     if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images
     what = f"shape {tuple(images.shape)}" if isinstance(images, torch.Tensor) else f"type {type(images).__name__}"

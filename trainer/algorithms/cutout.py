@@ -48,11 +48,9 @@ class CutOut(Algorithm):
         self.input_key = check_key("input_key", input_key)
 
     def match(self, event: Event, state: State) -> bool:
-        """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Puts a copy of the images, with holes in it, into the batch."""
         images = check_images(state.batch_get_item(self.input_key), "CutOut").clone()
         height, width = images.shape[2:]
         length = int(self.length * min(height, width))

@@ -88,13 +88,11 @@ class EMA(Algorithm):
         self._state: State | None = None
 
     def match(self, event: Event, state: State) -> bool:
-        """Where batches or epochs end, and around evaluations and predictions."""
         if event is self._event:
             return self._average is not None or has_reached(state, self.ema_start)
         return event is Event.INIT or (self._average is not None and event in _SWAP_EVENTS)
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Updates the average, or exchanges it with the weights."""
         if event is Event.INIT:
             self._state = state
         elif self._average is None:
@@ -105,13 +103,9 @@ class EMA(Algorithm):
             self._average.update(self._mix, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average, by the names of the weights."""
         return {} if self._average is None else {"average": self._average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the average.
-
-        Raises :class:`offloop.bus.errors.CheckpointError` when it is the one of another model."""
         self._average = None
         if "average" in state:
             assert self._state is not None  # since INIT

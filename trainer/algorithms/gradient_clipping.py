@@ -57,11 +57,9 @@ class GradientClipping(Algorithm):
             raise ConfigurationError("clipping_threshold 0 would take all gradients away: use a number above 0")
 
     def match(self, event: Event, state: State) -> bool:
-        """Where the gradients of a batch are complete."""
         return event is Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Clips the gradients of the model."""
         _CLIP[self.clipping_type](state.model.parameters(), self.clipping_threshold)
 
 
@@ -75,7 +73,6 @@ def _clip_adaptively(parameters: Iterable[Tensor], threshold: float) -> None:
 
 
 def _unit_norms(tensor: Tensor) -> Tensor:
-    """Norms over all dimensions but the first, or over all of a vector; they can be multiplied with the tensor."""
     dimensions = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else None
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=dimensions, keepdim=True)
     return norms

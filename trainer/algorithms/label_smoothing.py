@@ -49,11 +49,9 @@ class LabelSmoothing(Algorithm):
         self._original: torch.Tensor | None = None
 
     def match(self, event: Event, state: State) -> bool:
-        """Around the loss."""
         return event in _EVENTS
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Smooths the targets of the microbatch, or puts the original ones back."""
         if event is Event.AFTER_LOSS:
             state.batch_set_item(self.target_key, self._original)
             self._original = None

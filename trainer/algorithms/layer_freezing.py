@@ -55,11 +55,9 @@ class LayerFreezing(Algorithm):
         self._state: State | None = None
 
     def match(self, event: Event, state: State) -> bool:
-        """Where epochs end."""
         return event in (Event.INIT, Event.EPOCH_END)
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Freezes as many layers as are due."""
         if event is Event.INIT:
             self._state = state
             return
@@ -69,11 +67,9 @@ class LayerFreezing(Algorithm):
         logger.log_metrics({"layer_freezing/layers_frozen": self._frozen, "layer_freezing/percentage_frozen": share})
 
     def state_dict(self) -> dict[str, Any]:
-        """How many layers are frozen."""
         return {"layers_frozen": self._frozen} if self._frozen else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Freezes the layers that were frozen. The optimizers' states fit only afterwards."""
         assert self._state is not None  # since INIT
         self._freeze(self._state, state.get("layers_frozen", 0))
 

@@ -31,9 +31,6 @@ class Mixing(Algorithm):
         interpolate_loss: mix losses and not targets. Another algorithm's change to the targets, such as label
             smoothing, then acts on the loss for the rows' own targets only.
         input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not a
-    tensor and for targets that do not go with the outputs.
     """
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
@@ -55,11 +52,9 @@ class Mixing(Algorithm):
         """The inputs mixed with ``inputs[partners]``, as a new tensor, and the partners' share in it, from 0 to 1."""
 
     def match(self, event: Event, state: State) -> bool:
-        """Around the forward pass, and around the loss or before the backward pass."""
         return event in self._steps
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Does what is due for the microbatch."""
         self._steps[event](state)
 
     def draw_coefficient(self) -> float:
@@ -111,7 +106,6 @@ class Mixing(Algorithm):
 
 
 def _mixture(own: Any, partners: Any, share: float) -> Any:
-    """Mixes tensors, or losses of several parts."""
     if isinstance(own, Mapping):
         return {name: _mixture(part, partners[name], share) for name, part in own.items()}
     if isinstance(own, list | tuple):

@@ -96,11 +96,9 @@ class ProgressiveResizing(Algorithm):
         self._made: tuple[int, int] | None = None
 
     def match(self, event: Event, state: State) -> bool:
-        """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Puts the images, and targets if asked to, at the size that is due into the batch."""
         images = check_images(state.batch_get_item(self.input_key), "ProgressiveResizing")
         scale = self._scale(float(state.get_elapsed_duration() or 0))
         height, width = self._size(images, scale)
@@ -115,7 +113,6 @@ class ProgressiveResizing(Algorithm):
         logger.log_metrics({f"progressive_resizing/{name}": size for name, size in sizes.items()})
 
     def explain(self, error: RuntimeError, state: State) -> str | None:
-        """That the model takes images of full size only."""
         if self._made is None or not any(word in str(error) for word in _WORDS_OF_SHAPE):
             return None
         height, width = self._made

@@ -48,20 +48,17 @@ class SAM(Algorithm):
         self.interval = check_count("interval", interval)
 
     def match(self, event: Event, state: State) -> bool:
-        """Where the gradients of a batch are complete, once in every interval."""
         if event is Event.AFTER_TRAIN_BATCH:
             return (int(state.timestamp.batch) + 1) % self.interval == 0
         return event is Event.INIT
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Puts the gradients at the point nearby in place of those at the weights."""
         if event is Event.INIT:
             self.check(state)
         else:
             self._replace_gradients(state)
 
     def check(self, state: State) -> None:
-        """Refuses ``amp_fp16``."""
         if state.scaler is not None:
             raise ConfigurationError(f"SAM does not go with precision {state.precision!r}: use amp_bf16 or fp32")
 

@@ -94,11 +94,9 @@ class SelectiveBackprop(Algorithm):
         self.loss_fn = loss_fn or _cross_entropy
 
     def match(self, event: Event, state: State) -> bool:
-        """Where a batch has been fetched, while it is time."""
         return event is Event.AFTER_DATALOADER and self._is_due(state)
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Takes rows out of the batch."""
         batch = state.batch
         if not isinstance(batch, Mapping | list | tuple):
             raise ConfigurationError(
@@ -143,7 +141,6 @@ class SelectiveBackprop(Algorithm):
         return functional.interpolate(inputs, scale_factor=self.scale_factor, mode=mode)
 
     def _draw_places(self, rows: int) -> torch.Tensor:
-        """Places among the losses in ascending order."""
         # Rounded, because 0.29 * 100 is a little less than 29.
         count = max(1, int(round(rows * self.keep, 6)))
         percentiles = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows

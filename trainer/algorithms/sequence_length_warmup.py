@@ -74,11 +74,9 @@ class SequenceLengthWarmup(Algorithm):
         self.preserve_end_of_sequence = preserve_end_of_sequence
 
     def match(self, event: Event, state: State) -> bool:
-        """Where a batch has been fetched."""
         return event is Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Puts sequences of the length that is due into the batch."""
         length = self._length(_elapsed(state))
         shape = _check_shapes(state.batch, same=not self.truncate)
         if not self.truncate:

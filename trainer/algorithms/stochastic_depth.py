@@ -83,11 +83,9 @@ class StochasticDepth(Algorithm):
         return self.stochastic_method == "block"
 
     def match(self, event: Event, state: State) -> bool:
-        """Once before training, and while the rates grow."""
         return event is Event.INIT or (event is Event.BATCH_START and self.drop_warmup.value > 0)
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Changes the layers, or their rates."""
         if event is Event.INIT:
             self._layers = self._change_layers(state.model)
             self._set_rates(self.drop_rate)
@@ -97,7 +95,6 @@ class StochasticDepth(Algorithm):
             logger.log_metrics({"stochastic_depth/drop_rate": rate})
 
     def check(self, state: State) -> None:
-        """Refuses a model without layers of that name."""
         self._find_layers(state.model)
 
     def _set_rates(self, rate: float) -> None:

@@ -105,7 +105,6 @@ class SWA(Algorithm):
         self._state: State | None = None
 
     def match(self, event: Event, state: State) -> bool:
-        """Where batches or epochs end while it is time, and at the end of the training."""
         if event is self._event:
             return not self._is_over and has_reached(state, self.swa_start)
         if event is Event.BATCH_START:
@@ -115,7 +114,6 @@ class SWA(Algorithm):
         return event in (Event.INIT, Event.FIT_START)
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        """Takes in the weights, replaces them, or sets the learning rates."""
         if event is Event.INIT:
             self._state = state
         elif event is Event.FIT_START:
@@ -129,7 +127,6 @@ class SWA(Algorithm):
                 self._replace_weights(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean so far, how many weights are in it, and the learning rates at the beginning."""
         if self._is_over:
             return {"is_over": True}
         if self._average is None:
@@ -143,9 +140,6 @@ class SWA(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` returned.
-
-        Raises :class:`offloop.bus.errors.CheckpointError` when it is of another model."""
         self._is_over = state.get("is_over", False)
         self._intervals, self._updates = state.get("intervals", 0), state.get("updates", 0)
         self._first_rates = [list(rates) for rates in state.get("first_rates", [])]
@@ -203,8 +197,6 @@ def _has_batch_norm(model: torch.nn.Module) -> bool:
 
 
 def _batches(state: State) -> Iterator[list[Any]]:
-    """What the training data is to the model: microbatches, each as the only item of a list, which torch takes it out
-    of."""
     data, _, subset = state.dataloader_in_use
     assert data is not None  # it is trained on
     size = state.device_train_microbatch_size

@@ -45,13 +45,9 @@ class WeightAverage:
             average.copy_(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average by the names of the weights. The tensors are those in use, not copies."""
         return self._average
 
     def load_state_dict(self, average: Mapping[str, Tensor]) -> None:
-        """Takes over what :meth:`state_dict` returned.
-
-        Raises :class:`offloop.bus.errors.CheckpointError` when it is the average of another model."""
         if average.keys() != self._average.keys():
             odd = ", ".join(sorted(average.keys() ^ self._average.keys())[:3])
             raise CheckpointError(f"the averaged weights are those of another model: the two differ by {odd}")

@@ -16,9 +16,7 @@ PRECISIONS = ("fp32", "amp_bf16", "amp_fp16")
 
 
 def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
-    """Converts an argument that is one object, several, or none, to a list.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for an object of another kind."""
+    """Converts an argument that is one object, several, or none, to a list."""
     if given is None:
         return []
     items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
@@ -29,7 +27,7 @@ def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
 
 
 def check_precision(precision: Any, argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for numbers that nothing is computed in."""
+    """Raises ``ConfigurationError`` for numbers that nothing is computed in."""
     if precision not in PRECISIONS:
         raise ConfigurationError(f"{argument} {precision!r} is not allowed: use {', '.join(PRECISIONS)}")
 
@@ -57,44 +55,39 @@ def check_record(record: str | Iterable[Event | str], argument: str) -> set[Even
 
 
 def check_config(config: Any, argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for what has no names and values."""
+    """Raises ``ConfigurationError`` for what has no names and values."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(f"{argument} is {config!r}: give a dict of names and values")
     check_goals(config, argument)
 
 
 def check_path(path: Any, argument: str) -> Path:
-    """The path of a file or folder.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is none."""
+    """The path of a file or folder."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or not text:
         raise ConfigurationError(f"{argument} is {path!r}: give a path, as a text or a pathlib.Path")
     return Path(text)
 
 
 def check_text(text: Any, argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for an argument that is not a text."""
+    """Raises ``ConfigurationError`` for an argument that is not a text."""
     if not isinstance(text, str):
         raise ConfigurationError(f"{argument} is {text!r}: give a text, such as the default")
 
 
 def check_flag(flag: Any, argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for an argument that is neither ``True`` nor ``False``."""
+    """Raises ``ConfigurationError`` for an argument that is neither ``True`` nor ``False``."""
     if not isinstance(flag, bool):
         raise ConfigurationError(f"{argument} is {flag!r}: use True or False")
 
 
 def check_function(function: Any, argument: str, call: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for what cannot be called; ``call`` says with what it
-    is."""
+    """Raises ``ConfigurationError`` for what cannot be called; ``call`` says with what it is."""
     if not callable(function):
         raise ConfigurationError(f"{argument} is {function!r}: give a function that is called with {call}")
 
 
 def check_subset(batches: Any, argument: str) -> int:
-    """How many batches of a dataloader to use, -1 for all of them.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else than -1 and numbers from 1."""
+    """How many batches of a dataloader to use, -1 for all of them."""
     if isinstance(batches, int) and not isinstance(batches, bool) and (batches == -1 or batches > 0):
         return batches
     raise ConfigurationError(f"{argument} is {batches!r}: use a number of batches from 1, or -1 for all of them")

@@ -73,8 +73,7 @@ class ArgumentGroup:
 
     A field's annotation has, besides the type, its checks (functions of the value and the name) and its options. A
     ``bool`` is always checked; ``None`` is not, where the type allows it. The docstring's ``Args`` document the fields.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a value that is not allowed."""
+    """
 
     heading: ClassVar[str]
     """Of its options in the command's help."""

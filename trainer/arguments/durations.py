@@ -10,10 +10,7 @@ from offloop.bus.types.timestamp import Timestamp
 
 
 def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> Time:
-    """Reads a duration of training; a plain number counts epochs.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for one that
-    is not a length of time."""
+    """Reads a duration of training; a plain number counts epochs."""
     time = _read(duration, argument, "2ep")
     if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(
@@ -24,10 +21,7 @@ def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> T
 
 
 def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
-    """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for a
-    duration or a ratio that is not allowed."""
+    """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none."""
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
         raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
     if duration is None:
@@ -51,11 +45,7 @@ def end_of_fit(
     iteration_length: Time | None,
     resumed: bool,
 ) -> Time:
-    """The time at which a call of ``fit(duration)`` ends that begins at a time; ``max_duration`` is the training's.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for no
-    duration, for one that cannot be counted, and for one that has passed, unless the training was resumed from its
-    end."""
+    """The time at which a call of ``fit(duration)`` ends that begins at a time; ``max_duration`` is the training's."""
     if duration is not None:
         max_duration = end_after(timestamp, check_max_duration(duration))
     if max_duration is None:
@@ -70,7 +60,7 @@ def end_of_fit(
 
 
 def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a duration in iterations where these have no length."""
+    """Raises ``ConfigurationError`` for a duration in iterations where these have no length."""
     if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
         raise ConfigurationError(
             f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
@@ -79,10 +69,7 @@ def check_countable(max_duration: Time | None, iteration_length: Time | None) ->
 
 
 def check_iteration_length(length: TimeInput | None, argument: str = "iteration_length") -> Time | None:
-    """Reads the length of an iteration, in epochs or tokens.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for another
-    unit."""
+    """Reads the length of an iteration, in epochs or tokens."""
     if length is None:
         return None
     time = _read(length, argument, "1ep")
@@ -94,10 +81,7 @@ def check_iteration_length(length: TimeInput | None, argument: str = "iteration_
 
 
 def check_interval(interval: TimeInput, argument: str = "interval") -> Time:
-    """Reads an interval; a plain number counts epochs, and the number zero means never.
-
-    Raises :class:`offloop.bus.errors.InvalidTimeError`, or :class:`offloop.bus.errors.ConfigurationError` for one that
-    is negative, of no length, or longer than the training."""
+    """Reads an interval; a plain number counts epochs, and the number zero means never."""
     time = _read(interval, argument, "100ba, or 0 for never")
     is_never = isinstance(interval, int) and interval == 0
     if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):

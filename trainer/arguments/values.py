@@ -12,9 +12,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 
 def to_builtin(value: Any) -> Any:
-    """Converts a value to numbers, text, lists and maps, which the stream carries; on a GPU this waits for a tensor.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
+    """Converts a value to numbers, text, lists and maps, which the stream carries; on a GPU this waits for a tensor."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):

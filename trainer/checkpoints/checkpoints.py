@@ -124,8 +124,8 @@ class Checkpoints:
     def _latest(self, folders: Sequence[CheckpointFolder], from_scratch: bool | None = None) -> Path | None:
         """The newest checkpoint in the first of some folders that has one, for which the first rank looks.
 
-        Raises :class:`offloop.bus.errors.CheckpointError`, on every rank, when there are some and none can be read,
-        unless the training is to begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
+        Raises ``CheckpointError``, on every rank, when there are some and none can be read, unless the training is to
+        begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
 
         def find() -> str | None:
             found = next((path for folder in folders if (path := folder.latest()) is not None), None)
@@ -173,12 +173,7 @@ class Checkpoints:
                 self.saved_name = read_part(file, "run").get("name")
 
     def check_folder(self) -> None:
-        """Looks whether checkpoints can be written.
-
-        Raises:
-            CheckpointError: they cannot be.
-            ConfigurationError: older checkpoints are in the way.
-        """
+        """Looks whether checkpoints can be written."""
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
         self.check_conflicts(self._resumes_at)
@@ -187,7 +182,7 @@ class Checkpoints:
         """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
         ``sharding`` is how the model is spread over the ranks.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be read or does not fit."""
+        Raises ``CheckpointError`` when it cannot be read or does not fit."""
         path, state = self._load_path, self._state
         if path is None:
             return
@@ -225,9 +220,7 @@ class Checkpoints:
         return self._load_path if self.resumed else None
 
     def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "IntervalSaver | NoSaver":
-        """What writes checkpoints in a training of that length.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when older checkpoints are in the way."""
+        """What writes checkpoints in a training of that length."""
         if self._folder is None:
             return NoSaver()
         if self._saver is None:
@@ -248,15 +241,14 @@ class Checkpoints:
     def load_schedulers(self) -> None:
         """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when they are others."""
+        Raises ``CheckpointError`` when they are others."""
         if self._schedulers is not None:
             saved, path = self._schedulers
             self._schedulers = None
             load_schedulers(self._state, saved, path)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` when checkpoints are in the way of a training at that
-        time."""
+        """Raises ``ConfigurationError`` when checkpoints are in the way of a training at that time."""
         if self._folder is not None and self._state.rank == 0:
             self._folder.check_conflicts(timestamp)
 
@@ -303,7 +295,6 @@ class Checkpoints:
 
 
 def _readable(path: Path) -> str:
-    """A path as UTF-8 can have it: the system takes any bytes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -312,7 +303,6 @@ def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = No
 
 
 def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: Ranks | None) -> None:
-    """Writes a tree to where the first rank says, which is the only one that does."""
     if sharded and ranks is not None:
         write_sharded(path, tree, ranks)
     elif path is not None:
@@ -328,7 +318,6 @@ def _gather(
     data: DataSpec | None,
     weights_only: bool,
 ) -> dict[str, Any]:
-    """What a checkpoint of the training as it is now holds; all ranks have to call this."""
     if weights_only:
         return weights_tree(state)
     sampler = None if data is None else own_sampler(data.dataloader)
@@ -341,7 +330,6 @@ def _gather(
 
 
 def _orders(state: State, loader_resume: DataLoaderResume, ranks: Ranks | None, data: DataSpec) -> list[Any]:
-    """Where each rank is in its data."""
     own = loader_resume.tree(data.dataloader, state.timestamp.values.batch_in_epoch > 0)
     if ranks is None:
         return [own]

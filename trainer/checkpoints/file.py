@@ -71,9 +71,9 @@ class CheckpointDraft(NamedTuple):
     """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
 
     def metadata(self) -> dict[str, str]:
-        """As it travels to a process that completes it, see :func:`offloop.bus.checkpoints.image.write_draft`.
+        """As it travels to a process that completes it, see ``write_draft``.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` for a tree that is too large."""
+        Raises ``CheckpointError`` for a tree that is too large."""
         try:
             # Five times as fast as text_of, but without its escapes for what is not Unicode.
             return {DRAFT_KEY: check_size(msgspec.json.encode(self.contents).decode())}
@@ -84,7 +84,7 @@ class CheckpointDraft(NamedTuple):
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
     """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor.
 
-    Raises :class:`offloop.bus.errors.CheckpointError`, which says that ``what`` cannot be written."""
+    Raises ``CheckpointError``, which says that ``what`` cannot be written."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
             raise CheckpointError(
@@ -110,8 +110,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
 
     The file appears under its name when it is complete and on the disk; until then the one before it stays.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` for anything else in the tree, and when the file cannot be
-    written."""
+    Raises ``CheckpointError`` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
     draft = draft_checkpoint(tree, path)
     stored = {name: _on_host(tensor) for name, tensor in draft.tensors.items()}
@@ -134,8 +133,7 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
     Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded as they are used. With
     ``device="meta"`` the file is checked just the same, and the tensors have a shape and a dtype but no values.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` for a file that is missing, damaged, not a checkpoint, or written
-    by a newer version."""
+    Raises ``CheckpointError`` for a file that is missing, damaged, not a checkpoint, or written by a newer version."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         tree: dict[str, Any] = _unpack(contents["tree"], _loader(file, contents, path, device))
@@ -145,7 +143,7 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 def read_part(path: PathLike, key: str) -> Any:
     """What a checkpoint holds under one key of the tree, on the CPU; other tensors are neither read nor checked.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for an unknown key."""
+    Raises ``CheckpointError`` as :func:`read_checkpoint` does, and for an unknown key."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -159,8 +157,7 @@ def read_part(path: PathLike, key: str) -> Any:
 def read_weights(path: PathLike) -> dict[str, Any]:
     """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` as :func:`read_checkpoint` does, and for a checkpoint without a
-    model."""
+    Raises ``CheckpointError`` as :func:`read_checkpoint` does, and for a checkpoint without a model."""
     with _opened(path) as file:
         if _contents(file, path) is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
@@ -180,12 +177,11 @@ def is_torch_file(path: PathLike) -> bool:
 def import_torch(path: PathLike) -> dict[str, Any]:
     """The state dict of the model in a file of ``torch.save``, on the CPU.
 
-    The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do,
-    ``state`` and ``model``. Where all names begin with ``module.``, as under DistributedDataParallel, that is left out.
+    The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do, ``state``
+    and ``model``. Where all names begin with ``module.``, as under DistributedDataParallel, that is left out.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` when the file is missing, damaged, has no model in it, or holds
-    pickled objects that could run code when loaded: only tensors, plain values, numpy arrays and time spans are let
-    in."""
+    Raises ``CheckpointError`` when the file is missing, damaged, has no model in it, or holds pickled objects that
+    could run code when loaded: only tensors, plain values, numpy arrays and time spans are let in."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save", path=path)
@@ -254,7 +250,6 @@ class _TensorTable:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors that begin at the same address are the same one."""
     return (
         one.shape == other.shape
         and one.dtype is other.dtype
@@ -266,9 +261,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """The dtype and shape of a tensor as safetensors writes them.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a tensor that it has no place for."""
+    """The dtype and shape of a tensor as safetensors writes them."""
     name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
     if name is None:
         raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")
@@ -278,7 +271,6 @@ def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 
 @functools.cache
 def _dtype_name(dtype: torch.dtype) -> str | None:
-    """The name of a dtype in the format, as its library has it; ``None`` for one that it has no place for."""
     try:
         image = save({"": torch.empty(0, dtype=dtype)})
     except (KeyError, RuntimeError):
@@ -445,7 +437,6 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _harmless_globals() -> list[Any]:
-    """What Composer's checkpoints hold besides tensors and plain values. Making one runs no code of the file."""
     allowed: list[Any] = [datetime.timedelta]
     try:
         import numpy as np
@@ -478,6 +469,5 @@ def _kind(value: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, without what it quotes at length from the file."""
     line = (str(error) or type(error).__name__).splitlines()[0]
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -47,7 +47,7 @@ class CheckpointFolder(CheckpointNames):
         The tree gets the time as ``timestamp``. A checkpoint that cannot be removed is logged and tried again with the
         next one.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written; what was there then stays."""
+        Raises ``CheckpointError`` when it cannot be written; what was there then stays."""
         return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
 
     def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
@@ -72,7 +72,7 @@ class CheckpointFolder(CheckpointNames):
         With ``overwrite``, what the link leads to comes first: files of a later time may be older ones. Without it a
         later file was written just before the process was killed. Those that cannot be read are in :attr:`unreadable`.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when the folder cannot be read."""
+        Raises ``CheckpointError`` when the folder cannot be read."""
         self.unreadable.clear()
         try:
             # A search in a folder without permission finds nothing.
@@ -153,5 +153,5 @@ def _time_of(path: Path) -> tuple[int, ...]:
 
 
 def _real(path: Path) -> Path:
-    """The path without links among its folders."""
+    # Without links among its folders.
     return path.parent.resolve() / path.name

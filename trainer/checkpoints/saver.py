@@ -35,7 +35,7 @@ class NoSaver:
         """Does nothing."""
 
     def save_now(self) -> Path | None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError`."""
+        """Raises ``ConfigurationError``."""
         raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
 
 

@@ -43,14 +43,13 @@ def is_sharded(path: Path) -> bool:
 
 
 def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> None:
-    """Writes a tree as :func:`offloop.trainer.checkpoints.file.write_checkpoint` does, to a folder. All ranks have to
-    call this, the first one with a path that all can write to, the others with ``None``.
+    """Writes a tree as ``write_checkpoint`` does, to a folder. All ranks have to call this, the first one with a path
+    that all can write to, the others with ``None``.
 
     Each rank writes its part of the tensors in the tree that are ``DTensor``; all else is taken from the first rank's.
     The folder appears under its name when it is complete and on the disk, and takes the place of one that is there.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` on every rank when any of them cannot write; what was there then
-    stays."""
+    Raises ``CheckpointError`` on every rank when any of them cannot write; what was there then stays."""
     rest, sharded = _take_apart(tree)
     with contextlib.ExitStack() as stack:
         # Only the first rank makes and moves folders.
@@ -76,8 +75,7 @@ def read_sharded(
     With a mesh of the ranks all of them have to call this, of any number, and each gets its part of the tensors that
     were sharded, by rows, on the mesh's device. Without one the tensors are whole.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` when anything is missing or damaged, with a mesh on every
-    rank."""
+    Raises ``CheckpointError`` when anything is missing or damaged, with a mesh on every rank."""
     tree = read_checkpoint(path / _TRAINING)
     contents = tree.pop("shards", None)
     try:
@@ -100,7 +98,7 @@ def read_sharded(
 
 
 def check_sharded(path: Path) -> None:
-    """Raises :class:`offloop.bus.errors.CheckpointError` unless each byte in the folder is as it was written."""
+    """Raises ``CheckpointError`` unless each byte in the folder is as it was written."""
     read_checkpoint(path / _TRAINING, device="meta")
     contents = read_part(path / _TRAINING, "shards")
     _check_files(path, contents["files"])
@@ -171,7 +169,6 @@ def _load(folder: Path, tensors: dict[str, Any], alone: bool) -> None:
 
 
 def _reason(error: Any) -> str:
-    """What was wrong on the first rank that something was wrong on."""
     rank, (first, _) = min(error.failures.items(), key=lambda failure: failure[0])
     return f"{type(first).__name__} on rank {rank}: {str(first).splitlines()[0] if str(first) else ''}"
 
@@ -181,7 +178,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
-    """The CRC-32 of some files in the folder, by the name that they have there."""
     found = {}
     for file in files:
         checksum = 0
@@ -217,7 +213,6 @@ def on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:
 
 
 def _on_all(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
-    """What came of something that each rank does, on every rank: text and maps of it, or the first error."""
     answers = ranks.collect(json.dumps(_tried(do)).encode())
     return _result_of([json.loads(answer) for answer in answers])
 

@@ -46,7 +46,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
 def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
     """Puts weights into the model.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` when they are those of another model."""
+    Raises ``CheckpointError`` when they are those of another model."""
     own = state.model.state_dict()
     wrong = [
         f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
@@ -72,7 +72,7 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
     """Puts everything but the model and the schedulers back to what :func:`training_tree` wrote down.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` when it does not fit the trainer's optimizers or algorithms."""
+    Raises ``CheckpointError`` when it does not fit the trainer's optimizers or algorithms."""
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
@@ -104,7 +104,7 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:
-    """Its ``state_dict()``, with what is on a GPU as tensors: as numbers the GPU would have to be waited for."""
+    # What is on a GPU stays a tensor: state_dict() waits for the GPU.
     if scaler._scale is None:
         return scaler.state_dict()
     return {
@@ -147,7 +147,7 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
     """Puts the schedulers back to what :func:`training_tree` wrote down of them.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` when they are others."""
+    Raises ``CheckpointError`` when they are others."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     if names != [name for name, _ in saved]:
         raise CheckpointError(

@@ -158,7 +158,6 @@ class _Tasks(click.Group):
 
 @contextlib.contextmanager
 def _reporting_failure() -> Iterator[None]:
-    """Has the launcher of several ranks print why this one failed."""
     try:
         yield
     except click.ClickException as error:
@@ -181,14 +180,13 @@ def _is_first_rank() -> bool:
 
 
 def _leave_it_to_the_first_rank() -> None:
-    """Waits to be ended by ``torchrun``, as all ranks are when one of them has ended: as a rule, the first one refuses
-    the same and says so. If it returns, this rank alone has something to report."""
+    # torchrun ends all ranks when one has ended, and the first one refuses the same and says so. If this returns, this
+    # rank alone has something to report.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(_PATIENCE)
 
 
 def _built_in_tasks() -> list[tuple[str, str]]:
-    """The tasks that come with offloop, and what each is in a line."""
     return [(name, find_task(name).help.partition("\n")[0]) for name in sorted(BUILT_IN)]
 
 
@@ -376,7 +374,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
 
 
 def _choose_seed(values: Mapping[str, Any]) -> int:
-    """A resumed training draws the same numbers, so its seed has to follow from what is given again."""
+    # A resumed training draws the same numbers, so its seed has to follow from what is given again.
     from offloop.trainer.device.seeding import new_seed
 
     if values["seed"] is not None:
@@ -423,8 +421,6 @@ def _say_how_to_go_on(
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the training as Ctrl-C does: stopped, with a whole recording, and reported to every consumer."""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt("signal SIGTERM")
 

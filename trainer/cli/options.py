@@ -48,8 +48,6 @@ def _click_type(argument: Argument, form: Option) -> Any:
 
 
 def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Reads an option's text; what ``read`` refuses is said with the option's name, before anything starts."""
-
     def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         try:
             return None if text is None else read(text)
@@ -104,8 +102,7 @@ OPTION_NAMES = frozenset(str(option.name) for options in COMMON_OPTIONS.values()
 
 
 def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for :class:`offloop.trainer.Trainer` that stand for the values given by option, by the options'
-    names.
+    """The arguments for ``Trainer`` that stand for the values given by option, by the options' names.
 
     Algorithms are left out: they have yet to be made."""
     given: dict[str, Any] = {}
@@ -117,8 +114,8 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_together(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for an option given that has no effect, or no meaning,
-    without an argument that neither the command line nor the task gives."""
+    """Raises ``ConfigurationError`` for an option given that has no effect, or no meaning, without an argument that
+    neither the command line nor the task gives."""
     for name, (_, form) in _ARGUMENTS.items():
         for needed in form.needs if values[name] is not None else ():
             if arguments.get(needed) is None:

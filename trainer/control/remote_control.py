@@ -187,7 +187,6 @@ class RemoteControl:
         return None
 
     def _idle(self) -> None:
-        """A moment of standing still. Signals, and what other ranks ask for, end it."""
         stop = self._state.stop_requested
         if self._ranks is not None:
             stop = self._ranks.agree(0, stop)[1]
@@ -201,7 +200,6 @@ class RemoteControl:
 
 
 def _path_text(path: object) -> str | None:
-    """Where a file is, for people; ``None`` for anything else, as functions of users may return what they like."""
     if not isinstance(path, str | os.PathLike) or not os.path.exists(path):
         return None
     return os.path.abspath(os.fsdecode(path)).encode(errors="backslashreplace").decode()

@@ -63,9 +63,7 @@ class Settings(Mapping[str, Setting]):
 
 
 def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
-    """The settings of a training: those that each has, of which one is for its progress, and the user's own.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for one that has a name of the others."""
+    """The settings of a training: those that each has, of which one is for its progress, and the user's own."""
     # Nothing that holds the trainer: one that is dropped is to be gone at once.
     settings = Settings(
         {
@@ -82,10 +80,7 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 
 
 def check_settings(given: Any) -> dict[str, Setting]:
-    """The settings that the user gave, by name.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a function, or has a name that is not
-    allowed."""
+    """The settings that the user gave, by name."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -71,9 +71,7 @@ class Evaluator:
 
 def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
     """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or
-    several.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for two with one label."""
+    several."""
     listed = isinstance(eval_dataloader, list | tuple)
     if eval_dataloader is None or (listed and not eval_dataloader):
         return []

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when the model lacks a method that the trainer is going to
-    call."""
+    """Raises ``ConfigurationError`` when the model lacks a method that the trainer is going to call."""
     needed = ["loss", *(["eval_forward"] if evaluated or predicts else [])]
     needed += ["get_metrics", "update_metric"] if evaluated else []
     missing = [name for name in needed if not callable(getattr(model, name, None))]
@@ -29,10 +28,7 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
 
 
 def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
-    """The model's own metrics for the training or for evaluations, by name.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else in their place, and for metrics of the
-    training that the model lacks the methods to update."""
+    """The model's own metrics for the training or for evaluations, by name."""
     from torchmetrics import Metric, MetricCollection
 
     metrics = model.get_metrics(is_train=is_train)

@@ -88,7 +88,6 @@ class DataLoaderResume:
 
 
 def _set_epoch(dataloader: Any, epoch: int) -> None:
-    """Samplers that shuffle by the number of the epoch, such as ``DistributedSampler``, need that number."""
     for one in (dataloader, *_samplers(dataloader)):
         if callable(set_epoch := getattr(one, "set_epoch", None)):
             set_epoch(epoch)

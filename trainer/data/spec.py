@@ -74,9 +74,7 @@ class DataSpec:
 
 
 def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
-    """The dataloader wrapped, unless it already is.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what can be iterated over only once, or not at all."""
+    """The dataloader wrapped, unless it already is."""
     if isinstance(dataloader, DataSpec):
         return dataloader
     _check_dataloader(dataloader, name)
@@ -84,10 +82,7 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
 
 
 def count_samples(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its tensors.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none or they differ: then a :class:`DataSpec`
-    has to say."""
+    """Samples in a batch: the first dimension of its tensors."""
     # Asked for every batch of every training: the common kinds come first.
     parts: Iterable[Any]
     if isinstance(batch, _SEQUENCES):
@@ -121,9 +116,7 @@ def count_tokens(batch: Any) -> int:
 
 
 def split_samples(batch: Any, size: int) -> list[Any]:
-    """The batch in parts of ``size`` samples, the last one with what remains.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a batch with something else than tensors in it."""
+    """The batch in parts of ``size`` samples, the last one with what remains."""
     if isinstance(batch, torch.Tensor):
         parts: Sequence[torch.Tensor] = batch.split(size)  # type: ignore[no-untyped-call]
         return list(parts)
@@ -148,7 +141,6 @@ def _check_dataloader(dataloader: Any, name: str) -> None:
 
 
 def _counting(function: Any, argument: str) -> Callable[[Any], int]:
-    """The function, with what it returns checked."""
     check_function(function, argument, "(batch)")
 
     def count(batch: Any) -> int:
@@ -165,7 +157,6 @@ def _counting(function: Any, argument: str) -> Callable[[Any], int]:
 
 
 def _splitting(function: Any) -> Callable[[Any, int], Sequence[Any]]:
-    """The function, with what it returns checked."""
     check_function(function, "split_batch", "(batch, size)")
 
     def split(batch: Any, size: int) -> Sequence[Any]:

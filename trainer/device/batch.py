@@ -15,9 +15,7 @@ BatchKey = int | str | list[int | str] | tuple[Getter, Setter]
 
 
 def batch_get(batch: Any, key: BatchKey) -> Any:
-    """The part of the batch that the key names.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none."""
+    """The part of the batch that the key names."""
     if isinstance(key, tuple):
         return key[0](batch)
     for step in key if isinstance(key, list) else [key]:
@@ -29,7 +27,7 @@ def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
     """A copy of the batch with a value in place of the part that the key names; its other parts are shared.
 
     A copy because what was fetched may be needed again: a microbatch that did not fit into memory, or a second forward
-    pass. Raises :class:`offloop.bus.errors.ConfigurationError` when there is no such part."""
+    pass. Raises ``ConfigurationError`` when there is no such part."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]

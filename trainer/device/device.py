@@ -299,7 +299,6 @@ def get_device(device: str | torch.device | Device) -> Device:
 
 
 def _known(device: Any) -> str | Device:
-    """A name that is allowed, or a device."""
     known: str | Device = device
     if isinstance(device, torch.device):
         # One with a number stays unknown: the current CUDA device is used, which each rank sets to its own.

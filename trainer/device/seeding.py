@@ -22,7 +22,7 @@ def new_seed() -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """The seed, or :class:`offloop.bus.errors.ConfigurationError` when not every generator takes it."""
+    """The seed, or ``ConfigurationError`` when not every generator takes it."""
     number = as_int(seed)
     if number is None or not 0 <= number < _LIMIT:
         raise ConfigurationError(f"seed {seed!r} is not allowed: use a whole number from 0 to {_LIMIT - 1}")

@@ -50,7 +50,7 @@ class DataParallel:
 
 
 def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that gives every rank all of the data."""
+    """Raises ``ConfigurationError`` for a dataloader that gives every rank all of the data."""
     if ranks is not None:
         if data is not None:
             _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
@@ -78,10 +78,7 @@ def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
 
 
 def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
-    """Makes sure that what the ranks train on makes up one training; all of them have to call it.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when their dataloaders differ in the number of batches, or
-    their samplers draw different orders or take the same part."""
+    """Makes sure that what the ranks train on makes up one training; all of them have to call it."""
     sampler = _sharding_sampler(data.dataloader)
     part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
     parts = [json.loads(one) for one in ranks.collect(json.dumps(part).encode())]
@@ -104,7 +101,6 @@ def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
 
 
 def _sharding_sampler(dataloader: Any) -> Any:
-    """The sampler that gives each rank its part, if there is one."""
     batch_sampler = getattr(dataloader, "batch_sampler", None)
     samplers = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(dataloader, "sampler", None))
     return next((one for one in samplers if hasattr(one, "num_replicas") and hasattr(one, "rank")), None)

@@ -58,9 +58,7 @@ class Ranks:
         self._begin_count(samples, tokens, 1)
 
     def end_count(self) -> tuple[int, int]:
-        """Samples and tokens of the batch over all ranks; can be asked again until the next batch.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when another rank has come to the end of its data."""
+        """Samples and tokens of the batch over all ranks; can be asked again until the next batch."""
         if self._counting is not None:
             samples, tokens, have_batch = self._end_count()
             if have_batch < self.world_size:
@@ -69,9 +67,7 @@ class Ranks:
         return self._total
 
     def end_data(self) -> None:
-        """Says, in place of :meth:`begin_count`, that this rank's data is at its end.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when another rank has a further batch."""
+        """Says, in place of :meth:`begin_count`, that this rank's data is at its end."""
         self._begin_count(0, 0, 0)
         have_batch = self._end_count()[2]
         if have_batch:
@@ -210,7 +206,7 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
 
     Can be called again, and uses the process group that there is.
 
-    Raises :class:`offloop.bus.errors.RankError` when the others do not come."""
+    Raises ``RankError`` when the others do not come."""
     global _joined, _meeting, _groups
     if _joined is not None:
         if not _joined.closed:
@@ -249,9 +245,7 @@ def _failed_at() -> float | None:
 
 def rank_and_world_size() -> tuple[int, int]:
     """Which process of how many this is, by torch's default process group if there is one and otherwise by what
-    ``torchrun`` says; (0, 1) for one by itself.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when the environment is invalid."""
+    ``torchrun`` says; (0, 1) for one by itself."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -267,9 +261,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_world_size(by_itself: int) -> int:
-    """How many ranks are on this host, by what ``torchrun`` says; ``by_itself`` where it does not.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when the environment is invalid."""
+    """How many ranks are on this host, by what ``torchrun`` says; ``by_itself`` where it does not."""
     size = os.environ.get("LOCAL_WORLD_SIZE")
     if size is None:
         return by_itself

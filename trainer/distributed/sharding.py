@@ -34,10 +34,7 @@ _KEYS = ("shard", "reshard_after_forward", *_POLICIES)
 
 
 def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
-    """The keyword arguments of :class:`FullySharded` in ``fsdp_config``.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not allowed in it, and for a training of one
-    rank."""
+    """The keyword arguments of :class:`FullySharded` in ``fsdp_config``."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(
             f"fsdp_config is a {type(config).__name__}: give a dict, {{}} for torch's defaults, or None for DDP"
@@ -89,9 +86,8 @@ class FullySharded:
             and so are those that are used in several units, such as tied weights.
         reshard_after_forward, mp_policy, offload_policy: as torch has them; ``None`` is torch's default.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for names that no module has, and for a model that cannot be
-    sharded. Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
-    """
+    Raises ``ConfigurationError`` for names that no module has, and for a model that cannot be sharded. Reference: Zhao
+    et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``."""
 
     def __init__(
         self,
@@ -203,7 +199,6 @@ def _replace_parameters(optimizers: Iterable[torch.optim.Optimizer], sharded: Ma
 
 
 def _sharded_like(own: Any, value: Any) -> Any:
-    """A rank's part of a whole tensor, if it has one of that shape sharded."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
     if own.shape != value.shape:
@@ -213,7 +208,6 @@ def _sharded_like(own: Any, value: Any) -> Any:
 
 
 def _shard_by_name(tree: Any, weights: Mapping[str, Any]) -> Any:
-    """A tree of lists and dicts with a rank's part of the tensors in it that go by the name of a weight."""
     if isinstance(tree, Mapping):
         return {
             key: _sharded_like(weights.get(key), value) if isinstance(value, Tensor) else _shard_by_name(value, weights)
@@ -234,13 +228,11 @@ def _let_go(model: "weakref.ref[nn.Module]") -> None:
 
 
 def _make_equal(tensors: Iterable[Tensor]) -> None:
-    """Puts the first rank's values into the tensors of all ranks."""
     for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
         work.wait()
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules in containers."""
     found: list[nn.Module] = []
     for child in module.children():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(child, _CONTAINERS):
@@ -251,7 +243,6 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
 
 
 def _of_classes(model: nn.Module, classes: Sequence[str | type[nn.Module]]) -> list[nn.Module]:
-    """The modules below the model that are of some classes, the inner ones first."""
     modules = [module for module in model.modules() if module is not model and not isinstance(module, _CONTAINERS)]
     found: list[nn.Module] = []
     for kind in classes:
@@ -269,7 +260,6 @@ def _of_classes(model: nn.Module, classes: Sequence[str | type[nn.Module]]) -> l
 
 
 def _without_shared_weights(model: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
-    """The units, each once, that have weights, and none that is used outside of them: torch would make two of it."""
     places = _places(model)
     kept = []
     for unit in dict.fromkeys(units):
@@ -280,5 +270,4 @@ def _without_shared_weights(model: nn.Module, units: Iterable[nn.Module]) -> lis
 
 
 def _places(module: nn.Module) -> Counter[Any]:
-    """In how many places each parameter stands."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))

@@ -130,9 +130,8 @@ def _publish_nothing(event: Event) -> None:
 
 
 def check_loss_interpolation(algorithms: Sequence[Algorithm]) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when two algorithms put a mixture of losses in the loss's
-    place, as those do whose attribute ``interpolates_loss`` is true: the second one would mix the loss of unmixed
-    targets."""
+    """Raises ``ConfigurationError`` when two algorithms put a mixture of losses in the loss's place, as those do whose
+    attribute ``interpolates_loss`` is true: the second one would mix the loss of unmixed targets."""
     names = [type(one).__name__ for one in algorithms if getattr(one, "interpolates_loss", False)]
     if len(names) > 1:
         raise ConfigurationError(

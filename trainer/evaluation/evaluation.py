@@ -95,9 +95,7 @@ class Evaluation:
         return self._run(due)
 
     def run_now(self) -> int:
-        """Evaluates everything, whatever the interval; returns the nanoseconds that it took.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when there is nothing to evaluate on."""
+        """Evaluates everything, whatever the interval; returns the nanoseconds that it took."""
         if not self._state.evaluators:
             raise ConfigurationError("there is nothing to evaluate on: this training has no eval_dataloader")
         return self._run(self._state.evaluators)
@@ -133,7 +131,6 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode; afterwards the dataloader in use is again what it was."""
         dataloader = self._state.dataloader_in_use
         try:
             with inference(self._state.model):
@@ -197,9 +194,7 @@ def prepared_batches(
     tokens of each.
 
     Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
-    its last one again, which counts for nothing.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a rank in step without any batch."""
+    its last one again, which counts for nothing."""
     batches: Iterable[Any] = spec.dataloader
     if subset_num_batches >= 0:
         batches = itertools.islice(batches, subset_num_batches)
@@ -226,9 +221,7 @@ def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any
 
 
 def add_train_metrics(state: State) -> None:
-    """Puts copies of the model's metrics of the training into the state.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a model that gives something else than metrics."""
+    """Puts copies of the model's metrics of the training into the state."""
     if hasattr(state.model, "get_metrics"):
         state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
     for metric in state.train_metrics.values():
@@ -236,9 +229,7 @@ def add_train_metrics(state: State) -> None:
 
 
 def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Puts copies of the model's metrics into the state for each evaluator.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
+    """Puts copies of the model's metrics into the state for each evaluator."""
     for evaluator in evaluators:
         metrics = evaluator.choose_metrics(state.model)
         state.eval_metrics[evaluator.label] = {
@@ -247,9 +238,7 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Puts evaluators in the place of those that the state has. What was measured stays for the labels that stay.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
+    """Puts evaluators in the place of those that the state has. What was measured stays for the labels that stay."""
     labels = {one.label for one in evaluators}
     state.evaluators[:] = evaluators
     add_eval_metrics(state, evaluators)
@@ -285,9 +274,7 @@ class _ByName(dict[str, float]):
 @contextlib.contextmanager
 def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Iterator[None]:
     """Within this, other evaluators than the training's own have metrics in the state. Afterwards what its own have
-    said is again what it was, also that of one with the same label.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a metric that the model has not."""
+    said is again what it was, also that of one with the same label."""
     own, values = state.eval_metrics, state.eval_metric_values
     state.eval_metrics = {}
     try:

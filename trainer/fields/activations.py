@@ -57,8 +57,7 @@ class ActivationProbe:
     def found(self) -> dict[str, Tensor]:
         """``STATISTIC/MODULE_input.N`` and ``STATISTIC/MODULE_output.N`` of the batch, for each tensor of real numbers
         among a module's positional inputs and its outputs; one inside a tuple or list is called ``MODULE_N_output.M``.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when no module was seen at work."""
+        """
         if self._model is not self._state.model:
             self._hook_model()
         if self._trouble is not None:

@@ -36,15 +36,13 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 def memory_stats(state: State) -> dict[str, int]:
     """All of :func:`torch.cuda.memory_stats` for this rank's GPU, as it is: mostly bytes, and counts since the start.
 
-    Raises :class:`offloop.trainer.fields.field.FieldUnsupportedError` on a CPU."""
+    Raises ``FieldUnsupportedError`` on a CPU."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
 
 def gpu_utilization(state: State) -> int:
-    """The share of the last sample period in which this rank's GPU was at work, in percent, as NVML measures it.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` on a CPU, and without NVML."""
+    """The share of the last sample period in which this rank's GPU was at work, in percent, as NVML measures it."""
     _require_gpu(state, "measured on a CUDA device")
     try:
         return torch.cuda.utilization(state.device.torch_device)

@@ -27,9 +27,7 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices.
 
     Tensors of one kind are taken together. Norms of half precision are float32, as those of whole numbers are. Sparse
-    gradients count with the values that they have, which on a GPU the host waits for.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for weights that several ranks share."""
+    gradients count with the values that they have, which on a GPU the host waits for."""
     tensors = list(tensors)
     _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
@@ -61,7 +59,6 @@ def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
 
 
 def _joint(norms: list[Tensor]) -> Tensor:
-    """The norm of tensors of these norms, taken as one; 0 for none."""
     if not norms:
         return torch.tensor(0.0)
     # Never from a GPU to the host, which would wait.
@@ -105,15 +102,12 @@ def parameter_norms(state: State) -> dict[str, Tensor]:
 
 
 def _parameters(state: State) -> dict[str, Tensor]:
-    """The parameters, without those of whole numbers: what a random generator has come to is not a weight."""
     named = state.model.named_parameters()
     return {name: one for name, one in named if one.is_floating_point() or one.is_complex()}
 
 
 def moment_norms(state: State) -> dict[str, Tensor]:
-    """The L2 norm of each parameter's first moment, which Adam and its relatives keep, or momentum, which SGD does.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when no optimizer keeps any."""
+    """The L2 norm of each parameter's first moment, which Adam and its relatives keep, or momentum, which SGD does."""
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -180,10 +174,7 @@ class UpdateProbe:
         hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
     def norms(self) -> dict[str, Tensor]:
-        """The L2 norm of what the step of the batch added to each parameter.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when there was none, and for weights that several ranks
-        share."""
+        """The L2 norm of what the step of the batch added to each parameter."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
         if self._trouble is not None:

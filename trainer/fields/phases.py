@@ -93,8 +93,7 @@ class PhaseProbe:
     def found(self) -> Any:
         """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
 
-        Raises :class:`offloop.trainer.fields.field.FieldNotReadyError` for a batch that was not timed from beginning to
-        end."""
+        Raises ``FieldNotReadyError`` for a batch that was not timed from beginning to end."""
         found, self._found = self._found, None
         if found is None:
             raise FieldNotReadyError(
@@ -148,7 +147,6 @@ class _Batch:
         }
 
     def _marks(self) -> Iterator[TimingEvent]:
-        """The last one first, with which the others have passed unless a loop uses several streams of its GPU."""
         if self.spans:
             for _, begin, end in reversed(self.spans):
                 yield end

@@ -135,10 +135,7 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 
 
 def check_fields(given: Any) -> FieldRegistry:
-    """The fields of a training: those that are built in, and the functions that the user gave by name.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a function, or has a name that is not
-    allowed."""
+    """The fields of a training: those that are built in, and the functions that the user gave by name."""
     registry = FieldRegistry()
     if given is None:
         return registry
@@ -300,8 +297,6 @@ _MANY = 2**60
 
 
 def _after_batch(now: TrainingTime) -> TrainingTime:
-    """The training time at the end of the batch. How many samples, tokens and seconds that is, is not known yet: enough
-    to be due, so that nothing that is asked for is missing."""
     return now._replace(
         batch=now.batch + 1,
         batch_in_epoch=now.batch_in_epoch + 1,

@@ -105,8 +105,6 @@ def _part(batch: Any, *, is_target: bool) -> Any:
 
 
 def _flat(field: str, value: Any) -> dict[str, Tensor]:
-    """The tensors in nested lists and maps by their paths, joined with dots; one that stands alone by the field's
-    name."""
     found = {path or field: tensor.detach() for path, tensor in _walk("", value)}
     if not found:
         raise ConfigurationError(f"the {field} are a {type(value).__name__} without a tensor in it")

@@ -87,9 +87,7 @@ class _Tensors:
 
 def sendable(value: Any, device: Device) -> Any:
     """A field's value as it is given to the stream. All of its tensors on a GPU, however many, are read in one copy
-    without any wait.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what cannot be sent."""
+    without any wait."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -117,7 +115,6 @@ def _filled(tree: Any, numbers: list[float]) -> Any:
 
 
 def _shaped(numbers: list[Any], shape: tuple[int, ...]) -> Any:
-    """The numbers of a tensor of that shape, nested as :meth:`torch.Tensor.tolist` nests them."""
     if not shape:
         return numbers[0]
     size = math.prod(shape[1:])

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class ForwardPass:
-    """The forward pass of the training.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a configuration that is not allowed."""
+    """The forward pass of the training."""
 
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: Parallel | None = None
@@ -78,9 +76,7 @@ def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
 
 
 def _check_compile(config: Any) -> dict[str, Any] | None:
-    """The keyword arguments of ``torch.compile`` in ``compile_config``; ``None`` for none.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for names and values that it does not take."""
+    """The keyword arguments of ``torch.compile`` in ``compile_config``; ``None`` for none."""
     if config is None:
         return None
     if not isinstance(config, Mapping):

@@ -226,7 +226,6 @@ class TrainingLoop:
             raise ConfigurationError("train_dataloader gave no batch: it is empty, or can be iterated over only once")
 
     def _has_epoch_to_end(self) -> bool:
-        """Whether all batches of an epoch are done but not its end, as after resuming from its last batch."""
         batches = self._state.timestamp.values.batch_in_epoch
         return batches > 0 and batches == self._state.dataloader_len
 
@@ -246,7 +245,6 @@ class TrainingLoop:
         self._apply_pending_requests(EPOCH_CHECKPOINT)
 
     def _check_tokens(self) -> None:
-        """Makes sure that what ends after so many tokens ends at all."""
         state = self._state
         for time in (state.max_duration, state.iteration_length):
             is_in_tokens = time is not None and time.unit is TimeUnit.TOKEN
@@ -259,7 +257,6 @@ class TrainingLoop:
         self._check_token_intervals()
 
     def _check_token_intervals(self) -> None:
-        """Says once of intervals that were not due, and never will be."""
         state = self._state
         if self._token_intervals and state.timestamp.values.batch > 0 and state.rank == 0:
             if state.timestamp.values.token == 0:
@@ -325,7 +322,6 @@ class TrainingLoop:
                 self._apply_pending_requests(event)
 
     def _apply_pending_requests(self, event: Event) -> None:
-        """Applies what was requested since the batch, on any rank, on all ranks."""
         stop, has_commands = self._state.stop_requested, bool(self._control.waiting)
         if self._ranks is not None:
             _, stop, has_commands = self._ranks.agree(0, stop, has_commands)
@@ -335,22 +331,18 @@ class TrainingLoop:
             self._apply_commands(event)
 
     def _stop(self) -> None:
-        """Ends the training, on all ranks for the reason of the first one that has asked."""
         reason = self._state.requested_reason
         if self._ranks is not None:
             reason = next((one.decode() for one in self._ranks.collect((reason or "").encode()) if one), None)
         self._state.stop_now(reason)
 
     def _apply_commands(self, event: Event) -> None:
-        """Applies commands; training time does not pass meanwhile."""
         began = self._clock()
         self._has_commands = False
         self._control.apply(event)
         self._batch_began += (self._clock() - began) // 1000
 
     def _stop_between_batches(self) -> None:
-        """Ends the training where no further batch can be fetched, from a dataloader of the training or of an
-        evaluation."""
         state = self._state
         if state.dataloader_in_use[0] is not self._data:
             state.set_dataloader(self._data, "train", self._subset_num_batches)

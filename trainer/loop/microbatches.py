@@ -15,10 +15,7 @@ MicrobatchSize = int | Literal["auto"]
 
 
 def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
-    """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and for one that is larger than the batches
-    of a dataloader of known batch size."""
+    """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole."""
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -33,7 +30,6 @@ def check_microbatch_size(size: Any, data: DataSpec | None = None) -> Microbatch
 
 
 def _rows_of(dataloader: Any) -> int | None:
-    """The most samples that a batch has on this rank, if the dataloader has that number."""
     sampler = own_sampler(dataloader)
     if sampler is not None:
         return sampler.rank_batch_size
@@ -60,10 +56,7 @@ class Microbatching:
             state.device_train_microbatch_size = size
 
     def run(self, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """What ``compute`` returns for the size of a microbatch that works.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when the batch is smaller than a microbatch, unless it is,
-        or may be, the last one of an epoch, which may be short."""
+        """What ``compute`` returns for the size of a microbatch that works."""
         state = self._state
         rows = state.batch_size or 1
         size = state.device_train_microbatch_size or rows

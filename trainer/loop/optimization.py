@@ -18,9 +18,7 @@ OptimizerFactory = Callable[[Any], Optimizers]
 
 
 class Optimization:
-    """What a trainer was given as ``optimizers``, ``schedulers`` and ``scale_schedule_ratio``.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for optimizers and schedulers that are not allowed."""
+    """What a trainer was given as ``optimizers``, ``schedulers`` and ``scale_schedule_ratio``."""
 
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
         made = given_optimizers(optimizers)
@@ -31,10 +29,7 @@ class Optimization:
         self._scale_schedule_ratio = scale_schedule_ratio
 
     def make_optimizers(self, state: State) -> None:
-        """Puts the optimizers into the state, when algorithms have made their changes to the model.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for optimizers of another model, and for schedulers of
-        other optimizers."""
+        """Puts the optimizers into the state, when algorithms have made their changes to the model."""
         if self._factory is not None:
             state.optimizers[:] = make_optimizers(self._factory(state.model))
         check_optimized(state.optimizers, state.model)
@@ -58,17 +53,12 @@ class Optimization:
 
 
 def given_optimizers(optimizers: Any) -> list[torch.optim.Optimizer] | None:
-    """The optimizers in what was given; ``None`` for a function, which makes them later.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` as :func:`make_optimizers` does."""
+    """The optimizers in what was given; ``None`` for a function, which makes them later."""
     return None if callable(optimizers) and not isinstance(optimizers, type) else make_optimizers(optimizers)
 
 
 def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers in what was given, or made by what was given.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, for one optimizer twice, and for one whose
-    step computes the loss itself."""
+    """The optimizers in what was given, or made by what was given."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
@@ -84,8 +74,7 @@ def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for an optimizer with parameters that are not the
-    model's."""
+    """Raises ``ConfigurationError`` for an optimizer with parameters that are not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -99,10 +88,7 @@ def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn
 
 
 def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
-    """The schedulers in what was given, which go with the optimizers where these are known.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is none, for one that cannot be stepped without a
-    metric, for one of another optimizer, and for several of which one follows the training time."""
+    """The schedulers in what was given, which go with the optimizers where these are known."""
     items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):

@@ -115,7 +115,6 @@ class ProgressLines(ProgressDisplay):
         self._stream.flush()
 
     def _position(self) -> list[str]:
-        """The parts of a line that say how far the training is, the most important first."""
         state, share = self._state, self._share()
         epoch, batch = state.timestamp.values.epoch, state.timestamp.values.batch
         parts = [f"{share:4.0%}", f"epoch {epoch}", f"batch {batch}"]
@@ -136,7 +135,6 @@ class ProgressLines(ProgressDisplay):
         return min(1.0, done / planned.value)
 
     def _results(self, but: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
-        """The loss, and what the evaluations say, but for those that said the same before."""
         loss = self._read_loss()
         parts = [] if loss is None else [f"loss {loss:<8.4g}"]
         evaluated = self._state.eval_metric_values
@@ -151,7 +149,6 @@ class ProgressLines(ProgressDisplay):
         return parts
 
     def _read_loss(self) -> float | None:
-        """The newest loss that is already on the host; asks for the present one, to have it the next time."""
         if isinstance(self._next_loss, DeferredScalar) and self._next_loss.ready():
             self._loss = self._next_loss.value()
         batch_loss = self._state.batch_loss
@@ -210,7 +207,6 @@ def _joined(parts: list[str]) -> str:
 
 
 def _fitted(parts: list[str]) -> str:
-    """As many of the parts as fit on a line of the terminal, the first ones first, none cut."""
     width = shutil.get_terminal_size().columns - 1
     while len(parts) > 1 and len(_joined(parts)) > width:
         parts = parts[:-1]

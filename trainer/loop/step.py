@@ -86,7 +86,7 @@ class TrainStep:
                 state.scaler.update()
 
     def recompute_gradients(self) -> torch.Tensor:
-        """Computes the gradients again; see :class:`offloop.trainer.State`."""
+        """Computes the gradients again; see ``State``."""
         if self._state.scaler is not None:
             raise ConfigurationError(
                 "the gradients of a batch cannot be computed twice with precision 'amp_fp16': use amp_bf16 or fp32"
@@ -191,7 +191,6 @@ class TrainStep:
         fire(AFTER_LOSS)
 
     def _explain(self, error: RuntimeError) -> None:
-        """Raises what an algorithm can say of an error of the model."""
         if is_out_of_memory(error):
             return
         for algorithm in self._state.algorithms:
@@ -219,7 +218,6 @@ class TrainStep:
         return total
 
     def _add_parts(self, loss: Any, share: float) -> None:
-        """Adds what the loss of a microbatch is made of to what that of the batch is."""
         if self._fire != self._engine.run_event:
             return
         for name, part in _parts_of(loss):
@@ -237,7 +235,6 @@ class TrainStep:
 
 
 def _parts_of(loss: Any) -> Iterator[tuple[str, Any]]:
-    """The numbers that a loss is made of beside its total: by name for a map, ``loss0``, ``loss1`` for a list."""
     named = loss.items() if isinstance(loss, Mapping) else ((f"loss{index}", part) for index, part in enumerate(loss))
     for name, part in named:
         if name != "total" and (part.numel() == 1 if isinstance(part, torch.Tensor) else isinstance(part, float | int)):

@@ -25,10 +25,7 @@ def whole(value: float) -> int:
 
 
 def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """Where a time is counted in ``Timestamp.values``, and how much of that it comes to when it is scaled.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`, with the argument's name, for a share of a ``max_duration``
-    that is not known, and a part of an epoch whose batches are not known."""
+    """Where a time is counted in ``Timestamp.values``, and how much of that it comes to when it is scaled."""
     value, unit = time.value, time.unit
     if unit is TimeUnit.DURATION:
         max_duration = state.max_duration

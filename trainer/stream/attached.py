@@ -64,9 +64,7 @@ class AttachedConsumers:
 
 class NamedCallbacks:
     """The demand of callbacks and loggers that are given by their names, as a process says that makes them and ends:
-    they belong to a package that a training does not load.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that there is not, and for what cannot work."""
+    they belong to a package that a training does not load."""
 
     def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         names = ", ".join([*callbacks, *loggers])
@@ -103,8 +101,6 @@ class NamedCallbacks:
 
 
 def _order(callbacks: Sequence[Any], loggers: Sequence[Any], about: Mapping[str, Any]) -> bytes:
-    """What the process reads; the line comes first because unpickling imports the user's modules, which needs the
-    path."""
     line = json.dumps({"sys_path": sys.path, **about}).encode() + b"\n"
     pickled: bytes = cloudpickle.dumps({"callbacks": list(callbacks), "loggers": list(loggers)})
     return line + pickled
@@ -115,9 +111,7 @@ def _environment() -> dict[str, str]:
 
 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
-    """The demand of the callbacks.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for an object that is not a callback."""
+    """The demand of the callbacks."""
     demands: list[Demand] = []
     for callback in callbacks:
         requested_events = getattr(callback, "requested_events", None)
@@ -135,7 +129,7 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for an object that cannot be sent to another process."""
+    """Raises ``ConfigurationError`` for an object that cannot be sent to another process."""
     for one in objects:
         try:
             cloudpickle.dumps(one)

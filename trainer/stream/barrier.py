@@ -105,9 +105,7 @@ class ConsumerBarrier:
 
 
 def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
-    """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything that is not allowed."""
+    """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(
@@ -127,9 +125,7 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
 
 
 def _barrier_events_of(callback: Any) -> set[Event]:
-    """The events at which a callback may decide to stop.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for one that it does not handle."""
+    """The events at which a callback may decide to stop."""
     events = {Event(event) for event in getattr(callback, "barrier_events", ())}
     if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.requested_events()}):
         raise ConfigurationError(

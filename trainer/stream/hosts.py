@@ -42,14 +42,9 @@ def start_on_hosts(
     copied anywhere, use the first rank's broker alone.
 
     ``start`` is called with the address of a broker or ``None``, and with what the hosts have agreed on: ``run_name``,
-    ``local_world_size``, ``attempt`` and ``run_id`` of :class:`offloop.bus.publisher.publisher.Publisher`. With
-    ``resume`` the name is ``run_name``, otherwise the first of :func:`offloop.bus.runs.directory.numbered_names` that
-    is free on all hosts. What goes wrong on the first rank of a host is raised on all ranks.
-
-    Raises:
-        ConfigurationError: the hosts share ``root``, or have different runs of that name.
-        OffloopError: whatever ``start`` raises.
-    """
+    ``local_world_size``, ``attempt`` and ``run_id`` of ``Publisher``. With ``resume`` the name is ``run_name``,
+    otherwise the first of ``numbered_names`` that is free on all hosts. What goes wrong on the first rank of a host is
+    raised on all ranks."""
     hosts = [name.decode() for name in ranks.collect((host_name() if is_copied else "").encode())]
     names = set(hosts)
     if len(names) == 1:
@@ -113,7 +108,6 @@ class _Firsts:
 
 
 def _agree_on_name(group: _Firsts, root: Path, run_name: str) -> str:
-    """The name of a run that begins on all hosts."""
     launch = restarted_launch()
 
     def look() -> list[list[str]]:
@@ -165,7 +159,6 @@ def _differing(known: Mapping[str, str]) -> tuple[tuple[str, str], tuple[str, st
 
 @contextlib.contextmanager
 def _marked(root: Path) -> Iterator[str]:
-    """While this is open, the folder of runs has a file of that name, by which another host recognizes it."""
     check_writable(root)
     mark = root / f".host-{secrets.token_hex(8)}"
     try:

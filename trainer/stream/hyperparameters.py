@@ -39,12 +39,12 @@ _NOT_CHOSEN = ("total_eval_wct",)
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what is not known is left out.
 
-    Values are numbers, texts, booleans and short lists. Secrets are taken out, see
-    :func:`offloop.bus.redaction.redact`. Nothing is read from a device other than the host's memory.
+    Values are numbers, texts, booleans and short lists. Secrets are taken out, see ``redact``. Nothing is read from a
+    device other than the host's memory.
 
     Args:
         state: of the training.
-        system: what :func:`offloop.trainer.stream.run_metadata.describe_system` says.
+        system: what ``describe_system`` says.
         info: what is written down about the run: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
     """
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
@@ -94,7 +94,6 @@ def _optimizers(optimizers: Sequence[Any]) -> dict[str, Any]:
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The options of the first group, and those of others that differ."""
     options = [_options(group) for group in groups[:_MOST_GROUPS]]
     if len(groups) == 1:
         return options[0]
@@ -134,7 +133,6 @@ def _algorithms(algorithms: Sequence[Any]) -> dict[str, Any]:
 
 
 def _goals(state: State) -> dict[str, Mode]:
-    """Which values of metrics are better, where the metrics know it and their names do not say it."""
     groups = {"train": state.train_metrics, **state.eval_metrics}
     named = {f"metrics/{group}/{name}": metric for group, own in groups.items() for name, metric in own.items()}
     knows: dict[Any, Mode] = {True: "max", False: "min"}
@@ -143,13 +141,11 @@ def _goals(state: State) -> dict[str, Mode]:
 
 
 def _prefixed(prefix: str, names: Sequence[str], things: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Each with the beginning of its names: the prefix, and where there are several, its own name."""
     for name, thing in zip(names, things, strict=True):
         yield (prefix if len(things) == 1 else f"{prefix}/{name}"), thing
 
 
 def _arguments(made: Any) -> dict[str, Any]:
-    """What an object was made with, as far as it keeps that under the names of its arguments."""
     if inspect.isroutine(made) or isinstance(made, functools.partial):
         return {}
     try:
@@ -184,7 +180,7 @@ def _is_describable(value: Any) -> bool:
 
 def plain_value(value: Any) -> Any:
     """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name. Secrets
-    are taken out, see :func:`offloop.bus.redaction.redact`."""
+    are taken out, see ``redact``."""
     # In this order: half a secret would not be recognised, nor one without its name.
     return _shortened(redact(_plain(value)))
 
@@ -225,7 +221,6 @@ def _shortened(value: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
-    """What something else is called: never its ``repr``, which may have an address that is another one each time."""
     if isinstance(value, Time | torch.dtype | torch.device):
         return str(value)
     if isinstance(value, PathLike):

@@ -124,7 +124,7 @@ class StatePublisher:
 
     @property
     def context(self) -> bytes:
-        """What changes rarely, as it is packed for :meth:`offloop.bus.publisher.publisher.Publisher.send`."""
+        """What changes rarely, as it is packed for ``send``."""
         if self._state.context_changed:
             self._pack_context()
         return self._context
@@ -211,7 +211,6 @@ class StatePublisher:
         self._hear_marks(self._phases is not None and self._phases.is_timing)
 
     def _hear_marks(self, hears: bool) -> None:
-        """Has the events come that a batch's phases lie between, or only those that are published."""
         self._heard_version = self._stream.demand_version
         if hears:
             # Those that are not requested themselves are not published: that is found out when they come. A stream
@@ -245,7 +244,6 @@ class StatePublisher:
         return _NOTHING_MORE if demand.is_due(event, number, moment) else None
 
     def _on_demand(self, due: _Due) -> dict[str, Any]:
-        """The fields that are due, as they are sent."""
         names = list(dict.fromkeys((*due.fields, *due.overdue)))
         values = self._fields.compute(due.moment.event, names) if names else {}
         if self._sharing is not None:
@@ -280,7 +278,6 @@ class StatePublisher:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Settles what has to be looked up at which event, from what is requested and available."""
         self._never = len(self._fields.never)
         self._demand = self._demand.without(self._fields.never.keys())
         events = self._demand.events
@@ -323,11 +320,9 @@ class StatePublisher:
         return batch_number(event, state.timestamp.values, state.eval_timestamp.values, state.predict_timestamp.values)
 
     def _batch(self, event: Event) -> tuple[int, bool, bool]:
-        """Which batch an event belongs to, of the training, an evaluation or a prediction."""
         return self._number(event), event.is_eval, event.is_predict
 
     def _is_in_same_batch(self, event: Event) -> bool:
-        """Whether an event belongs to the batch in which the demand changed."""
         batch = self._batch(event)
         return batch[0] > 0 and batch == self._changed_in
 
@@ -357,7 +352,6 @@ class StatePublisher:
         return more
 
     def _changed_hyperparameters(self) -> dict[str, Any]:
-        """Those that are new or other than when they were published last: each is published once."""
         try:
             found = describe_hyperparameters(self._state, describe_system(self._state), self._info)
         except Exception as error:  # noqa: BLE001  they are read from objects of the user's, which may do anything

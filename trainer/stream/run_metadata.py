@@ -70,7 +70,6 @@ def _whole(value: Any) -> int | None:
 
 
 def _processors() -> dict[str, Any]:
-    """Model and number of cores, where the system has them as Linux does."""
     model, cores = platform.processor() or None, set()
     with contextlib.suppress(OSError):
         for block in Path("/proc/cpuinfo").read_text().split("\n\n"):

@@ -36,10 +36,7 @@ _log = logging.getLogger("offloop")
 
 class TrainingStream:
     """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
-    shares; nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, or not together with
-    others."""
+    shares; nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set."""
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
         if is_disabled():
@@ -93,11 +90,9 @@ class TrainingStream:
         """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
         loggers wrote; ``control`` takes the commands, ``facts`` returns what else to write down about the run of that
         name. ``run_name`` is the name that was asked for, by default the state's, which becomes the one that the run
-        gets: see :class:`offloop.bus.publisher.publisher.Publisher`, also for ``resume``. Returns what runs the events
-        of the training, and publishes them.
+        gets: see ``Publisher``, also for ``resume``. Returns what runs the events of the training, and publishes them.
 
-        Raises :class:`offloop.bus.errors.RunIsLiveError`, :class:`offloop.bus.errors.RunDirectoryError` or
-        :class:`offloop.bus.errors.BrokerError` when it cannot be started."""
+        Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when it cannot be started."""
         config = self._config
         if not config.publish:
             return Engine(state, logger)
@@ -208,7 +203,6 @@ def _warn_of_another_training(run: RunInfo) -> None:
 
 
 def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
-    """What is written down about a run when it starts."""
     return {
         "seed": state.seed,
         "max_duration": None if max_duration is None else str(max_duration),
@@ -220,7 +214,6 @@ def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
 
 
 def _without_stream(config: StreamConfig) -> StreamConfig:
-    """The same without anything that only a stream has, such as servers, which may be missing here."""
     config = copy(config)
     for name in ("stream_to", "flight_recorder", "wait_for"):
         object.__setattr__(config, name, None)
@@ -229,7 +222,6 @@ def _without_stream(config: StreamConfig) -> StreamConfig:
 
 
 def _check_servers(config: StreamConfig) -> str | None:
-    """Where the run is copied to."""
     if config.publish:
         return find_servers(config.stream_to)
     if config.stream_to is not None:
@@ -238,7 +230,6 @@ def _check_servers(config: StreamConfig) -> str | None:
 
 
 def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> list[Any]:
-    """The callbacks, with one for all of those that are given by name."""
     if (callbacks or loggers) and not publish:
         raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
     check_picklable(callbacks, "callbacks")
@@ -255,7 +246,6 @@ def short_path(path: Path) -> str:
 
 
 def _which_attempt(attempt: int | None, resumed_from: str | None) -> str:
-    """The attempt, of a run that was begun before."""
     if resumed_from is not None:
         begin = f"resuming from {resumed_from}"
     elif attempt is not None and attempt > 1:

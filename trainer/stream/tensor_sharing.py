@@ -54,10 +54,7 @@ class TensorSharing:
         """How often each field was left out because no memory was free."""
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
-        """What is sent for a field of tensors: the map that stands for them, or a promise of it.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when no memory is free, and for tensors that cannot be
-        sent."""
+        """What is sent for a field of tensors: the map that stands for them, or a promise of it."""
         layout = self._layout(name, out)
         # A model may be spread over several GPUs.
         gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()
@@ -105,7 +102,6 @@ class TensorSharing:
             self._pool.prepare(size + GROWTH_BYTES)
 
     def _reserve_at_last(self, size: int, name: str) -> Segment | None:
-        """As ``reserve`` where no later event comes: waits for consumers to give back what they have borrowed."""
         deadline = time.monotonic() + LAST_SECONDS
         segment = None
         while segment is None and time.monotonic() < deadline:
@@ -132,7 +128,6 @@ class TensorSharing:
         self._pool.close()
 
     def _layout(self, name: str, out: TensorPayload) -> ImageLayout:
-        """The layout, made anew only when the tensors of a field become others."""
         specs = _specs(out)
         known = self._places.get(name)
         if known is None or known[0] != specs:
@@ -193,7 +188,6 @@ def _reference(layout: ImageLayout, **place: Any) -> dict[str, Any]:
 
 
 def _places_in(image: Any, layout: ImageLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Writes the header of an image; returns a view of the place of each tensor that has elements."""
     front = len(layout.header)
     memoryview(image)[:front] = layout.header
     whole = torch.frombuffer(image, dtype=torch.uint8)
@@ -205,7 +199,6 @@ def _places_in(image: Any, layout: ImageLayout, tensors: Mapping[str, Tensor]) -
 
 
 def _copy(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
-    """Copies tensors to their places in one call; from a GPU, begins to."""
     if places:
         torch._foreach_copy_(list(places.values()), [tensors[name] for name in places], non_blocking=True)
 

@@ -64,10 +64,7 @@ class Task:
     options: tuple[TaskOption, ...]
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Calls the function, and checks that a trainer takes what it returns.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` if not, and when a package that the task needs is
-        missing."""
+        """Calls the function, and checks that a trainer takes what it returns."""
         try:
             returned = self.function(**options)
         except ModuleNotFoundError as error:
@@ -80,21 +77,19 @@ class Task:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a batch without samples."""
+    """Raises ``ConfigurationError`` for a batch without samples."""
     if batch_size < 1:
         raise ConfigurationError(f"batch_size {batch_size} is not allowed: use 1 or more")
 
 
 def check_rate(lr: float) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a learning rate that is none."""
+    """Raises ``ConfigurationError`` for a learning rate that is none."""
     if not 0 <= lr < float("inf"):
         raise ConfigurationError(f"lr {lr} is not allowed: use a number from 0, such as 0.003")
 
 
 def find_task(name: str) -> Task:
-    """The task of that name: one that comes with offloop, ``module:function``, or ``path/to/file.py:function``.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none."""
+    """The task of that name: one that comes with offloop, ``module:function``, or ``path/to/file.py:function``."""
     if ":" not in name and name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]!r}" if close else f"there are {', '.join(sorted(BUILT_IN))}"
