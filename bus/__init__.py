@@ -9,111 +9,43 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.bus.errors import (
-        BrokerError,
-        CheckpointError,
-        ClosedError,
-        ConfigurationError,
-        FieldNotAvailableError,
-        FrozenSnapshotError,
-        InvalidRunNameError,
-        InvalidTimeError,
-        OffloopError,
-        ProtocolError,
-        RankError,
-        RecordingError,
-        RunDirectoryError,
-        RunError,
-        RunIsLiveError,
-        RunNotFoundError,
-        TimeUnitError,
-    )
-    from offloop.bus.protocol.order import Ending, Gap
-    from offloop.bus.protocol.snapshot import Snapshot
-    from offloop.bus.publisher.publisher import Publisher, PublisherStatistics
-    from offloop.bus.recording.recording import Recording
-    from offloop.bus.runs.directory import Attempt, RunInfo, find_run, list_runs, new_run_name, runs_dir
-    from offloop.bus.subscriber.subscriber import Subscriber
-    from offloop.bus.types.deferred import Deferred
-    from offloop.bus.types.demand import BASE_EVENTS
-    from offloop.bus.types.event import Event
-    from offloop.bus.types.time import Time, TimeUnit
-    from offloop.bus.types.timeouts import Timeouts
-    from offloop.bus.types.timestamp import Timestamp, wall_clock
+    from offloop.bus.errors import BrokerError as BrokerError
+    from offloop.bus.errors import CheckpointError as CheckpointError
+    from offloop.bus.errors import ClosedError as ClosedError
+    from offloop.bus.errors import ConfigurationError as ConfigurationError
+    from offloop.bus.errors import FieldNotAvailableError as FieldNotAvailableError
+    from offloop.bus.errors import FrozenSnapshotError as FrozenSnapshotError
+    from offloop.bus.errors import InvalidRunNameError as InvalidRunNameError
+    from offloop.bus.errors import InvalidTimeError as InvalidTimeError
+    from offloop.bus.errors import OffloopError as OffloopError
+    from offloop.bus.errors import ProtocolError as ProtocolError
+    from offloop.bus.errors import RankError as RankError
+    from offloop.bus.errors import RecordingError as RecordingError
+    from offloop.bus.errors import RunDirectoryError as RunDirectoryError
+    from offloop.bus.errors import RunError as RunError
+    from offloop.bus.errors import RunIsLiveError as RunIsLiveError
+    from offloop.bus.errors import RunNotFoundError as RunNotFoundError
+    from offloop.bus.errors import TimeUnitError as TimeUnitError
+    from offloop.bus.protocol.order import Ending as Ending
+    from offloop.bus.protocol.order import Gap as Gap
+    from offloop.bus.protocol.snapshot import Snapshot as Snapshot
+    from offloop.bus.publisher.publisher import Publisher as Publisher
+    from offloop.bus.publisher.publisher import PublisherStatistics as PublisherStatistics
+    from offloop.bus.recording.recording import Recording as Recording
+    from offloop.bus.runs.directory import Attempt as Attempt
+    from offloop.bus.runs.directory import RunInfo as RunInfo
+    from offloop.bus.runs.directory import find_run as find_run
+    from offloop.bus.runs.directory import list_runs as list_runs
+    from offloop.bus.runs.directory import new_run_name as new_run_name
+    from offloop.bus.runs.directory import runs_dir as runs_dir
+    from offloop.bus.subscriber.subscriber import Subscriber as Subscriber
+    from offloop.bus.types.deferred import Deferred as Deferred
+    from offloop.bus.types.demand import BASE_EVENTS as BASE_EVENTS
+    from offloop.bus.types.event import Event as Event
+    from offloop.bus.types.time import Time as Time
+    from offloop.bus.types.time import TimeUnit as TimeUnit
+    from offloop.bus.types.timeouts import Timeouts as Timeouts
+    from offloop.bus.types.timestamp import Timestamp as Timestamp
+    from offloop.bus.types.timestamp import wall_clock as wall_clock
 
-__all__ = [
-    "BASE_EVENTS",
-    "Attempt",
-    "BrokerError",
-    "CheckpointError",
-    "ClosedError",
-    "ConfigurationError",
-    "Deferred",
-    "Ending",
-    "Event",
-    "FieldNotAvailableError",
-    "FrozenSnapshotError",
-    "Gap",
-    "InvalidRunNameError",
-    "InvalidTimeError",
-    "OffloopError",
-    "ProtocolError",
-    "Publisher",
-    "PublisherStatistics",
-    "RankError",
-    "Recording",
-    "RecordingError",
-    "RunDirectoryError",
-    "RunError",
-    "RunInfo",
-    "RunIsLiveError",
-    "RunNotFoundError",
-    "Snapshot",
-    "Subscriber",
-    "Time",
-    "TimeUnit",
-    "TimeUnitError",
-    "Timeouts",
-    "Timestamp",
-    "find_run",
-    "list_runs",
-    "new_run_name",
-    "runs_dir",
-    "wall_clock",
-]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "offloop.bus.types.deferred": ["Deferred"],
-        "offloop.bus.types.timeouts": ["Timeouts"],
-        "offloop.bus.types.demand": ["BASE_EVENTS"],
-        "offloop.bus.errors": [
-            "BrokerError",
-            "CheckpointError",
-            "ClosedError",
-            "ConfigurationError",
-            "FieldNotAvailableError",
-            "FrozenSnapshotError",
-            "InvalidRunNameError",
-            "InvalidTimeError",
-            "OffloopError",
-            "ProtocolError",
-            "RankError",
-            "RecordingError",
-            "RunDirectoryError",
-            "RunError",
-            "RunIsLiveError",
-            "RunNotFoundError",
-            "TimeUnitError",
-        ],
-        "offloop.bus.types.event": ["Event"],
-        "offloop.bus.publisher.publisher": ["Publisher", "PublisherStatistics"],
-        "offloop.bus.recording.recording": ["Recording"],
-        "offloop.bus.runs.directory": ["Attempt", "RunInfo", "find_run", "list_runs", "new_run_name", "runs_dir"],
-        "offloop.bus.protocol.snapshot": ["Snapshot"],
-        "offloop.bus.protocol.order": ["Ending", "Gap"],
-        "offloop.bus.subscriber.subscriber": ["Subscriber"],
-        "offloop.bus.types.timestamp": ["Time", "Timestamp", "TimeUnit", "wall_clock"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

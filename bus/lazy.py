@@ -1,21 +1,23 @@
 """Names that a package offers, loaded when they are first used: importing one module does not load its neighbours."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
 def lazy_exports(
-    package: str, homes: Mapping[str, Sequence[str]], explain_missing: Callable[[str], str | None] = lambda module: None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the ``__getattr__`` and the ``__dir__`` of ``package`` (:pep:`562`) for the names that each module of
-    ``homes`` defines.
+    package: str, explain_missing: Callable[[str], str | None] = lambda module: None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The ``__getattr__``, ``__dir__`` (:pep:`562`) and ``__all__`` of a package, for the names that its
+    ``__init__.py`` imports under ``if TYPE_CHECKING:``, each from the module that defines it.
 
     Where a name needs a module that is not installed, ``explain_missing`` turns the name of that module into the
     message of the :class:`ModuleNotFoundError`; with ``None`` the error stays as it is.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    home_of = dict(_imported_for_types(package))
 
     def load(name: str) -> Any:
         if name not in home_of:
@@ -30,7 +32,14 @@ def lazy_exports(
         setattr(sys.modules[package], name, value)
         return value
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
+    return load, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)
 
-    return load, list_names
+
+def _imported_for_types(package: str) -> Iterator[tuple[str, str]]:
+    source = Path(str(sys.modules[package].__file__)).read_bytes()
+    block = next(part for part in ast.parse(source).body if isinstance(part, ast.If))
+    for statement in block.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            names = [one.name for one in statement.names]
+            for name in import_module(statement.module).__all__ if names == ["*"] else names:
+                yield name, statement.module

@@ -12,92 +12,16 @@ Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use 
 from typing import TYPE_CHECKING
 
 from offloop.bus.lazy import lazy_exports
-from offloop.consumers import callbacks, loggers
 
 if TYPE_CHECKING:
-    from offloop.consumers.api.callback import Callback, CannotWorkError
-    from offloop.consumers.api.logger import Logger, LoggerDestination
-    from offloop.consumers.callbacks import (
-        ActivationMonitor,
-        Alert,
-        CheckpointSaver,
-        EarlyStopper,
-        ExportForInferenceCallback,
-        ImageVisualizer,
-        LRMonitor,
-        MemoryMonitor,
-        MLPerfCallback,
-        NaNMonitor,
-        OptimizerMonitor,
-        Phases,
-        RuntimeEstimator,
-        SpeedMonitor,
-        StallMonitor,
-        SystemMonitor,
-        ThresholdStopper,
-        Trace,
-        TrainerMetrics,
-    )
-    from offloop.consumers.dashboard import Dashboard, Top
-    from offloop.consumers.loggers import (
-        ConsoleLogger,
-        CsvLogger,
-        JsonlLogger,
-        MLFlowLogger,
-        ParquetLogger,
-        ProgressLogger,
-        PrometheusLogger,
-        TensorboardLogger,
-        WandBLogger,
-    )
-    from offloop.consumers.runner.runner import Runner
+    from offloop.consumers.api.callback import Callback as Callback
+    from offloop.consumers.api.callback import CannotWorkError as CannotWorkError
+    from offloop.consumers.api.logger import Logger as Logger
+    from offloop.consumers.api.logger import LoggerDestination as LoggerDestination
+    from offloop.consumers.callbacks import *  # noqa: F403  # all that they export
+    from offloop.consumers.dashboard import Dashboard as Dashboard
+    from offloop.consumers.dashboard import Top as Top
+    from offloop.consumers.loggers import *  # noqa: F403  # all that they export
+    from offloop.consumers.runner.runner import Runner as Runner
 
-__all__ = [
-    "ActivationMonitor",
-    "Alert",
-    "Callback",
-    "CannotWorkError",
-    "CheckpointSaver",
-    "ConsoleLogger",
-    "CsvLogger",
-    "Dashboard",
-    "EarlyStopper",
-    "ExportForInferenceCallback",
-    "ImageVisualizer",
-    "JsonlLogger",
-    "LRMonitor",
-    "Logger",
-    "LoggerDestination",
-    "MLFlowLogger",
-    "MLPerfCallback",
-    "MemoryMonitor",
-    "NaNMonitor",
-    "OptimizerMonitor",
-    "ParquetLogger",
-    "Phases",
-    "ProgressLogger",
-    "PrometheusLogger",
-    "Runner",
-    "RuntimeEstimator",
-    "SpeedMonitor",
-    "StallMonitor",
-    "SystemMonitor",
-    "TensorboardLogger",
-    "ThresholdStopper",
-    "Top",
-    "Trace",
-    "TrainerMetrics",
-    "WandBLogger",
-]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "offloop.consumers.api.callback": ["Callback", "CannotWorkError"],
-        "offloop.consumers.api.logger": ["Logger", "LoggerDestination"],
-        "offloop.consumers.callbacks": callbacks.__all__,
-        "offloop.consumers.dashboard": ["Dashboard", "Top"],
-        "offloop.consumers.loggers": loggers.__all__,
-        "offloop.consumers.runner.runner": ["Runner"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -11,45 +11,19 @@ from offloop.bus.lazy import lazy_exports
 from offloop.trainer.arguments import explain_missing
 
 if TYPE_CHECKING:
-    from offloop.trainer.arguments.config import CheckpointConfig, ComputeConfig, EvalConfig, StreamConfig
-    from offloop.trainer.data.evaluator import Evaluator
-    from offloop.trainer.data.models import Classifier, LanguageModel
-    from offloop.trainer.data.spec import DataSpec
-    from offloop.trainer.distributed.sampling import RankBatchSampler
-    from offloop.trainer.engine.algorithm import Algorithm
-    from offloop.trainer.engine.engine import AlgorithmLogger, Engine
-    from offloop.trainer.engine.state import State
-    from offloop.trainer.trainer import Trainer
+    from offloop.trainer.arguments.config import CheckpointConfig as CheckpointConfig
+    from offloop.trainer.arguments.config import ComputeConfig as ComputeConfig
+    from offloop.trainer.arguments.config import EvalConfig as EvalConfig
+    from offloop.trainer.arguments.config import StreamConfig as StreamConfig
+    from offloop.trainer.data.evaluator import Evaluator as Evaluator
+    from offloop.trainer.data.models import Classifier as Classifier
+    from offloop.trainer.data.models import LanguageModel as LanguageModel
+    from offloop.trainer.data.spec import DataSpec as DataSpec
+    from offloop.trainer.distributed.sampling import RankBatchSampler as RankBatchSampler
+    from offloop.trainer.engine.algorithm import Algorithm as Algorithm
+    from offloop.trainer.engine.engine import AlgorithmLogger as AlgorithmLogger
+    from offloop.trainer.engine.engine import Engine as Engine
+    from offloop.trainer.engine.state import State as State
+    from offloop.trainer.trainer import Trainer as Trainer
 
-__all__ = [
-    "Algorithm",
-    "AlgorithmLogger",
-    "CheckpointConfig",
-    "Classifier",
-    "ComputeConfig",
-    "DataSpec",
-    "Engine",
-    "EvalConfig",
-    "Evaluator",
-    "LanguageModel",
-    "RankBatchSampler",
-    "State",
-    "StreamConfig",
-    "Trainer",
-]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "offloop.trainer.arguments.config": ["CheckpointConfig", "ComputeConfig", "EvalConfig", "StreamConfig"],
-        "offloop.trainer.data.evaluator": ["Evaluator"],
-        "offloop.trainer.data.models": ["Classifier", "LanguageModel"],
-        "offloop.trainer.data.spec": ["DataSpec"],
-        "offloop.trainer.distributed.sampling": ["RankBatchSampler"],
-        "offloop.trainer.engine.algorithm": ["Algorithm"],
-        "offloop.trainer.engine.engine": ["Engine", "AlgorithmLogger"],
-        "offloop.trainer.engine.state": ["State"],
-        "offloop.trainer.trainer": ["Trainer"],
-    },
-    explain_missing,
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

@@ -41,7 +41,7 @@ class Recording(RunStream):
             self.run_name = metadata["run"]
             self.attempt = int(metadata["attempt"])
             self.run_id = metadata.get("id")
-            """The run's identity: see :attr:`offloop.bus.runs.RunInfo.id`; ``None`` in a recording that does not say
+            """The run's identity: see :attr:`offloop.bus.RunInfo.id`; ``None`` in a recording that does not say
             it."""
         except (KeyError, ValueError):
             raise RecordingError(

@@ -43,7 +43,7 @@ class RecordingWriter:
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
     good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
 
-    ``run_id`` is the run's identity: see :attr:`offloop.bus.runs.RunInfo.id`; ``about`` is what else its metadata has.
+    ``run_id`` is the run's identity: see :attr:`offloop.bus.RunInfo.id`; ``about`` is what else its metadata has.
 
     Raises:
         RunDirectoryError: the file cannot be created.

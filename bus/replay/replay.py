@@ -17,7 +17,7 @@ from offloop.bus.types.event import Event
 
 class Replay(RunStream):
     """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
-    recording's: the snapshots are those of :class:`~offloop.bus.recording.Recording`, and a callback that takes time
+    recording's: the snapshots are those of :class:`~offloop.bus.Recording`, and a callback that takes time
     from them computes the same numbers at any pace.
 
     ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a

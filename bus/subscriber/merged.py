@@ -84,7 +84,7 @@ class MergedSubscriber(RunStream):
 
     @property
     def commander(self) -> Callable[..., Outcome]:
-        """As :attr:`offloop.bus.subscriber.Subscriber.commander`."""
+        """As :attr:`offloop.bus.Subscriber.commander`."""
         return self._subscribers[0].commander
 
     def answered(self) -> tuple[Outcome, ...]:
@@ -96,7 +96,7 @@ class MergedSubscriber(RunStream):
         return self._subscribers[0].checkpoints()
 
     def host_windows(self) -> list[HostWindow]:
-        """As :meth:`offloop.bus.subscriber.Subscriber.host_windows`: of all hosts of the run."""
+        """As :meth:`offloop.bus.Subscriber.host_windows`: of all hosts of the run."""
         return self._subscribers[0].host_windows()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:

@@ -136,7 +136,7 @@ class Subscriber(RunStream):
             self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
-        """The run's identity: see :attr:`offloop.bus.runs.RunInfo.id`."""
+        """The run's identity: see :attr:`offloop.bus.RunInfo.id`."""
         self.run_dir = self._source.run_dir
         """The run's directory; ``None`` for a run on another machine."""
         self.attempt = self._source.attempt

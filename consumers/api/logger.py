@@ -124,7 +124,7 @@ class RunContext:
     """The commands that the training has answered, from all senders, in order, as far as the stream was read; from any
     thread."""
     run_id: str | None = None
-    """The run's identity, see :attr:`offloop.bus.runs.RunInfo.id`; ``None`` where the stream does not say it."""
+    """The run's identity, see :attr:`offloop.bus.RunInfo.id`; ``None`` where the stream does not say it."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
     """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; from any thread."""
     source: Callable[[], Source] = field(default=Source, compare=False)

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.consumers.dashboard.terminal.top import Top
-    from offloop.consumers.dashboard.web.callback import Dashboard
+    from offloop.consumers.dashboard.terminal.top import Top as Top
+    from offloop.consumers.dashboard.web.callback import Dashboard as Dashboard
 
-__all__ = ["Dashboard", "Top"]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {"offloop.consumers.dashboard.terminal.top": ["Top"], "offloop.consumers.dashboard.web.callback": ["Dashboard"]},
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -55,7 +55,7 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
 
 @dataclass(frozen=True)
 class Subscription:
-    """What callbacks ask of a run's stream; the fields are arguments of :class:`~offloop.bus.subscriber.Subscriber`."""
+    """What callbacks ask of a run's stream; the fields are arguments of :class:`~offloop.bus.Subscriber`."""
 
     events: frozenset[Event]
     demand: Demand

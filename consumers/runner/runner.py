@@ -32,7 +32,7 @@ from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 class Runner:
     """Runs callbacks over a stream, once.
 
-    ``stream`` is a :class:`~offloop.bus.subscriber.Subscriber`, a :class:`~offloop.bus.recording.Recording` or any
+    ``stream`` is a :class:`~offloop.bus.Subscriber`, a :class:`~offloop.bus.Recording` or any
     iterable, plain or asynchronous, of snapshots in order. Each snapshot goes to every callback that requests its
     event, in the order in which they are given, those of further ranks only to callbacks with ``all_ranks``; then what
     they logged goes to the destinations. When the stream ends, every callback is closed, then ``post_close`` is called

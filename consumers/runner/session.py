@@ -16,7 +16,7 @@ from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
-"""Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.subscriber.Subscriber`."""
+"""Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.Subscriber`."""
 
 
 def format_outcomes(statistics: RunnerStatistics) -> list[str]:

@@ -17,22 +17,11 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.consumers.testing.golden import Golden
-    from offloop.consumers.testing.harness import replay
-    from offloop.consumers.testing.live_run import LiveRun
-    from offloop.consumers.testing.logged import Logged
-    from offloop.consumers.testing.memory_stream import MemoryStream
-
-__all__ = ["Golden", "LiveRun", "Logged", "MemoryStream", "replay"]
+    from offloop.consumers.testing.golden import Golden as Golden
+    from offloop.consumers.testing.harness import replay as replay
+    from offloop.consumers.testing.live_run import LiveRun as LiveRun
+    from offloop.consumers.testing.logged import Logged as Logged
+    from offloop.consumers.testing.memory_stream import MemoryStream as MemoryStream
 
 # pytest imports this package in every run where it is installed: nothing is loaded before it is used.
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "offloop.consumers.testing.golden": ["Golden"],
-        "offloop.consumers.testing.harness": ["replay"],
-        "offloop.consumers.testing.live_run": ["LiveRun"],
-        "offloop.consumers.testing.logged": ["Logged"],
-        "offloop.consumers.testing.memory_stream": ["MemoryStream"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -14,40 +14,21 @@ from offloop.trainer.arguments import explain_missing
 from offloop.trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:
-    from offloop.trainer.algorithms.blurpool import BlurPool
-    from offloop.trainer.algorithms.channels_last import ChannelsLast
-    from offloop.trainer.algorithms.cutmix import CutMix
-    from offloop.trainer.algorithms.cutout import CutOut
-    from offloop.trainer.algorithms.ema import EMA
-    from offloop.trainer.algorithms.gradient_clipping import GradientClipping
-    from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
-    from offloop.trainer.algorithms.layer_freezing import LayerFreezing
-    from offloop.trainer.algorithms.mixup import MixUp
-    from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
-    from offloop.trainer.algorithms.sam import SAM
-    from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
-    from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
-    from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
-    from offloop.trainer.algorithms.swa import SWA
-
-__all__ = [
-    "ALGORITHMS",
-    "EMA",
-    "SAM",
-    "SWA",
-    "BlurPool",
-    "ChannelsLast",
-    "CutMix",
-    "CutOut",
-    "GradientClipping",
-    "LabelSmoothing",
-    "LayerFreezing",
-    "MixUp",
-    "ProgressiveResizing",
-    "SelectiveBackprop",
-    "SequenceLengthWarmup",
-    "StochasticDepth",
-]
+    from offloop.trainer.algorithms.blurpool import BlurPool as BlurPool
+    from offloop.trainer.algorithms.channels_last import ChannelsLast as ChannelsLast
+    from offloop.trainer.algorithms.cutmix import CutMix as CutMix
+    from offloop.trainer.algorithms.cutout import CutOut as CutOut
+    from offloop.trainer.algorithms.ema import EMA as EMA
+    from offloop.trainer.algorithms.gradient_clipping import GradientClipping as GradientClipping
+    from offloop.trainer.algorithms.label_smoothing import LabelSmoothing as LabelSmoothing
+    from offloop.trainer.algorithms.layer_freezing import LayerFreezing as LayerFreezing
+    from offloop.trainer.algorithms.mixup import MixUp as MixUp
+    from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing as ProgressiveResizing
+    from offloop.trainer.algorithms.sam import SAM as SAM
+    from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
+    from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup as SequenceLengthWarmup
+    from offloop.trainer.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
+    from offloop.trainer.algorithms.swa import SWA as SWA
 
 _BUILT_IN = {
     "blurpool": "BlurPool",
@@ -76,6 +57,4 @@ ALGORITHMS: Registry[Algorithm] = Registry(
 )
 """What ``trainer TASK --algorithms`` takes. Other packages add theirs by entry points in ``offloop.algorithms``."""
 
-__getattr__, __dir__ = lazy_exports(
-    __name__, {f"{__name__}.{module}": [class_name] for module, class_name in _BUILT_IN.items()}, explain_missing
-)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.trainer.device.device import CpuDevice, Device, GpuDevice, get_device
+    from offloop.trainer.device.device import CpuDevice as CpuDevice
+    from offloop.trainer.device.device import Device as Device
+    from offloop.trainer.device.device import GpuDevice as GpuDevice
+    from offloop.trainer.device.device import get_device as get_device
 
-__all__ = ["CpuDevice", "Device", "GpuDevice", "get_device"]
-
-__getattr__, __dir__ = lazy_exports(__name__, {"offloop.trainer.device.device": __all__})
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

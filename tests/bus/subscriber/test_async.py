@@ -11,7 +11,7 @@ from helpers import wait_for
 from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
 from offloop.bus.errors import BrokerError
 from offloop.bus.protocol.order import CheckpointMark
-from offloop.bus.subscriber import AsyncSubscriber
+from offloop.bus.subscriber.subscriber import AsyncSubscriber
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp
 
