@@ -1,21 +1,13 @@
-"""What the terminal dashboard shows, as lines of text: drawn from a view, for any size of a terminal."""
+"""The terminal dashboard as lines of text: drawn from a view, for any size of a terminal."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloop.bus.printing import one_line
-from offloop.consumers.dashboard.terminal.draw import (
-    chart,
-    has_logarithm,
-    is_smoothed,
-    number,
-    smoothed,
-    sparkline,
-    stacked_bar,
-)
-from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
+from offloop.consumers.dashboard.terminal.draw import chart, has_logarithm, number, sparkline, stacked_bar
+from offloop.consumers.dashboard.terminal.lines import fitted, key_help, key_line, rule, spread, text_line
 from offloop.consumers.dashboard.terminal.ranks import rank_lines
 from offloop.consumers.dashboard.view.log import LogEntry, folded
 from offloop.consumers.dashboard.view.phases import PHASES
@@ -33,8 +25,6 @@ _GAP = 2
 _LEAST_SPARKLINE = 8
 _LEAST_ABOVE = 4
 _LEAST_WITH_CHART = 8
-_LEAST_CHART = 4
-_LEAST_WITH_MORE = 3
 _ENOUGH_ABOVE = 28
 _PHASE_LINES = 3
 _VALUE_WIDTH = 10
@@ -53,19 +43,17 @@ STATES = {
     "lost": ("?", "bold red"),
     "unreadable": ("!", "bold red"),
 }
-"""The sign and the style of what becomes of a run."""
+"""The sign and the style of each status of a run."""
 
 _PHASE_STYLES = ("yellow", "blue", "cyan", "magenta", "green", "red", "white", "bright_black")
 _LETTERS = {name: name[0] if name != "other" else "." for name in PHASES}
-_KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim", "event": ""}
+_KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output": "dim"}
 
-HELP = (
+_HELP = (
     ("↑ ↓  k j", "choose a metric, which the chart shows; in the log and here: scroll"),
     ("PgUp PgDn", "a page up or down"),
     ("Home End", "the first or the last"),
-    ("Enter", "keep the metric's chart beside those of others, or no longer"),
     ("/", "find metrics by name; Escape shows all again"),
-    ("s a", "more or less smoothing"),
     ("x", "chart over batches, samples, epochs, or time"),
     ("l", "chart with a logarithmic scale, and back"),
     ("r", "the ranks alone, by what ↑ ↓ choose: arrival, step time, memory, ..., and back"),
@@ -77,38 +65,42 @@ HELP = (
     ("Escape", "go back to the table of all runs, where a run was chosen there"),
     ("Ctrl-L", "draw everything anew"),
     ("?", "this page, and back"),
+    ("", "! in a curve: a value there is NaN or infinite"),
+    ("", "in a map of ranks: x silent, ? behind the others, · no value; red: waited for"),
 )
 
 
 @dataclass
 class Shown:
-    """What of a view is shown."""
+    """The part of a view that is shown."""
 
     page: str = "run"
     """``run``, ``ranks``, ``log`` or ``help``."""
     quantity: str | None = None
-    """By what ranks are shown; ``None`` for what tells stragglers apart."""
+    """Quantity of the map of ranks; ``None`` for the one that tells stragglers apart."""
     metric: str | None = None
-    """The metric that is chosen: a chart shows it."""
-    kept: tuple[str, ...] = ()
-    """Further metrics that have charts, as far as there is room."""
+    """The metric of the chart; ``None`` for the first one."""
+    names: list[str] = field(default_factory=list)
+    """The found metrics in their order, as they were drawn last."""
     find: str = ""
-    """What the names of metrics have to contain, in any case."""
+    """Part of the names of the shown metrics, in any case."""
     is_typing: bool = False
-    """Whether :attr:`find` is being typed."""
-    smoothing: float = 0.0
+    """:attr:`find` is being typed."""
     axis: Axis = "batch"
     logarithmic: bool = False
     scroll: int = 0
-    """Of the log alone: how many lines it is above its end. Of the help: how many lines are above the first."""
-    colors: bool = True
-    commands: bool = False
-    """Whether the training can be commanded."""
-    is_replay: bool = False
+    """Lines below the shown part of the log, or above that of the help."""
+    commands: bool = True
+    """The training can be commanded."""
     leaving: tuple[str, ...] = ("q quit",)
-    """What the keys that lead away do."""
+    """The keys that lead away, with what they do."""
     message: str | None = None
-    """A question, or what became of a command, in the place of the keys."""
+    """A question, or the result of a command, in the place of the keys."""
+
+    @property
+    def chosen(self) -> str:
+        """The metric of the chart. There has to be one."""
+        return self.metric if self.metric in self.names else self.names[0]
 
 
 def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
@@ -116,11 +108,11 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     lines = [_header(view, shown, width), _progress(view, width)]
     room = max(height - len(lines) - 1, 0)
     if shown.page == "help":
-        body = _help(width, shown.scroll, room)
+        body = _help(shown, width, room)
     elif shown.page == "ranks":
         body = _all_ranks(view, shown, width, room)
     elif shown.page == "log":
-        body = [rule("log", width), *_whole_log(folded(view.log()), shown.scroll, width, room - 1)]
+        body = [rule("log", width), *_whole_log(view, shown, width, room - 1)]
     elif width >= _WIDE:
         right = int(width * _RIGHT_SHARE)
         body = _beside(_left(view, shown, width - right - _GAP, room), _right(view, shown, right, room), width - right)
@@ -133,27 +125,8 @@ def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
     return lines
 
 
-def log_rows(height: int) -> int:
-    """How many lines of the log its own page shows."""
-    return max(height - 4, 1)
-
-
-def log_length(entries: Sequence[LogEntry], width: int) -> int:
-    """How many lines the log has on its own page."""
-    return sum(len(_parts(entry, width)) for entry in folded(entries))
-
-
-def metric_groups(view: RunView, shown: Shown) -> dict[str, list[str]]:
-    """The metrics that are looked for, by group, in the order in which they are shown."""
-    text = shown.find.lower()
-    found = {group: [name for name in names if text in name.lower()] for group, names in view.groups().items()}
-    return {group: names for group, names in found.items() if names}
-
-
 def _header(view: RunView, shown: Shown, width: int) -> "Text":
-    status = view.status
-    if status == "live" and shown.is_replay:
-        status = "replay"
+    status = "replay" if view.status == "live" and not shown.commands else view.status
     sign, style = STATES[status]
     line = text_line()
     line.append(f"{sign} {status}", style)
@@ -176,21 +149,21 @@ def _progress(view: RunView, width: int) -> "Text":
         return text_line(f"{progress.sample} samples, {rest}", "dim")
     goes_on = view.status in ("live", "paused") and progress.seconds_left
     left = f"  {duration(progress.seconds_left)} left" if goes_on else ""
-    # The state's line has no room for it beside a reason.
+    # Beside a reason, the header has no room for it.
     batch = f" batch {progress.batch}," if view.error or view.reason else ""
-    told = f"{batch} {progress.fraction:4.0%} of {progress.max_duration}{left}"
-    bar = max(width - len(told), 0)
-    full = int(progress.fraction * bar)
+    text = f"{batch} {progress.fraction:4.0%} of {progress.max_duration}{left}"
+    room = max(width - len(text), 0)
+    done = int(progress.fraction * room)
     line = text_line()
-    line.append("━" * full, "green")
-    line.append("─" * (bar - full), "dim")
-    line.append(told)
+    line.append("━" * done, "green")
+    line.append("─" * (room - done), "dim")
+    line.append(text)
     return line
 
 
 def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """Everything in one column: what is worth the most stays when there is little room."""
-    below = _phases(view, shown, width) + _ranks(view, shown, width, 5)
+    """Everything in one column: the most important parts stay when there is little room."""
+    below = _phases(view, width) + _ranks(view, shown, width, 5)
     if room < len(below) + _LEAST_ABOVE:
         below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
     entries = folded(view.log())
@@ -201,48 +174,32 @@ def _stacked(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]"
 
 
 def _left(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """The chart, and below it as many metrics as there is room for, but at least as much as the chart has."""
-    groups = metric_groups(view, shown)
-    names = [name for group in groups.values() for name in group]
-    if not names:
+    """The chart, and below it the metrics, with at most half of the room."""
+    text = shown.find.lower()
+    groups = {group: [name for name in names if text in name.lower()] for group, names in view.groups().items()}
+    groups = {group: names for group, names in groups.items() if names}
+    shown.names = [name for names in groups.values() for name in names]
+    if not shown.names:
         empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
         return [rule("metrics", width), text_line(empty, "dim"), *(text_line() for _ in range(room - 2))]
-    chosen = shown.metric if shown.metric in names else names[0]
-    rows = len(names) + len(groups) + bool(shown.find)
-    chart_height = max(room - rows, room // 2) if room >= _LEAST_WITH_CHART else 0
-    lines = _charts(view, chosen, shown, width, chart_height) if chart_height else []
+    rows = len(shown.names) + len(groups) + bool(shown.find)
+    lines = _chart(view, shown, width, max(room - rows, room // 2)) if room >= _LEAST_WITH_CHART else []
     if shown.find and room - len(lines) > 1:
-        found = f"{len(names)} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
+        found = f"{len(shown.names)} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
         lines.append(text_line(found, "yellow"))
-    lines += _metrics(view, groups, chosen, shown.kept, width, room - len(lines))
+    lines += _metrics(view, shown, groups, width, room - len(lines))
     return lines + [text_line()] * (room - len(lines))
 
 
-def _charts(view: RunView, chosen: str, shown: Shown, width: int, height: int) -> "list[Text]":
-    """The chosen metric's chart below those that are kept, as many as there is room for."""
-    known = set(view.names())
-    kept = [name for name in shown.kept if name in known and name != chosen]
-    kept = kept[: max(height // _LEAST_CHART - 1, 0)]
-    lines: list[Text] = []
-    for place, name in enumerate([*kept, chosen]):
-        # What does not divide evenly goes to the chosen one, which comes last.
-        left = len(kept) + 1 - place
-        lines += _chart(view, name, shown, width, (height - len(lines)) // left)
-    return lines
-
-
 def _right(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    above = _phases(view, shown, width) + _ranks(view, shown, width, max(room // 3, 3) + 1)
+    above = _phases(view, width) + _ranks(view, shown, width, max(room // 3, 3) + 1)
     return [*above, rule("log", width), *_log(folded(view.log()), width, room - len(above) - 1)]
 
 
-def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "list[Text]":
-    series = view.series(name)
+def _chart(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
+    series = view.series(shown.chosen)
     points = series.points(shown.axis, width=2 * width)
-    smooths = is_smoothed(name, points, shown.smoothing)
-    if smooths:
-        points = smoothed(points, shown.smoothing)
-    title = f"{view.metric_names().short(name)}  {number(series.last)}"
+    title = f"{view.metric_names().short(shown.chosen)}  {number(series.last)}"
     if points.not_finite:
         x, value = points.not_finite[0]
         # A batch's own values stand at the number of batches that were trained before it.
@@ -250,66 +207,44 @@ def _chart(view: RunView, name: str, shown: Shown, width: int, height: int) -> "
         title += f"  {number(value)} at {place} {number(x)}"
     scale = f"over {shown.axis}"
     logarithmic = shown.logarithmic and has_logarithm(points)
-    if smooths:
-        scale = f"smoothed {shown.smoothing:g} {scale}"
     if shown.logarithmic:
         scale = f"log scale {scale}" if logarithmic else f"no logarithm of 0 and less, {scale}"
     return [rule(title, width, scale), *chart(points, width, height - 1, logarithmic)]
 
 
-def _metrics(
-    view: RunView, groups: dict[str, list[str]], chosen: str, kept: Sequence[str], width: int, room: int
-) -> "list[Text]":
-    """A line for each metric, under a line for its group; those around the chosen one. Where there are more above or
-    below, a line says how many."""
-    from rich.text import Text
-
+def _metrics(view: RunView, shown: Shown, groups: dict[str, list[str]], width: int, room: int) -> "list[Text]":
+    """A line for each metric below one for its group: those around the chosen one, and how many there are."""
     short = view.metric_names().short
     rows: list[tuple[str, str | None]] = []
     for group, names in groups.items():
-        rows.append((group or "metrics", None))
-        rows += [(short(name), name) for name in names]
-    place = next(place for place, (_, name) in enumerate(rows) if name == chosen)
-    if room == _LEAST_WITH_MORE - 1 and len(rows) > room:
-        # No room for both directions.
-        others = rows[:place] + rows[place + 1 :]
-        return [*_metrics(view, groups, chosen, kept, width, 1), _more(others, "↑ ↓")]
+        rows += [(group or "metrics", None), *((short(name), name) for name in names)]
+    more = []
+    if len(rows) > room > 1:
+        room -= 1
+        more = [text_line(f"… {len(shown.names)} metrics: ↑ ↓, / finds", "dim")]
+    place = next(place for place, (_, name) in enumerate(rows) if name == shown.chosen)
     begin = min(max(place - room // 2, 0), max(len(rows) - room, 0))
-    if begin == place and rows[place - 1][1] is None and room > 1:
-        begin = max(place - 1, 0)
     label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
     curve = width - label_width - _VALUE_WIDTH - 4
     lines = []
-    above, rest = rows[:begin], rows[begin + max(room, 0) :]
     for label, name in rows[begin : begin + max(room, 0)]:
         if name is None:
             lines.append(text_line(label, "dim"))
             continue
-        series, line = view.series(name), Text()
-        is_chosen = name == chosen
-        line.append(f"{'•' if name in kept else ' '}{'▸' if is_chosen else ' '}", "bold cyan")
-        line.append(fitted(label, label_width), "bold" if is_chosen else "")
-        value = series.last
-        odd = value is not None and value - value != 0
-        line.append(f"{number(value):>{_VALUE_WIDTH}}  ", "bold red" if odd else "bold" if is_chosen else "")
+        series, is_chosen = view.series(name), name == shown.chosen
+        value, style = series.last, "bold" if is_chosen else ""
+        is_finite = value is None or value - value == 0
+        line = text_line()
+        line.append(" ▸" if is_chosen else "  ", "bold cyan")
+        line.append(fitted(label, label_width), style)
+        line.append(f"{number(value):>{_VALUE_WIDTH}}  ", style if is_finite else "bold red")
         if curve >= _LEAST_SPARKLINE:
             line.append_text(sparkline(series.points(width=curve), curve))
         lines.append(line)
-    if room >= _LEAST_WITH_MORE:
-        # The line in whose place it stands counts too.
-        if above:
-            lines[0] = _more(rows[: begin + 1], "above: ↑")
-        if rest:
-            lines[-1] = _more(rows[begin + room - 1 :], "below: ↓")
-    return lines
+    return lines + more
 
 
-def _more(rows: "Sequence[tuple[str, str | None]]", where: str) -> "Text":
-    count = sum(name is not None for _, name in rows)
-    return text_line(f"… {count} more {where}, / finds", "dim")
-
-
-def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
+def _phases(view: RunView, width: int) -> "list[Text]":
     phases = view.phases(width=None)
     shares = phases.shares(_RECENT_STEPS)
     if not shares:
@@ -320,14 +255,13 @@ def _phases(view: RunView, shown: Shown, width: int) -> "list[Text]":
     if publishing.microseconds is not None:
         cost = f"publishing {publishing.microseconds:.0f} µs, {publishing.share or 0.0:.1%}"
     device = ", on the GPU" if phases.on_device else ""
-    parts = [(name, shares[name], style) for name, style in zip(PHASES, _PHASE_STYLES, strict=True)]
-    # Without colours the letters tell them apart.
-    bar = stacked_bar([("█" if shown.colors else _LETTERS[name], share, style) for name, share, style in parts], width)
+    parts = [(name, shares[name], f"reverse {style}") for name, style in zip(PHASES, _PHASE_STYLES, strict=True)]
+    bar = stacked_bar([(_LETTERS[name], share, style) for name, share, style in parts], width)
     legend = text_line()
     for name, share, style in sorted(parts, key=lambda part: -part[1]):
         if share >= 0.001 and len(legend) + len(name) + 7 <= width:
-            legend.append("■ " if shown.colors else f"{_LETTERS[name]} ", style)
-            legend.append(f"{name} {share:.0%}  ")
+            legend.append(_LETTERS[name], style)
+            legend.append(f" {name} {share:.0%}  ")
     return [rule(f"step  {seconds_text(seconds)}{device}", width, cost), bar, legend]
 
 
@@ -336,7 +270,6 @@ def _ranks(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 
 def _all_ranks(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """The ranks alone, with as many by name as there is room for."""
     if view.rank_count < 2:
         return [rule("ranks", width), text_line("there is one rank, with nothing to compare it with", "dim")]
     return rank_lines(view.rank_map(), shown.quantity, width, room, with_map=True)
@@ -350,24 +283,17 @@ def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
     return lines
 
 
-def _whole_log(entries: Sequence[LogEntry], scroll: int, width: int, room: int) -> "list[Text]":
-    """Lines of the log that are so far above its end; what is too long for one goes on in the next."""
-    rows: list[tuple[LogEntry, str, bool]] = []
-    for entry in reversed(entries):
-        if len(rows) >= scroll + room:
-            break
-        parts = _parts(entry, width)
-        rows += [(entry, part, place == 0) for place, part in reversed(list(enumerate(parts)))]
-    rows.reverse()
-    end = max(len(rows) - scroll, min(room, len(rows)))
-    return [_log_line(*row) for row in rows[max(end - max(room, 0), 0) : end]]
-
-
-def _parts(entry: LogEntry, width: int) -> list[str]:
-    """The text of an entry in parts that fit behind the time."""
+def _whole_log(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
+    """The entries in as many lines as they need, up to ``shown.scroll`` lines above the end of the log."""
     from rich.cells import chop_cells
 
-    return chop_cells(one_line(entry.text), max(width - _TIME_WIDTH, _LEAST_LOG_WIDTH)) or [""]
+    rows = []
+    for entry in folded(view.log()):
+        parts = chop_cells(one_line(entry.text), max(width - _TIME_WIDTH, _LEAST_LOG_WIDTH)) or [""]
+        rows += [(entry, part, place == 0) for place, part in enumerate(parts)]
+    shown.scroll = max(min(shown.scroll, len(rows) - room), 0)
+    end = len(rows) - shown.scroll
+    return [_log_line(*row) for row in rows[max(end - max(room, 0), 0) : end]]
 
 
 def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
@@ -377,19 +303,12 @@ def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
     return line
 
 
-def _help(width: int, scroll: int, room: int) -> "list[Text]":
-    lines = []
-    for keys, meaning in HELP:
-        line = text_line()
-        line.append(f" {keys:<11}", "bold")
-        line.append(meaning)
-        lines.append(line)
-    lines += [text_line(), text_line("! in a curve: a value there is NaN or infinite", "dim")]
-    lines += [text_line("in a map of ranks: x silent, ? behind the others, · no value; red: waited for", "dim")]
+def _help(shown: Shown, width: int, room: int) -> "list[Text]":
+    lines = key_help(_HELP)
     most = max(len(lines) - max(room - 1, 0), 0)
-    first = min(scroll, most)
-    more = f"{most - first} more lines below: ↓" if most > first else "" if not most else "↑"
-    return [rule("keys", width, more), *lines[first:]]
+    shown.scroll = min(shown.scroll, most)
+    more = f"{most - shown.scroll} more lines below: ↓" if most > shown.scroll else ""
+    return [rule("keys", width, more), *lines[shown.scroll :]]
 
 
 def _footer(view: RunView, shown: Shown, width: int) -> "Text":

@@ -61,3 +61,13 @@ def key_line(keys: Sequence[str], width: int) -> "Text":
         line.append(key, "bold")
         line.append(f" {meaning}  ", "dim")
     return line
+
+
+def key_help(keys: Sequence[tuple[str, str]]) -> "list[Text]":
+    """A line for each key, with what it does."""
+    lines = []
+    for key, meaning in keys:
+        line = text_line()
+        line.append(f" {key:<11}" if key else "", "bold")
+        lines.append(line.append(meaning))
+    return lines

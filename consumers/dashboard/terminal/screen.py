@@ -1,9 +1,10 @@
-"""A terminal that is drawn on as a whole, and that is given back as it was."""
+"""A terminal that is drawn on as a whole and is restored afterwards."""
 
 import atexit
 import contextlib
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -28,62 +29,54 @@ _KEYS = {
     **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), "down"),
     **dict.fromkeys(("\x1b[C", "\x1bOC"), "right"),
     **dict.fromkeys(("\x1b[D", "\x1bOD"), "left"),
-    **dict.fromkeys(("\x1b[5~",), "page up"),
+    "\x1b[5~": "page up",
     **dict.fromkeys(("\x1b[6~", " "), "page down"),
     **dict.fromkeys(("\x1b[H", "\x1b[1~", "\x1bOH"), "home"),
     **dict.fromkeys(("\x1b[F", "\x1b[4~", "\x1bOF"), "end"),
     "\x1b": "escape",
     "\x0c": "redraw",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-    "\r": "enter",
-    "\n": "enter",
+    **dict.fromkeys(("\x7f", "\x08"), "backspace"),
+    **dict.fromkeys(("\r", "\n"), "enter"),
 }
+_SEQUENCE = re.compile(r"\x1b[\[O][^a-zA-Z~]*[a-zA-Z~]|.", re.DOTALL)
 _MOST_KEPT = 1000
-_LONGEST_LINE = 4096
 
 
 def require_terminal() -> None:
-    """Says what to use instead where there is nothing to draw on.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError`."""
+    """Raise :class:`offloop.bus.errors.ConfigurationError` where there is no terminal to draw on."""
     instead = "use '--log progress' (the callback left out), which writes lines anywhere"
-    # A display of the replay before, which stays until the next one takes its place, has the terminal.
+    # The display of the replay before this one may still have the terminal.
     shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
     for name, stream in (("input", sys.stdin), ("output", shown)):
         if stream is None or stream.closed or not stream.isatty():
             raise ConfigurationError(f"'top' draws on a terminal, and standard {name} is none: {instead}")
     if os.environ.get("TERM", "dumb") == "dumb":
-        raise ConfigurationError(
-            f"'top' draws on a terminal, and TERM says that this one cannot move its cursor: {instead}"
-        )
+        raise ConfigurationError(f"'top' draws on a terminal, and TERM=dumb cannot move its cursor: {instead}")
     require("'top'", "dashboard", "rich")
 
 
 class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
-    What is printed meanwhile would be drawn over: it goes to ``on_output``, line by line, and the last of it is printed
-    when the terminal is given back. That happens at the latest when the process ends, by SIGTERM too; Ctrl-Z gives it
-    back for as long as the process is stopped.
+    Printed lines would be drawn over: they go to ``on_output``, and the last 1,000 texts are printed when the terminal
+    is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped.
     """
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self.on_output = on_output
         self.is_typing = False
-        """Whether letters that move are taken as letters."""
+        """Report letters as they are, also those that are keys of movement."""
         self._is_open = False
         self._lock = threading.RLock()
         self._before: list[Any] = []
         self._drawn: list[str] = []
         self._kept: deque[tuple[TextIO, str]] = deque(maxlen=_MOST_KEPT)
-        self._is_cut = False
         self._streams: dict[str, TextIO] = {}
-        self._handlers: dict[int, Any] = {}
+        self._on_stop_before: Any = None
         self._pending = ""
 
     def open(self) -> None:
-        """Takes the terminal."""
+        """Take the terminal."""
         import termios
 
         self._before = termios.tcgetattr(sys.stdin.fileno())
@@ -94,14 +87,12 @@ class TerminalScreen:
             setattr(sys, name, _Lines(self, stream))
         atexit.register(self.close)
         if threading.current_thread() is threading.main_thread():
-            for number, handler in ((signal.SIGTERM, self._on_term), (signal.SIGTSTP, self._on_stop)):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, handler)
+            self._on_stop_before = signal.signal(signal.SIGTSTP, self._on_stop)
         self._is_open = True
         self._enter()
 
     def close(self) -> None:
-        """Gives the terminal back, and prints what was kept."""
+        """Restore the terminal, and print what was kept."""
         with self._lock:
             if not self._is_open:
                 return
@@ -110,16 +101,15 @@ class TerminalScreen:
         atexit.unregister(self.close)
         for name, stream in self._streams.items():
             setattr(sys, name, stream)
-        cut = [(self._streams["stderr"], "what was printed before this is left out:\n")] if self._is_cut else []
-        for stream, text in (*cut, *self._kept):
+        if len(self._kept) == _MOST_KEPT:
+            self._kept[0] = self._streams["stderr"], "what was printed before this is left out:\n"
+        for stream, text in self._kept:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)
                 stream.flush()
         self._kept.clear()
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._handlers.items():
-                if signal.getsignal(number) in (self._on_term, self._on_stop):
-                    signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread() and self._on_stop_before is not None:
+            signal.signal(signal.SIGTSTP, self._on_stop_before)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -132,23 +122,24 @@ class TerminalScreen:
         return size.columns or 80, size.lines or 24
 
     def draw(self, lines: Sequence["Text"], width: int, height: int) -> None:
-        """Shows lines, each cut to the width; writes those that have changed."""
+        """Show lines, each cut to the width; only those that differ are written."""
         from rich.console import Console
 
         # Colours are what the real terminal has; NO_COLOR is obeyed.
         console = Console(
             file=self._streams["stdout"], force_terminal=True, width=width, height=height, legacy_windows=False
         )
-        # What is erased behind a line that reaches the edge would be its last letter.
-        drawn = [_rendered(console, line) + ("" if line.cell_len >= width else _ERASE_REST) for line in lines[:height]]
+        drawn = []
+        for line in lines[:height]:
+            with console.capture() as captured:
+                console.print(line, end="", no_wrap=True, overflow="crop", crop=True, highlight=False)
+            # What is erased behind a line that reaches the edge would be its last letter.
+            drawn.append(captured.get().replace("\n", "") + ("" if line.cell_len >= width else _ERASE_REST))
         with self._lock:
             if not self._is_open:
                 return
-            changed = [
-                f"\x1b[{number};1H{text}"
-                for number, text in enumerate(drawn, 1)
-                if number > len(self._drawn) or self._drawn[number - 1] != text
-            ]
+            before = self._drawn + [""] * len(drawn)
+            changed = [f"\x1b[{place + 1};1H{text}" for place, text in enumerate(drawn) if text != before[place]]
             if len(drawn) < len(self._drawn):
                 changed.append(f"\x1b[{len(drawn) + 1};1H\x1b[J")
             self._drawn = drawn
@@ -156,18 +147,18 @@ class TerminalScreen:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing has been drawn since it was taken."""
+        """Nothing has been drawn since the terminal was taken."""
         return not self._drawn
 
     def redraw(self) -> None:
-        """Has the next drawing write everything."""
+        """Make the next drawing write everything."""
         with self._lock:
             self._drawn = []
             if self._is_open:
                 self._put(_CLEAR)
 
     def keys(self, seconds: float) -> Iterator[str]:
-        """The keys that were pressed, after waiting so long for one: a letter, or a name such as ``up``; ``gone`` when
+        """The pressed keys, after waiting so many seconds for one: a letter, or a name such as ``up``; ``gone`` when
         the terminal is."""
         try:
             ready, _, _ = select.select([self._input], [], [], seconds)
@@ -176,20 +167,14 @@ class TerminalScreen:
             ready, data = [self._input], b""
         if ready and not data:
             yield "gone"
-            return
-        text = data.decode(errors="ignore")
-        while text:
-            sequence = _first_sequence(text)
-            text = text[len(sequence) :]
+        for sequence in _SEQUENCE.findall(data.decode(errors="ignore")):
             yield sequence if self.is_typing and sequence.isprintable() else _KEYS.get(sequence, sequence)
 
-    def take(self, stream: TextIO, text: str) -> None:
-        """Takes what was to be printed."""
+    def keep(self, stream: TextIO, text: str) -> None:
+        """Keep a text that was to be printed on a stream."""
         with self._lock:
-            self._is_cut |= len(self._kept) == _MOST_KEPT
             self._kept.append((stream, text))
-            *lines, rest = (self._pending + text).split("\n")
-            self._pending = rest[-_LONGEST_LINE:]
+            *lines, self._pending = (self._pending + text).split("\n")
         for line in lines:
             if line.strip():
                 self.on_output(line)
@@ -214,12 +199,6 @@ class TerminalScreen:
         while data:
             data = data[os.write(self._output, data) :]
 
-    def _on_term(self, number: int, _frame: FrameType | None) -> None:
-        before = self._handlers[number]
-        self.close()
-        signal.signal(number, before if before is not None else signal.SIG_DFL)
-        signal.raise_signal(number)
-
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         with self._lock:
             if self._is_open:
@@ -230,17 +209,14 @@ class TerminalScreen:
 
 
 class _Lines(io.TextIOBase):
-    """Stands in the place of a stream."""
+    """Stands in for a stream whose texts a screen keeps."""
 
     def __init__(self, screen: TerminalScreen, stream: TextIO) -> None:
         self._screen = screen
         self.stream = stream
 
     def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            # Others find out by this which kind of stream it is.
-            raise TypeError(f"write() takes a string, not {type(text).__name__}")
-        self._screen.take(self.stream, text)
+        self._screen.keep(self.stream, text)
         return len(text)
 
     def writable(self) -> bool:
@@ -255,19 +231,3 @@ class _Lines(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return self.stream.encoding
-
-
-def _rendered(console: Any, line: "Text") -> str:
-    with console.capture() as captured:
-        console.print(line, end="", no_wrap=True, overflow="crop", crop=True, soft_wrap=False, highlight=False)
-    return str(captured.get()).replace("\n", "")
-
-
-def _first_sequence(text: str) -> str:
-    """The bytes of one key."""
-    if text[0] != "\x1b" or len(text) == 1 or text[1] not in "[O":
-        return text[0]
-    for place, letter in enumerate(text[2:], 3):
-        if letter.isalpha() or letter == "~":
-            return text[:place]
-    return text

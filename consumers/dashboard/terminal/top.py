@@ -16,10 +16,9 @@ class Top(RunTap):
     """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.
 
     Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
-    alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: what else the
-    consumer prints stands in its log, and in the terminal when that is given back. The command ``consumer --callbacks
-    top`` that names no run shows a table of all of them, see
-    :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
+    alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: printed lines are
+    in its log, and in the terminal when that is restored. The command ``consumer --callbacks top`` that names no run
+    shows a table of all of them, see :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
 
     ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
     ends with :class:`offloop.bus.errors.ConfigurationError`.
@@ -33,47 +32,45 @@ class Top(RunTap):
         self._stays = False
 
     def check(self) -> None:
-        """Says what to use instead where there is no terminal."""
+        """Require a terminal."""
         require_terminal()
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """What hands on what other callbacks log, and takes the terminal when the run is known."""
+        """The destination that shows what other callbacks log, and takes the terminal when the run is known."""
         self._run = MonitoredRun(RunView("run"))
         self._display = Display(self._run)
         return [_TopDestination(self._run, self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Takes an event into the view."""
+        """Add an event to the view."""
         super().run_event(event, state, logger)
         if self._display is not None:
             self._display.started.set()
 
     def run_ended(self, ending: Ending | None) -> None:
-        """Shows how the run ended."""
+        """Show how the run ended."""
         super().run_ended(ending)
         self._stays = ending is not None
 
     def post_close(self) -> None:
-        """Gives the terminal back, unless there is an ended run to be looked at."""
-        display = self._display
-        if display is None:
-            return
-        display.is_over = True
-        if not self._stays or display.left.is_set():
-            display.close()
-            if display.failure is not None:
-                raise display.failure
+        """Restore the terminal, unless there is an ended run to look at."""
+        if self._display is not None:
+            self._display.is_over = True
+            if not self._stays or self._display.left.is_set():
+                self._close(self._display)
 
     def hold_open(self) -> None:
-        """Stays until ``q``, where there was something to show: a consumer that had handled everything before has
-        nothing."""
+        """Stay until ``q``, unless a consumer of that name had handled the run before, so that nothing was shown."""
         if self._display is not None and self._stays:
             try:
                 self._display.left.wait()
             finally:
-                self._display.close()
-            if self._display.failure is not None:
-                raise self._display.failure
+                self._close(self._display)
+
+    def _close(self, display: Display) -> None:
+        display.close()
+        if display.failure is not None:
+            raise display.failure
 
 
 class _TopDestination(ViewDestination):
@@ -84,10 +81,8 @@ class _TopDestination(ViewDestination):
         self._display = display
 
     def check(self) -> None:
-        """Says what to use instead where there is no terminal."""
         require_terminal()
 
     def open(self, context: RunContext) -> None:
-        """Begins to draw."""
         super().open(context)
         self._display.open()

@@ -117,6 +117,7 @@ class RankMap:
         self._host_of = [host for host in hosts for _ in host.ranks]
         self._furthest = max(batches, default=0)
         self._medians: dict[str, float] = {}
+        self._ranges: dict[str, Range] = {}
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -158,6 +159,11 @@ class RankMap:
     def range(self, quantity: str) -> Range:
         """What colours stand for: from the least value to the greatest, but no further than what is far beyond the
         others' noise, and never so little that noise looks like a difference."""
+        if quantity not in self._ranges:
+            self._ranges[quantity] = self._range(quantity)
+        return self._ranges[quantity]
+
+    def _range(self, quantity: str) -> Range:
         import numpy as np
 
         values = self._quantities[quantity]

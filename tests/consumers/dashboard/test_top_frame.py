@@ -17,8 +17,8 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
-from offloop.consumers.dashboard.terminal.draw import chart, number, smoothed, sparkline, stacked_bar
-from offloop.consumers.dashboard.terminal.frame import Shown, frame, log_length, log_rows
+from offloop.consumers.dashboard.terminal.draw import chart, sparkline, stacked_bar
+from offloop.consumers.dashboard.terminal.frame import Shown, frame
 from offloop.consumers.dashboard.view.progress import duration
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Points
@@ -63,7 +63,7 @@ def points(*values: float) -> Points:
 @given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "ranks", "log", "help"]), st.integers(0, 100))
 def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
     for view in (WAITING, RUNNING):
-        drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll, commands=True), width, height)
+        drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll), width, height)
 
 
 WAITING, RUNNING = RunView("run"), trained(30, ranks=9, slow=1, loss=math.nan)
@@ -71,7 +71,7 @@ RUNNING.take_rows([Row(1, 0.0, {f"group{number % 7}/metric{number}": number for 
 
 
 def test_a_usual_terminal_shows_everything_at_once() -> None:
-    lines = drawn(trained(), Shown(commands=True))
+    lines = drawn(trained(), Shown())
     text = "\n".join(lines)
     assert lines[0].startswith("● live  digits-3")
     assert lines[0].endswith("epoch 0  batch 40  0:39")
@@ -80,7 +80,8 @@ def test_a_usual_terminal_shows_everything_at_once() -> None:
     assert "── loss  0.025" in text
     assert "step  1 s" in text
     assert "publishing 10000 µs, 1.0%" in text
-    assert "backward 50%  ■ data 25%  ■ other 24%" in text
+    assert "b backward 50%  d data 25%  . other 24%" in text
+    assert "d" * 20 + "b" * 40 + "p" + "." * 19 in lines
     assert lines[-1].split("  ")[:3] == ["q quit", "? help", "↑↓ metric"]
     assert "p pause" in lines[-1]
 
@@ -89,7 +90,7 @@ def test_what_cannot_be_commanded_offers_no_commands() -> None:
     assert "S stop" not in drawn(trained(), Shown(commands=False))[-1]
     view = trained()
     view.end(Ending("finished"))
-    assert "S stop" not in drawn(view, Shown(commands=True))[-1]
+    assert "S stop" not in drawn(view, Shown())[-1]
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("finished", "✓"), ("stopped", "■"), ("failed", "✗"), ("lost", "?")])
@@ -157,21 +158,19 @@ def test_a_map_of_ranks_folds_to_any_terminal(hosts: int, ranks: int) -> None:
         drawn(view, Shown(page=page), width, height)
 
 
-def test_where_ranks_do_not_fit_each_block_is_the_worst_of_a_host() -> None:
+def test_where_ranks_do_not_fit_each_block_is_the_worst_of_several() -> None:
     lines = drawn(view_of_hosts(300, 8, slow=77), Shown(page="ranks"), width=80, height=24)
-    place = next(number for number, line in enumerate(lines) if "each the worst of a host" in line)
-    assert "".join(lines[place + 1 :])[9] == "█"
-    assert "x silent, ? behind" in "\n".join(drawn(RunView("run"), Shown(page="help"), width=100, height=40))
+    place = next(number for number, line in enumerate(lines) if "each the worst of 3 ranks" in line)
+    assert "".join(lines[place + 1 :])[77 // 3] == "█"
 
 
-def test_ranks_stand_side_by_side_and_the_one_that_is_waited_for_is_named() -> None:
-    text = "\n".join(drawn(trained(ranks=2, slow=1), height=40))
-    assert "2 ranks  the others wait for rank 1" in text
-    assert "rank 1    batch 40       1 s a batch        last 100%, 350 ms late" in text
-    narrow = drawn(trained(ranks=2, slow=1), width=120, height=40)
-    assert any(line.endswith("rank 1       40      1 s last 100%, 350 ms late") for line in narrow)
+def test_the_ranks_of_one_host_are_named_from_the_slowest() -> None:
+    lines = drawn(trained(ranks=2, slow=1), height=40)
+    place = next(number for number, line in enumerate(lines) if line.startswith("── 2 ranks "))
+    assert lines[place + 1] == "the others wait for rank 1: 350 ms a batch"
+    assert lines[place + 2].split()[:4] == ["rank", "1", "350", "ms"]
+    assert lines[place + 3].split()[:4] == ["rank", "0", "0", "µs"]
     assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
-    assert "and 5 more, which arrive earlier" in "\n".join(drawn(RUNNING, height=40))
 
 
 def test_a_nan_is_never_hidden() -> None:
@@ -234,27 +233,6 @@ def test_parts_of_a_bar_fill_it() -> None:
     assert bar.plain == "a" * 10 + "b" * 5 + "c" * 5
 
 
-def test_letters_tell_phases_apart_where_there_are_no_colours() -> None:
-    bar = next(line for line in drawn(trained(), Shown(colors=False)) if line.startswith("dddd"))
-    assert bar == "d" * 20 + "b" * 40 + "p" + "." * 19
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.5, "0.5"),
-        (3.0, "3"),
-        (1e9, "1e+09"),
-        (math.nan, "NaN"),
-        (-math.inf, "-inf"),
-        (None, "-"),
-        (0.123456, "0.1235"),
-    ],
-)
-def test_numbers_are_short(value: float | None, text: str) -> None:
-    assert number(value) == text
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05"), (90_000, "1d 01h"), (None, "-")]
 )
@@ -284,17 +262,6 @@ def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_p
     assert "".join(line[9:] for line in whole[1:]) == f"wide 損失 {'x' * 200} the end"
 
 
-def test_every_line_of_the_log_is_reached_by_scrolling() -> None:
-    view = RunView("run")
-    for place in range(60):
-        view.note("note", f"line {place} {'x' * 100}")
-    length, rows = log_length(view.log(), 80), log_rows(24)
-    assert length == 120
-    pages = [drawn(view, Shown(page="log", scroll=scroll))[3:-1] for scroll in range(length - rows, -1, -rows)]
-    text = "".join(line[9:] for page in pages for line in page)
-    assert all(f"line {place} {'x' * 100}" in text for place in range(60))
-
-
 def test_a_long_answer_is_marked_where_it_is_cut() -> None:
     assert drawn(trained(), Shown(message=f"'pause' was not sent: {'x' * 100}"))[-1].endswith("xx…")
 
@@ -322,17 +289,8 @@ def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
     assert any("▸loss" in line for line in drawn(view)), "the loss is what the chart shows"
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (60, 14)])
-def test_metrics_that_do_not_fit_are_counted(width: int, height: int) -> None:
-    names = RUNNING.names()
-    for place in (0, len(names) // 2, len(names) - 1):
-        shown = [name for group in RUNNING.groups().values() for name in group]
-        lines = drawn(RUNNING, Shown(metric=shown[place]), width, height)
-        told = sum(int(line.split()[1]) for line in lines if line.startswith("… "))
-        rows = sum(line[:2] in ("  ", " ▸") and bool(line.strip()) and "│" not in line for line in lines)
-        assert 0 < told < len(names)
-        assert told + rows >= len(names)
-        assert sum("▸" in line for line in lines) == 1
+def test_metrics_that_do_not_fit_are_counted() -> None:
+    assert any(line.startswith("… 52 metrics") for line in drawn(RUNNING))
 
 
 def test_metrics_are_found_by_a_part_of_their_name() -> None:
@@ -341,35 +299,6 @@ def test_metrics_are_found_by_a_part_of_their_name() -> None:
     assert "metric40" in text
     assert "▸loss" not in text
     assert "no metric is called 'nothing'" in "\n".join(drawn(RUNNING, Shown(find="nothing")))
-
-
-def test_several_charts_are_kept_side_by_side_as_far_as_there_is_room() -> None:
-    view = trained()
-    view.take_rows([Row(1, 0.0, {f"group/metric{number}": number for number in range(20)})])
-    kept = ("lr-SGD/group0", "group/metric1", "group/metric2", "gone")
-    for height, charts in ((24, 2), (60, 4), (12, 0)):
-        lines = drawn(view, Shown(kept=kept, metric="loss/train/total"), height=height)
-        titles = [line for line in lines if line.startswith("── ") and "over batch" in line]
-        assert len(titles) == charts
-        assert all(title.startswith("── loss") for title in titles[-1:])
-    text = "\n".join(drawn(view, Shown(kept=kept), height=60))
-    assert "• lr" in text
-
-
-def test_smoothing_is_an_average_over_the_axis_that_leaves_what_is_constant() -> None:
-    line = points(*[1.0] * 50)
-    assert smoothed(line, 0.9).ys.tolist() == line.ys.tolist()
-    jumping = points(*[0.0, 1.0] * 50)
-    ys = smoothed(jumping, 0.5).ys.tolist()
-    assert all(0.3 < value < 0.7 for value in ys[20:])
-    assert smoothed(jumping, 0.0) is jumping
-    odd = smoothed(points(1.0, math.nan, 1.0), 0.5).ys.tolist()
-    assert (odd[0], math.isnan(odd[1]), odd[2]) == (1.0, True, 1.0)
-    view = trained()
-    view.take_rows([Row(step, 0.0, {"few": float(step)}) for step in range(4)])
-    for name, is_smoothed in (("loss/train/total", True), ("lr-SGD/group0", False), ("few", False)):
-        lines = drawn(view, Shown(metric=name, smoothing=0.5))
-        assert any("smoothed 0.5 over batch" in text for text in lines) == is_smoothed
 
 
 def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:
@@ -381,7 +310,6 @@ def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:
         view.see(Snapshot.build(Event.EVAL_END, **evaluation, eval_metrics={"eval": {"Accuracy": 0.5}}))
     assert not any("begins" in line for line in drawn(view, Shown(page="log")))
     assert sum("evaluation 'eval': Accuracy 0.5" in line for line in drawn(view, Shown(page="log"))) == 3
-    assert log_length(view.log(), 80) == 3
 
 
 def test_a_stopped_run_says_why_and_how_much_of_what_was_planned_it_reached() -> None:
