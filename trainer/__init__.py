@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from offloop.trainer.data.models import LanguageModel as LanguageModel
     from offloop.trainer.data.spec import DataSpec as DataSpec
     from offloop.trainer.distributed.sampling import RankBatchSampler as RankBatchSampler
-    from offloop.trainer.engine.algorithm import Algorithm as Algorithm
-    from offloop.trainer.engine.engine import AlgorithmLogger as AlgorithmLogger
     from offloop.trainer.engine.engine import Engine as Engine
+    from offloop.trainer.engine.state import Algorithm as Algorithm
+    from offloop.trainer.engine.state import AlgorithmLogger as AlgorithmLogger
     from offloop.trainer.engine.state import State as State
     from offloop.trainer.trainer import Trainer as Trainer
 

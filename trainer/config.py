@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from offloop.trainer.data.evaluator import Evaluator
     from offloop.trainer.data.spec import DataSpec
     from offloop.trainer.device.device import Device
-    from offloop.trainer.engine.algorithm import Algorithm
+    from offloop.trainer.engine.state import Algorithm
     from offloop.trainer.loop.optimization import OptimizerFactory, Optimizers
     from offloop.trainer.schedulers import SchedulerFunction
 

@@ -28,9 +28,8 @@ from offloop.trainer.device.seeding import check_seed, make_deterministic, new_s
 from offloop.trainer.distributed.parallel import check_parts, check_shards
 from offloop.trainer.distributed.ranks import join_ranks
 from offloop.trainer.distributed.sampling import own_sampler
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger, check_loss_interpolation
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.engine import check_loss_interpolation
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
 from offloop.trainer.loop.forward_pass import ForwardPass
 from offloop.trainer.loop.loop import TrainingLoop

@@ -22,7 +22,7 @@ from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
-from offloop.trainer.engine.engine import AlgorithmLogger
+from offloop.trainer.engine.state import AlgorithmLogger
 from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
 from offloop.trainer.loop.microbatches import check_microbatch_size
 from offloop.trainer.loop.progress import make_progress

@@ -36,8 +36,7 @@ from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
 ALWAYS = frozenset(

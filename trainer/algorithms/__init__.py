@@ -9,9 +9,7 @@ share.
 from typing import TYPE_CHECKING
 
 from offloop.bus.lazy import lazy_exports
-from offloop.bus.plugins.registry import Registry
 from offloop.trainer.arguments import explain_missing
-from offloop.trainer.engine.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from offloop.trainer.algorithms.blurpool import BlurPool as BlurPool
@@ -24,37 +22,11 @@ if TYPE_CHECKING:
     from offloop.trainer.algorithms.layer_freezing import LayerFreezing as LayerFreezing
     from offloop.trainer.algorithms.mixup import MixUp as MixUp
     from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing as ProgressiveResizing
+    from offloop.trainer.algorithms.registry import ALGORITHMS as ALGORITHMS
     from offloop.trainer.algorithms.sam import SAM as SAM
     from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup as SequenceLengthWarmup
     from offloop.trainer.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from offloop.trainer.algorithms.swa import SWA as SWA
-
-_BUILT_IN = {
-    "blurpool": "BlurPool",
-    "channels_last": "ChannelsLast",
-    "cutmix": "CutMix",
-    "cutout": "CutOut",
-    "ema": "EMA",
-    "gradient_clipping": "GradientClipping",
-    "label_smoothing": "LabelSmoothing",
-    "layer_freezing": "LayerFreezing",
-    "mixup": "MixUp",
-    "progressive_resizing": "ProgressiveResizing",
-    "sam": "SAM",
-    "selective_backprop": "SelectiveBackprop",
-    "sequence_length_warmup": "SequenceLengthWarmup",
-    "stochastic_depth": "StochasticDepth",
-    "swa": "SWA",
-}
-
-# Abstract, which a registry never makes: it asks for subclasses.
-ALGORITHMS: Registry[Algorithm] = Registry(
-    "algorithm",
-    Algorithm,  # type: ignore[type-abstract]
-    "offloop.algorithms",
-    {name: f"{__name__}.{name}:{class_name}" for name, class_name in _BUILT_IN.items()},
-)
-"""What ``trainer TASK --algorithms`` takes. Other packages add theirs by entry points in ``offloop.algorithms``."""
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

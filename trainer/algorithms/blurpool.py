@@ -8,46 +8,30 @@ from torch.nn import functional
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import change_behavior, check_count
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.algorithms.common import change_behavior
+from offloop.trainer.arguments.checks import check_count
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class BlurPool(Algorithm):
-    """Blurs images, and what layers make of them, where the model samples them down, so that a shift of the input by a
+    """Blurs images, and the outputs of layers, where the model downsamples them, so that a shift of the input by a
     pixel changes the output less.
 
     The filter is ``[1, 2, 1]`` in both directions, divided by 16, with zeros around the edges. Max pools take the
-    maximum at every pixel, and only the blurred maxima are sampled down. Parameters, their names and the shapes of all
-    outputs stay as they are. How many layers were changed is logged as ``blurpool/num_blurpool_layers`` and
+    maximum at every pixel, and the blurred maxima are downsampled. Parameters, their names and the shapes of all
+    outputs stay. The numbers of changed layers are logged as ``blurpool/num_blurpool_layers`` and
     ``blurpool/num_blurconv_layers``.
 
     Args:
         replace_convs: blur at two-dimensional convolutions with a stride above 1.
         replace_maxpools: blur at two-dimensional max pools with a stride above 1, except for those that round their
             output's size up (``ceil_mode``) or return indices.
-        blur_first: blur the input of a convolution. Otherwise it is computed at every pixel, and blurred and sampled
-            down then, as in the paper: at a stride of 2 that takes four times as long.
-        min_channels: convolutions of fewer input channels stay as they are, such as a first one, which sees colors.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and for a model without any such layer.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.blurpool import BlurPool
-        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten()
-        model = Classifier(torch.nn.Sequential(*layers))
-        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=BlurPool(), **settings)
-        trainer.fit()
+        blur_first: blur the input of a convolution. Otherwise it is computed at every pixel, and its output blurred
+            and downsampled, as in the paper: at a stride of 2 that takes four times as long.
+        min_channels: convolutions of fewer input channels stay, such as a first one, which sees colors.
 
     Paper: Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486. Reference:
-    ``composer/algorithms/blurpool``.
-    """
+    ``composer/algorithms/blurpool``."""
 
     def __init__(
         self,
@@ -63,13 +47,12 @@ class BlurPool(Algorithm):
         self.replace_convs = replace_convs
         self.replace_maxpools = replace_maxpools
         self.blur_first = blur_first
-        self.min_channels = check_count("min_channels", min_channels, 0)
+        self.min_channels = check_count(min_channels, "min_channels", 0)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.INIT
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        self.check(state)
         for module in state.model.modules():
             if isinstance(module, BlurredBefore | BlurredAfter):
                 continue
@@ -104,7 +87,6 @@ class BlurredBefore(nn.Module):
     blur_filter: Tensor
 
     def forward(self, inputs: Tensor) -> Any:
-        """The layer's output for the blurred input."""
         return super().forward(_blur(inputs, self.blur_filter))
 
 
@@ -115,7 +97,6 @@ class BlurredAfter(nn.Module):
     blur_stride: tuple[int, int]
 
     def forward(self, inputs: Tensor) -> Any:
-        """The blurred output, sampled down."""
         return _blur(super().forward(inputs), self.blur_filter, self.blur_stride)
 
 

@@ -1,6 +1,5 @@
 """What several algorithms need: checks of their arguments, times in the training, targets, images, parts of a model."""
 
-import math
 from typing import Any
 
 import torch
@@ -17,28 +16,6 @@ _combined: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 _UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_END}
 
 
-def check_number(name: str, value: Any) -> float:
-    """A number of zero or more, and finite."""
-    if _is_number(value) and 0 <= value < math.inf:
-        return float(value)
-    raise ConfigurationError(f"{name} {value!r} is not allowed: use a number of 0 or more")
-
-
-def check_share(name: str, value: Any, *, zero: bool = True) -> float:
-    """A share of something, from 0 to 1; ``zero`` says whether none of it is allowed."""
-    if _is_number(value) and 0 <= value <= 1 and (zero or value > 0):
-        return float(value)
-    allowed = "from 0 to 1" if zero else "above 0 and up to 1"
-    raise ConfigurationError(f"{name} {value!r} is not allowed: use a number {allowed}")
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least ``least``."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return value
-    raise ConfigurationError(f"{name} {value!r} is not allowed: use a whole number of {least} or more")
-
-
 def check_key(name: str, key: Any) -> BatchKey:
     """The key, if it can name a part of a batch."""
     path = key if isinstance(key, list) else [key]
@@ -50,10 +27,6 @@ def check_key(name: str, key: Any) -> BatchKey:
         f"{name} {key!r} names no part of a batch: use an index, a name, a list of these, "
         "or a pair of functions (get, set)"
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_point(name: str, point: TimeInput) -> Time:
@@ -99,11 +72,11 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
     Args:
         targets: class numbers, integers of shape (...), or probabilities, floats of shape (..., classes), which are
             returned as they are. A negative class number stands for "no target" and becomes a row of zeros.
-        outputs: the scores that the model gave, of shape (..., classes).
+        outputs: the model's scores, of shape (..., classes).
 
     Returns:
-        Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: shares of targets
-        would be rounded visibly in half precision, and ``torch.nn.functional.cross_entropy`` takes both.
+        Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: in half precision
+        shares of targets would be rounded visibly.
     """
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise ConfigurationError(
@@ -139,23 +112,20 @@ def check_images(images: Any, algorithm: str) -> torch.Tensor:
 
 
 def random_span(size: int, length: int, uniform: bool) -> slice:
-    """One side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off where it sticks out.
+    """One side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off at the border.
 
-    With ``uniform`` every pixel is in the box with the same probability; otherwise the middle of the box is drawn from
-    all pixels, as in the papers, and pixels near the border are in it less often. The random number comes from torch's
-    generator on the host."""
+    With ``uniform`` every pixel is in the box with the same probability; otherwise the box's middle is drawn from all
+    pixels, as in the papers. Drawn from torch's generator on the host."""
     lowest, offset = (1 - max(length, 1), 0) if uniform else (0, length // 2)
     start = int(torch.randint(lowest, size, ())) - offset
     return slice(max(start, 0), min(start + length, size))
 
 
 def change_behavior(module: nn.Module, mixin: type[nn.Module]) -> None:
-    """Makes a module behave as ``mixin`` says, before its own class is asked: the mixin's methods call those of the
-    class by ``super()``.
+    """Puts ``mixin`` in front of a module's own class; its methods call those of the class by ``super()``.
 
-    The module stays the same object, with its parameters, hooks and its place in the model, so that optimizers,
-    checkpoints and names keep working. It is an instance of its own class and of the mixin. As with
-    ``torch.nn.utils.parametrize``, which works in this way too, the whole module cannot be pickled any more; its
+    The module stays the same object, with its parameters, hooks and place in the model, so that optimizers, checkpoints
+    and names keep working. As with ``torch.nn.utils.parametrize``, the whole module cannot be pickled any more; its
     ``state_dict()`` can."""
     bases = (mixin, type(module))
     if not isinstance(module, mixin):

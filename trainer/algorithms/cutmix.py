@@ -10,11 +10,11 @@ from offloop.trainer.device.batch import BatchKey
 
 
 class CutMix(Mixing):
-    """Replaces a box in each image by the same box of its partner, another image of the microbatch, and trains on their
+    """Replaces a box in each image by the same box of another image of the microbatch, its partner, and mixes their
     targets in proportion to the areas.
 
     The box is the same for all images of a microbatch. Its share of the area is drawn from Beta(alpha, alpha), and its
-    sides have the image's proportions; what sticks out of the image is cut off and counts for nothing.
+    sides have the image's proportions; it is cut off at the border.
 
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
@@ -24,22 +24,8 @@ class CutMix(Mixing):
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets (class numbers,
             probabilities or values) are in the batch, see :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError`, see :class:`offloop.trainer.algorithms.mixing.Mixing`.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.cutmix import CutMix
-        model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
-        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=CutMix(alpha=1.0), **settings)
-        trainer.fit()
-
     Paper: Yun et al. 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
-    arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``.
-    """
+    arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``."""
 
     def __init__(
         self,
@@ -53,7 +39,6 @@ class CutMix(Mixing):
         self.uniform_sampling = uniform_sampling
 
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """The images with their partners' boxes in them, and the box's share of the area."""
         height, width = check_images(inputs, "CutMix").shape[2:]
         side = math.sqrt(self.draw_coefficient())
         rows = random_span(height, int(side * height), self.uniform_sampling)

@@ -1,49 +1,33 @@
 """Training on images with holes in them."""
 
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share, random_span
+from offloop.trainer.algorithms.common import check_images, check_key, random_span
+from offloop.trainer.arguments.checks import check_count, check_number
 from offloop.trainer.device.batch import BatchKey
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class CutOut(Algorithm):
     """Sets square holes in the images to zero, at random places that are the same for all images of a batch.
 
-    The holes stay in the batch until its end. What sticks out of an image is cut off.
+    The holes stay in the batch until its end. They are cut off at the border.
 
     Args:
-        num_holes: how many; they may overlap.
+        num_holes: number of holes; they may overlap.
         length: side of a hole, as a share of the images' shorter side, above 0 and up to 1; rounded down to pixels.
         uniform_sampling: let every pixel be in a hole with the same probability; by default a hole's middle is drawn
             from all pixels, as in the paper.
         input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
             :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs that are not
-    images.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.cutout import CutOut
-        model = Classifier(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 8), torch.nn.Flatten()))
-        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=CutOut(num_holes=2, length=0.25), **settings)
-        trainer.fit()
-
     Paper: DeVries & Taylor 2017, "Improved Regularization of Convolutional Neural Networks with Cutout",
-    arXiv:1708.04552. Reference: ``composer/algorithms/cutout``.
-    """
+    arXiv:1708.04552. Reference: ``composer/algorithms/cutout``."""
 
     def __init__(
         self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: BatchKey = 0
     ) -> None:
-        self.num_holes = check_count("num_holes", num_holes)
-        self.length = check_share("length", length, zero=False)
+        self.num_holes = check_count(num_holes, "num_holes")
+        self.length = check_number(length, "length", above=0, most=1)
         self.uniform_sampling = uniform_sampling
         self.input_key = check_key("input_key", input_key)
 

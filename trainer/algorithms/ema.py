@@ -7,11 +7,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
-from offloop.trainer.algorithms.common import check_point, check_share, check_update_interval, has_reached, update_event
+from offloop.trainer.algorithms.common import check_point, check_update_interval, has_reached, update_event
 from offloop.trainer.algorithms.weight_average import WeightAverage
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _SWAP_EVENTS = frozenset(
     {
@@ -26,38 +25,22 @@ _SWAP_EVENTS = frozenset(
 
 
 class EMA(Algorithm):
-    """Keeps an exponential moving average of the weights, ``smoothing * average + (1 - smoothing) * weights`` at each
-    update, and evaluates and predicts with it. The training itself is as it would be without.
+    """Evaluates and predicts with an exponential moving average of the weights, ``smoothing * average + (1 - smoothing)
+    * weights`` at each update; the training itself is the same as without.
 
-    Parameters and buffers of floats, such as the statistics of batch normalization, are averaged. The average begins as
-    a copy of the weights, at the first batch or epoch that ends after ``ema_start``. It costs the memory of one more
-    set of weights. Checkpoints hold the weights that are trained under ``model`` and the average with this algorithm.
+    Parameters and buffers of floats are averaged. The average begins as a copy of the weights, at the first batch or
+    epoch that ends after ``ema_start``, and takes the memory of one more set of weights. Checkpoints hold the trained
+    weights under ``model`` and the average with this algorithm.
 
     Args:
-        half_life: how long it takes until weights count half as much, in batches or epochs: ``smoothing`` is
+        half_life: after which time weights count half as much, in batches or epochs: ``smoothing`` is
             ``2 ** (-update_interval / half_life)``.
-        smoothing: how much of the average stays at each update, between 0 and 1, in place of a half life, which has to
-            be ``None`` then.
+        smoothing: the share of the average that stays at each update, in place of a half life, which is ``None`` then.
         ema_start: when to begin: a share of the training, or a count such as ``3ep``.
-        update_interval: how often to update, in batches or epochs, in the unit of the half life; by default after each
-            one of these, and with ``smoothing`` after each batch.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.ema import EMA
-        model = Classifier(torch.nn.Linear(8, 4))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=EMA(half_life="2ba"), **settings)
-        trainer.fit()
+        update_interval: how often to update, in batches or epochs, in the unit of the half life; 1 by default.
 
     Papers: Polyak & Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging"; Tarvainen & Valpola 2017,
-    "Mean teachers are better role models", arXiv:1703.01780. Reference: ``composer/algorithms/ema``.
-    """
+    "Mean teachers are better role models", arXiv:1703.01780. Reference: ``composer/algorithms/ema``."""
 
     def __init__(
         self,
@@ -81,7 +64,7 @@ class EMA(Algorithm):
                     "give both in batches or both in epochs"
                 )
             smoothing = 2 ** (-self.update_interval.value / span.value)
-        self.smoothing = check_share("smoothing", smoothing)
+        self.smoothing = check_number(smoothing, "smoothing", most=1)
         self._event = update_event(self.update_interval)
         self._mix = get_ema_multi_avg_fn(self.smoothing)  # type: ignore[no-untyped-call]
         self._average: WeightAverage | None = None

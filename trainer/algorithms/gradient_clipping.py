@@ -8,17 +8,14 @@ from torch import Tensor
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_number
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _SMALLEST_WEIGHT_NORM = 1e-3
 
 
 class GradientClipping(Algorithm):
-    """Makes large gradients smaller just before the optimizers step, after all other algorithms, whatever the order in
-    which they are given.
+    """Makes large gradients smaller just before the optimizers step, after all other algorithms.
 
     Args:
         clipping_type: ``norm`` scales all gradients of the model together so that their norm is at most the threshold;
@@ -27,23 +24,9 @@ class GradientClipping(Algorithm):
             times the norm of the unit's weights, of which ``1e-3`` is the least that counts.
         clipping_threshold: above 0.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.gradient_clipping import GradientClipping
-        model = Classifier(torch.nn.Linear(8, 4))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=GradientClipping("norm", 0.5), **settings)
-        trainer.fit()
-
     Papers: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063; for
     ``adaptive``, Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization",
-    arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``.
-    """
+    arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``."""
 
     # What the optimizers step along is to be clipped, and not what another algorithm, such as SAM, replaces afterwards.
     position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
@@ -52,7 +35,7 @@ class GradientClipping(Algorithm):
         if clipping_type not in _CLIP:
             raise ConfigurationError(f"clipping_type {clipping_type!r} is not allowed: use {', '.join(_CLIP)}")
         self.clipping_type = clipping_type
-        self.clipping_threshold = check_number("clipping_threshold", clipping_threshold)
+        self.clipping_threshold = check_number(clipping_threshold, "clipping_threshold")
         if not self.clipping_threshold:
             raise ConfigurationError("clipping_threshold 0 would take all gradients away: use a number above 0")
 

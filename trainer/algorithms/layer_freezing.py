@@ -5,52 +5,33 @@ from typing import Any
 from torch import nn
 
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_share
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class LayerFreezing(Algorithm):
-    """Freezes the layers of the model one after the other, from the first on, so that ever less has to be computed in
-    the backward pass.
+    """Freezes the layers of the model one after the other, from the first on, so that the backward pass gets cheaper.
 
-    Layers are the modules that have parameters of their own, in the order in which the model registers them. Once
-    ``freeze_start`` has passed, the share of frozen ones grows evenly, at the end of each epoch, up to
-    ``freeze_level`` at the end of the training; the last layer is always trained. A parameter that a later layer shares
-    is frozen with that one. Frozen parameters get no gradients any more, and the optimizers forget them. Statistics of
-    batch normalization are still updated.
-
-    How many layers are frozen, and which share that is, is logged as ``layer_freezing/layers_frozen`` and
-    ``layer_freezing/percentage_frozen`` (0 to 1).
+    Layers are the modules that have parameters of their own, in the order in which the model registers them. After
+    ``freeze_start`` the share of frozen ones grows evenly, at the end of each epoch, up to ``freeze_level`` at the end
+    of the training; the last layer is always trained. A parameter that a later layer shares is frozen with that one.
+    Frozen parameters get no gradients, and the optimizers forget them; statistics of batch normalization are still
+    updated. The number and the share (0 to 1) of frozen layers are logged as ``layer_freezing/layers_frozen`` and
+    ``layer_freezing/percentage_frozen``.
 
     Args:
         freeze_start: share of the training in which nothing is frozen, from 0 to 1.
         freeze_level: share of the layers that are frozen at the end, from 0 to 1.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.layer_freezing import LayerFreezing
-        model = Classifier(torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 2, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "2ep", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=LayerFreezing(freeze_start=0.0), **settings)
-        trainer.fit()
-
     Papers: Brock et al. 2017, "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983;
-    Raghu et al. 2017, "SVCCA", arXiv:1706.05806, section 4.1. Reference: ``composer/algorithms/layer_freezing``.
-    """
+    Raghu et al. 2017, "SVCCA", arXiv:1706.05806, section 4.1. Reference: ``composer/algorithms/layer_freezing``."""
 
     find_unused_parameters = True
     """Several ranks have to expect that parameters get no gradient."""
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
-        self.freeze_start = check_share("freeze_start", freeze_start)
-        self.freeze_level = check_share("freeze_level", freeze_level)
+        self.freeze_start = check_number(freeze_start, "freeze_start", most=1)
+        self.freeze_level = check_number(freeze_level, "freeze_level", most=1)
         self._frozen = 0
         self._state: State | None = None
 

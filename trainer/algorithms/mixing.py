@@ -9,32 +9,24 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_key, check_number, soft_targets
+from offloop.trainer.algorithms.common import check_key, soft_targets
+from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.device.device import autocast_of
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class Mixing(Algorithm):
-    """Mixes each row of a microbatch with another one, drawn at random: its partner. A subclass says how inputs are
-    mixed; this class does the same to the targets, or to the losses.
+    """Mixes each row of a microbatch with another one, drawn at random: its partner. A subclass mixes the inputs; this
+    class does the same to the targets, which become probabilities, or, with ``interpolate_loss``, to the losses for
+    both sets of targets.
 
-    Either the targets become probabilities, the row's own and the partner's in the proportion of the mixture, or, with
-    ``interpolate_loss``, the loss is computed for both sets of targets and the two losses are mixed, for losses that
-    take no probabilities. The batch holds the original targets again once the loss is computed, and metrics are updated
-    with those. Random numbers come from torch's generator on the host.
-
-    Args:
-        alpha: both parameters of the Beta distribution that the mixing coefficient is drawn from; 0 for no mixing.
-        interpolate_loss: mix losses and not targets. Another algorithm's change to the targets, such as label
-            smoothing, then acts on the loss for the rows' own targets only.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
-    """
+    After the loss the batch holds the original targets again, for metrics. Random numbers come from torch's generator
+    on the host. With ``interpolate_loss`` another algorithm's change to the targets acts on the loss for the rows' own
+    targets only."""
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
-        self.alpha = check_number("alpha", alpha)
+        self.alpha = check_number(alpha, "alpha")
         self.interpolates_loss = interpolate_loss
         self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)
@@ -49,7 +41,8 @@ class Mixing(Algorithm):
 
     @abstractmethod
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """The inputs mixed with ``inputs[partners]``, as a new tensor, and the partners' share in it, from 0 to 1."""
+        """Returns the inputs mixed with ``inputs[partners]``, as a new tensor, and the partners' share in it, from 0 to
+        1."""
 
     def match(self, event: Event, state: State) -> bool:
         return event in self._steps

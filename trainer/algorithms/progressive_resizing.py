@@ -10,11 +10,10 @@ from torch.nn import functional
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_count, check_images, check_key, check_share
+from offloop.trainer.algorithms.common import check_images, check_key
+from offloop.trainer.arguments.checks import check_count, check_number
 from offloop.trainer.device.batch import BatchKey
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _MODES = ("resize", "crop")
 # One of them is in whatever torch says of tensors that do not fit a layer.
@@ -29,10 +28,9 @@ class ProgressiveResizing(Algorithm):
 
     The scale is ``initial_scale`` for the first ``delay_fraction`` of the training, 1 for the last
     ``finetune_fraction``, and grows evenly in between. The width is rounded to a multiple of ``size_increment``, the
-    height follows in proportion. How far the training is comes from ``state.get_elapsed_duration()``: with a
-    ``max_duration`` in epochs the size changes between epochs only, in batches or samples it changes within them.
-
-    Height, width and scale are logged as ``progressive_resizing/height``, ``/width`` and ``/scale_factor``.
+    height follows in proportion. With a ``max_duration`` in epochs the size changes between epochs only, in batches or
+    samples within them. Height, width and scale are logged as ``progressive_resizing/height``, ``/width`` and
+    ``/scale_factor``.
 
     Args:
         mode: ``resize`` for nearest-neighbour interpolation, which also serves class numbers, ``crop`` for a piece of
@@ -47,25 +45,9 @@ class ProgressiveResizing(Algorithm):
         input_key, target_key: where images (of shape (rows, channels, height, width)) and targets are in the batch, see
             :mod:`offloop.trainer.device.batch`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for inputs or targets
-    that are not images.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
-        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
-        model = Classifier(torch.nn.Sequential(*layers))
-        data, sgd = [(torch.randn(6, 3, 8, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=ProgressiveResizing(size_increment=2), **settings)
-        trainer.fit()
-
     Sources: Howard & Gugger, fast.ai, "Deep Learning for Coders", chapter 7, for the growing images; Touvron et al.
     2019, "Fixing the train-test resolution discrepancy", arXiv:1906.06423, for the end at full size. Reference:
-    ``composer/algorithms/progressive_resizing``.
-    """
+    ``composer/algorithms/progressive_resizing``."""
 
     def __init__(
         self,
@@ -81,15 +63,15 @@ class ProgressiveResizing(Algorithm):
         if mode not in _MODES:
             raise ConfigurationError(f"mode {mode!r} is not allowed: use {' or '.join(_MODES)}")
         self.mode = mode
-        self.initial_scale = check_share("initial_scale", initial_scale, zero=False)
-        self.finetune_fraction = check_share("finetune_fraction", finetune_fraction)
-        self.delay_fraction = check_share("delay_fraction", delay_fraction)
+        self.initial_scale = check_number(initial_scale, "initial_scale", above=0, most=1)
+        self.finetune_fraction = check_number(finetune_fraction, "finetune_fraction", most=1)
+        self.delay_fraction = check_number(delay_fraction, "delay_fraction", most=1)
         if delay_fraction + finetune_fraction > 1:
             raise ConfigurationError(
                 f"delay_fraction {delay_fraction} and finetune_fraction {finetune_fraction} are more than the whole "
                 "training: use two that add up to at most 1"
             )
-        self.size_increment = check_count("size_increment", size_increment)
+        self.size_increment = check_count(size_increment, "size_increment")
         self.resize_targets = resize_targets
         self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)

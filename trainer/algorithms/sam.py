@@ -4,65 +4,35 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_count, check_number
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.arguments.checks import check_count, check_number
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class SAM(Algorithm):
-    """Sharpness-aware minimization: steps along the gradients not at the weights but at the point nearby where the loss
-    is highest, so that training prefers minima with low loss all around.
+    """Sharpness-aware minimization: steps along the gradients at the point nearby where the loss is highest, so that
+    training prefers minima with low loss all around.
 
     The point is ``weights + rho * gradients / (norm + epsilon)``, with the norm over all gradients. Gradients are
-    computed anew there, which makes a batch cost twice as much, and the optimizers step with these from the weights as
-    they were. ``state.batch_loss`` is the loss at the weights; ``state.outputs``, ``state.loss`` and training metrics
-    are those of the second pass.
+    computed again there, so a batch takes twice the time; not with precision ``amp_fp16``. ``state.batch_loss`` is the
+    loss at the weights; ``state.outputs``, ``state.loss`` and training metrics are those of the second pass.
 
     Args:
-        rho: how far away the point is, 0 or more.
+        rho: distance of the point, 0 or more.
         epsilon: keeps the division from failing where the gradients vanish.
         interval: every how many batches to do this; the batches in between are trained on as usual.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and for precision ``amp_fp16``, in which
-    the gradients of a batch cannot be computed twice.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.sam import SAM
-        model = Classifier(torch.nn.Linear(8, 4))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=SAM(rho=0.05), **settings)
-        trainer.fit()
-
-    Paper: Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
-    arXiv:2010.01412, algorithm 1. Reference: ``composer/algorithms/sam``.
-    """
+    Paper: Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization", arXiv:2010.01412,
+    algorithm 1. Reference: ``composer/algorithms/sam``."""
 
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
-        self.rho = check_number("rho", rho)
-        self.epsilon = check_number("epsilon", epsilon)
-        self.interval = check_count("interval", interval)
+        self.rho = check_number(rho, "rho")
+        self.epsilon = check_number(epsilon, "epsilon")
+        self.interval = check_count(interval, "interval")
 
     def match(self, event: Event, state: State) -> bool:
-        if event is Event.AFTER_TRAIN_BATCH:
-            return (int(state.timestamp.batch) + 1) % self.interval == 0
-        return event is Event.INIT
+        return event is Event.AFTER_TRAIN_BATCH and (int(state.timestamp.batch) + 1) % self.interval == 0
 
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-        if event is Event.INIT:
-            self.check(state)
-        else:
-            self._replace_gradients(state)
-
-    def check(self, state: State) -> None:
-        if state.scaler is not None:
-            raise ConfigurationError(f"SAM does not go with precision {state.precision!r}: use amp_bf16 or fp32")
-
-    def _replace_gradients(self, state: State) -> None:
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
         moved = [one for group in groups for one in group["params"] if one.grad is not None]
         # Copies, because subtracting what was added would not always give the same bits.
@@ -77,3 +47,7 @@ class SAM(Algorithm):
             with torch.no_grad():
                 for parameter, weights in zip(moved, kept, strict=True):
                     parameter.copy_(weights)
+
+    def check(self, state: State) -> None:
+        if state.scaler is not None:
+            raise ConfigurationError(f"SAM does not go with precision {state.precision!r}: use amp_bf16 or fp32")

@@ -9,12 +9,11 @@ from torch.nn import functional
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_count, check_key, check_share
+from offloop.trainer.algorithms.common import check_key
+from offloop.trainer.arguments.checks import check_count, check_number
 from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
 from offloop.trainer.device.device import autocast_of
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
@@ -24,14 +23,12 @@ Losses = Callable[[Any, Any], torch.Tensor]
 class SelectiveBackprop(Algorithm):
     """Trains on a part of each batch, preferring rows with a high loss, for a part of the training.
 
-    A forward pass without gradients gives each row's loss. Rows are then drawn without being put back, with a weight of
+    A forward pass without gradients gives each row's loss. Rows are then drawn without replacement, with a weight of
     ``percentile ** (1 / keep - 1)``, the percentile being the row's place among the losses of its batch. The model
     stays in training mode in this pass: dropout drops, and batch norm counts the batch twice. Every tensor of the batch
     with as many rows as the targets loses the other rows; training time counts all that were fetched. Random numbers
-    come from torch's generator on the host.
-
-    How far the training is comes from ``state.get_elapsed_duration()``: with a ``max_duration`` in epochs, ``start``
-    and ``end`` take effect between epochs.
+    come from torch's generator on the host. With a ``max_duration`` in epochs, ``start`` and ``end`` take effect
+    between epochs.
 
     Args:
         start, end: from which share of the training to which rows are left out.
@@ -41,28 +38,12 @@ class SelectiveBackprop(Algorithm):
             (rows, channels, length), (rows, channels, height, width) or with one dimension more.
         interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
         input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
-        loss_fn: takes outputs and targets and gives one loss for each row, or several whose mean counts, such as
+        loss_fn: takes outputs and targets and returns one loss for each row, or several whose mean counts, such as
             ``torch.nn.MSELoss(reduction="none")``; by default the cross entropy, classes being the last dimension of
             the outputs, or the second one as torch has it.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for batches of which no
-    rows can be taken and for losses that are not per row.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
-        model = Classifier(torch.nn.Linear(8, 4))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        selective = SelectiveBackprop(start=0.25, end=1.0, keep=0.5)
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=selective, **settings)
-        trainer.fit()
-
     Paper: Jiang et al. 2019, "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
-    Reference: ``composer/algorithms/selective_backprop``.
-    """
+    Reference: ``composer/algorithms/selective_backprop``."""
 
     # Losses are to be those of the data, before others change it, and what is thrown away need not be changed.
     position: ClassVar = {Event.AFTER_DATALOADER: "first"}
@@ -78,13 +59,13 @@ class SelectiveBackprop(Algorithm):
         target_key: BatchKey = 1,
         loss_fn: Losses | None = None,
     ) -> None:
-        self.start = check_share("start", start)
-        self.end = check_share("end", end)
+        self.start = check_number(start, "start", most=1)
+        self.end = check_number(end, "end", most=1)
         if start >= end:
             raise ConfigurationError(f"start {start} is not before end {end}: use two shares of the training in order")
-        self.keep = check_share("keep", keep, zero=False)
-        self.scale_factor = check_share("scale_factor", scale_factor, zero=False)
-        self.interrupt = check_count("interrupt", interrupt, 0)
+        self.keep = check_number(keep, "keep", above=0, most=1)
+        self.scale_factor = check_number(scale_factor, "scale_factor", above=0, most=1)
+        self.interrupt = check_count(interrupt, "interrupt", 0)
         if interrupt == 1:
             raise ConfigurationError("interrupt 1 would leave every batch whole: use 0 for none, or 2 and more")
         self.input_key = check_key("input_key", input_key)

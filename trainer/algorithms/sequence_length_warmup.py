@@ -8,12 +8,10 @@ import torch
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeUnit
-from offloop.trainer.algorithms.common import check_count, check_share
+from offloop.trainer.arguments.checks import check_count, check_number
 from offloop.trainer.data.spec import count_samples
 from offloop.trainer.device.batch import map_tensors
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class SequenceLengthWarmup(Algorithm):
@@ -21,11 +19,9 @@ class SequenceLengthWarmup(Algorithm):
     steps: short ones first are cheaper, and keep large models from diverging.
 
     Every tensor of the batch, which may be a mapping or a tuple of them, has the shape (rows, length) or (rows, length,
-    ...). Sequences that are short enough stay as they are; after the warmup the others still have ``max_seq_length``.
-    How far the training is counts in batches when ``max_duration`` is in epochs and the dataloader has a length,
-    otherwise it comes from ``state.get_elapsed_duration()``.
-
-    The length and the number of rows are logged as ``seq_length_warmup/curr_seq_len`` and ``/curr_bs``.
+    ...). Shorter sequences stay; after the warmup the others are cut to ``max_seq_length``. Progress counts in batches
+    when ``max_duration`` is in epochs and the dataloader has a length, otherwise in the unit of ``max_duration``. The
+    length and the number of rows are logged as ``seq_length_warmup/curr_seq_len`` and ``/curr_bs``.
 
     Args:
         duration: share of the training that the warmup takes, from 0 (none) to 1.
@@ -33,29 +29,12 @@ class SequenceLengthWarmup(Algorithm):
         max_seq_length: length from the end of the warmup on.
         step_size: by how much the length grows at a time; multiples of 8 suit tensor cores.
         truncate: drop what is too long; otherwise the tokens of the batch, row after row, are laid out anew in rows of
-            the length that is due, and only what does not fill a row is dropped. All tensors then have the same shape.
+            the present length, and only what does not fill a row is dropped. All tensors then have the same shape.
         preserve_end_of_sequence: put each row's last token, the last one that its ``attention_mask`` counts, at the end
-            of what is left of the row, in all tensors. For mappings that are padded on the right; without effect
-            unless ``truncate`` is set.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and in training for tensors of other
-    shapes, or without an attention mask where one is needed.
-
-    Example::
-
-        import torch
-        from offloop.trainer import LanguageModel, Trainer
-        from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
-        model = LanguageModel(torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 10)))
-        data, sgd = [(torch.randint(10, (4, 32)),) * 2] * 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ba", "publish": False, "progress_bar": False}
-        warmup = SequenceLengthWarmup(duration=0.5, min_seq_length=8, max_seq_length=32)
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=warmup, **settings)
-        trainer.fit()
+            of what is left of the row, in all tensors. For mappings that are padded on the right, with ``truncate``.
 
     Paper: Li, Zhang & He 2021, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT
-    Models", arXiv:2108.06084. Reference: ``composer/algorithms/seq_length_warmup``.
-    """
+    Models", arXiv:2108.06084. Reference: ``composer/algorithms/seq_length_warmup``."""
 
     def __init__(
         self,
@@ -66,10 +45,10 @@ class SequenceLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
-        self.duration = check_share("duration", duration)
-        self.min_seq_length = check_count("min_seq_length", min_seq_length)
-        self.max_seq_length = check_count("max_seq_length", max_seq_length, min_seq_length)
-        self.step_size = check_count("step_size", step_size)
+        self.duration = check_number(duration, "duration", most=1)
+        self.min_seq_length = check_count(min_seq_length, "min_seq_length")
+        self.max_seq_length = check_count(max_seq_length, "max_seq_length", min_seq_length)
+        self.step_size = check_count(step_size, "step_size")
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
 

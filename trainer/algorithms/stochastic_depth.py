@@ -8,20 +8,18 @@ from torch import nn
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
-from offloop.trainer.algorithms.common import change_behavior, check_point, check_share, share_of_way
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.algorithms.common import change_behavior, check_point, share_of_way
+from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class StochasticDepth(Algorithm):
     """Leaves out residual layers at random in training, and uses all of them in evaluation.
 
-    A residual layer adds something to its first argument and returns a tensor of the same shape. What it adds is left
-    out with the layer's drop rate, and otherwise divided by one minus that rate, so that it is the same on average.
-    Parameters and their names stay as they are. Random numbers come from torch's global generator.
-
-    The drop rate of the last layer is logged as ``stochastic_depth/drop_rate`` during ``drop_warmup``.
+    A residual layer adds something to its first argument and returns a tensor of the same shape. The addend is left out
+    with the layer's drop rate, and otherwise divided by one minus that rate, which keeps its mean. Parameters and their
+    names stay. Random numbers come from torch's global generator. During ``drop_warmup`` the drop rate of the last
+    layer is logged as ``stochastic_depth/drop_rate``.
 
     Args:
         target_layer_name: the name of the layers' class, or of one that it inherits from, such as ``"Layer"``.
@@ -32,23 +30,8 @@ class StochasticDepth(Algorithm):
             to layer, in the order in which the model registers them, up to ``drop_rate`` in the last one.
         drop_warmup: how long the rates take to grow to these: a share of the training, or a count such as ``3ep``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, before training when the model has no
-    such layers, and in training when they are not residual.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Trainer
-        from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
-        from offloop.trainer.tasks.chars import chars
-        task = chars(width=16, length=8, characters=100_000) | {"max_duration": "4ba"}
-        depth = StochasticDepth("Layer", drop_rate=0.2)
-        trainer = Trainer(**task, algorithms=depth, publish=False, progress_bar=False)
-        trainer.fit()
-
     Paper: Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382. Reference:
-    ``composer/algorithms/stochastic_depth``.
-    """
+    ``composer/algorithms/stochastic_depth``."""
 
     def __init__(
         self,
@@ -68,7 +51,7 @@ class StochasticDepth(Algorithm):
                 f"stochastic_method {stochastic_method!r} is not allowed: use {' or '.join(_METHODS)}"
             )
         self.stochastic_method = stochastic_method
-        self.drop_rate = check_share("drop_rate", drop_rate)
+        self.drop_rate = check_number(drop_rate, "drop_rate", most=1)
         if self.drop_rate == 1:
             raise ConfigurationError("drop_rate 1 would leave out everything: use a number below 1")
         if drop_distribution not in ("linear", "uniform"):
@@ -129,7 +112,6 @@ class BlockDroppable(Droppable):
     """A residual layer that is left out for all rows or for none."""
 
     def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """The input when the layer is left out, otherwise the input and what the layer adds to it."""
         rate = self.stochastic_depth_rate
         if not self.training or not rate:
             return super().forward(inputs, *arguments, **options)
@@ -142,7 +124,6 @@ class SampleDroppable(Droppable):
     """A residual layer that is left out for some rows."""
 
     def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """The input and, in some rows, what the layer adds to it."""
         rate = self.stochastic_depth_rate
         outputs = super().forward(inputs, *arguments, **options)
         if not self.training or not rate:

@@ -13,31 +13,23 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput, TimeUnit
-from offloop.trainer.algorithms.common import (
-    check_count,
-    check_number,
-    check_point,
-    check_update_interval,
-    has_reached,
-    update_event,
-)
+from offloop.trainer.algorithms.common import check_point, check_update_interval, has_reached, update_event
 from offloop.trainer.algorithms.weight_average import WeightAverage
+from offloop.trainer.arguments.checks import check_count, check_number
 from offloop.trainer.device.device import autocast_of
-from offloop.trainer.engine.algorithm import Algorithm
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _ANNEAL_STRATEGIES = ("linear", "cos")
 
 
 class SWA(Algorithm):
-    """Stochastic weight averaging: takes the mean of the weights at several moments near the end of the training, and
-    puts it in their place.
+    """Stochastic weight averaging: replaces the weights by their mean over several moments near the end of the
+    training.
 
     The first weights are taken in at the first batch or epoch that ends at ``swa_start`` or later. At the first one
     that ends at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
     statistics of batch normalization are computed anew in one pass over the training data; with several ranks, each
-    computes them from its own part. It costs the memory of one more set of weights.
+    computes them from its own part. It takes the memory of one more set of weights.
 
     Args:
         swa_start, swa_end: when averaging begins and when the mean replaces the weights: shares of the training, or
@@ -49,23 +41,8 @@ class SWA(Algorithm):
         anneal_steps: after how many updates they are there.
         swa_lr: the learning rate to go to; ``None`` keeps the rates as they are at ``swa_start``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for other arguments, and at the beginning of the training for
-    a dataloader that does not allow the pass over its data where it is needed.
-
-    Example::
-
-        import torch
-        from offloop.trainer import Classifier, Trainer
-        from offloop.trainer.algorithms.swa import SWA
-        model = Classifier(torch.nn.Linear(8, 4))
-        data, sgd = [(torch.randn(6, 8), torch.randint(4, (6,)))] * 2, torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_duration": "4ep", "publish": False, "progress_bar": False}
-        trainer = Trainer(model, data, optimizers=sgd, algorithms=SWA(swa_start="0.5dur", swa_end="1dur"), **settings)
-        trainer.fit()
-
     Paper: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", arXiv:1803.05407.
-    Reference: ``composer/algorithms/swa``; the rates are those of ``torch.optim.swa_utils.SWALR``.
-    """
+    Reference: ``composer/algorithms/swa``; the rates are those of ``torch.optim.swa_utils.SWALR``."""
 
     def __init__(
         self,
@@ -91,8 +68,8 @@ class SWA(Algorithm):
                 f"anneal_strategy {anneal_strategy!r} is not allowed: use {' or '.join(_ANNEAL_STRATEGIES)}"
             )
         self.anneal_strategy = anneal_strategy
-        self.anneal_steps = check_count("anneal_steps", anneal_steps)
-        self.swa_lr = None if swa_lr is None else check_number("swa_lr", swa_lr)
+        self.anneal_steps = check_count(anneal_steps, "anneal_steps")
+        self.swa_lr = None if swa_lr is None else check_number(swa_lr, "swa_lr")
         if swa_lr is not None and not schedule_swa_lr:
             raise ConfigurationError(f"swa_lr {swa_lr!r} has no effect without schedule_swa_lr=True: add that")
         self._event = update_event(self.update_interval)

@@ -25,10 +25,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, average: Callable[[list[Tensor], list[Tensor], int], Any], count: int) -> None:
-        """Takes in the model's weights as they are now.
-
-        ``average`` is a function such as ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is how many
-        weights are in the average so far."""
+        """Takes in the model's weights as they are now. ``average`` is a function such as
+        ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is how many weights are in the average so far.
+        """
         # Tensors that are spread over ranks and whole ones cannot be averaged in one call.
         for is_spread in (False, True):
             names = [name for name, weight in self._weights.items() if hasattr(weight, "placements") is is_spread]

@@ -1,7 +1,9 @@
 """Checks what was passed to a trainer, before anything is started. No torch here."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,29 @@ def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
         if not isinstance(item, kind):
             raise ConfigurationError(f"{argument} has {kind_of(item)}: give one {kind.__name__} or a list of them")
     return items
+
+
+NUMBERS = (int, float, Real)
+"""The types of a number. ``Real`` includes numpy's scalars, but testing for it is slow."""
+
+
+def check_number(
+    number: Any, argument: str, *, least: float = 0.0, above: float | None = None, most: float = math.inf
+) -> float:
+    """Converts a finite number from ``least``, or above ``above``, up to ``most``."""
+    is_number = isinstance(number, NUMBERS) and not isinstance(number, bool)
+    if is_number and (number >= least if above is None else number > above) and number <= most and number < math.inf:
+        return float(number)
+    lowest = f"from {least:g}" if above is None else f"above {above:g}"
+    highest = f" to {most:g}" if most < math.inf else ""
+    raise ConfigurationError(f"{argument} {number!r} is not allowed: use a finite number {lowest}{highest}")
+
+
+def check_count(number: Any, argument: str, least: int = 1) -> int:
+    """Returns a whole number from ``least``."""
+    if isinstance(number, int) and not isinstance(number, bool) and number >= least:
+        return number
+    raise ConfigurationError(f"{argument} {number!r} is not allowed: use a whole number from {least}")
 
 
 def check_precision(precision: Any, argument: str) -> None:

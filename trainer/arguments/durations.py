@@ -7,6 +7,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import part_of, passes
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.checks import check_number
 
 
 def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> Time:
@@ -22,8 +23,7 @@ def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> T
 
 def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
     """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
-        raise ConfigurationError(f"scale_schedule_ratio is {ratio!r}: use a number above 0, such as 0.5")
+    check_number(ratio, "scale_schedule_ratio", above=0)
     if duration is None:
         return None
     time = check_max_duration(duration)

@@ -1,13 +1,12 @@
 """Values that can be set from outside during a training."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from offloop.bus.errors import ConfigurationError, close_matches
-from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.arguments.checks import check_function, check_number
 from offloop.trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
@@ -100,9 +99,7 @@ def _checked(name: Any, function: Any, description: str) -> Setting:
 def set_learning_rate(state: State, value: Any) -> None:
     """Sets the rate of every parameter group. What a schedule multiplies is changed with it: from here on the schedule
     continues from that rate."""
-    rate = _number("lr", value)
-    if rate < 0:
-        raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")
+    rate = check_number(value, "lr")
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             now = float(group["lr"])
@@ -125,15 +122,6 @@ def evaluate(state: State, value: Any) -> None:
     state.evaluate_now()
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigurationError(f"{name} is {value!r}: use a number")
-    return float(value)
-
-
 def set_log_interval(progress: Any, value: Any) -> None:
     """Sets how many seconds go by between two lines of progress, or two drawings of its bar."""
-    seconds = _number("log_interval", value)
-    if seconds <= 0:
-        raise ConfigurationError(f"log_interval is {value!r}: use a number of seconds above 0")
-    progress.set_interval(seconds)
+    progress.set_interval(check_number(value, "log_interval", above=0))

@@ -1,21 +1,106 @@
-"""The state of a training: everything that algorithms may read and change."""
+"""The state of a training, the algorithms that may change it, and what they log."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import counter_of
+from offloop.bus.types.left_out import LeftOut
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.durations import check_max_duration
+from offloop.trainer.arguments.values import to_builtin
 from offloop.trainer.device.batch import BatchKey, batch_get, batch_set
 
 if TYPE_CHECKING:
     from offloop.trainer.data.evaluator import Evaluator
     from offloop.trainer.data.spec import DataSpec
     from offloop.trainer.device.device import Device
-    from offloop.trainer.engine.algorithm import Algorithm
+
+
+class Algorithm(ABC):
+    """A change to the training that is applied at certain events: it may read and write all of the state.
+
+    A callback only looks, gets a copy of the state and runs in another process; an algorithm is part of the training,
+    which waits for it and fails with it. Define both methods::
+
+        class HalveTheRate(Algorithm):
+            def match(self, event, state):
+                return event is Event.EPOCH_END
+
+            def apply(self, event, state, logger):
+                for group in state.optimizers[0].param_groups:
+                    group["lr"] /= 2
+                logger.log_metrics({"rate": group["lr"]})
+
+    Reference: ``composer/core/algorithm.py``.
+    """
+
+    position: ClassVar[Mapping[Event, Literal["first", "last"]]] = {}
+    """The events at which it is applied before all others, or after them, in whatever order they are given."""
+
+    @abstractmethod
+    def match(self, event: Event, state: "State") -> bool:
+        """Whether to be applied at this event. Called at every event, so keep it short."""
+
+    @abstractmethod
+    def apply(self, event: Event, state: "State", logger: "AlgorithmLogger") -> int | None:
+        """Changes the state. The result is ignored; the reference's algorithms return an exit code."""
+
+    def check(self, state: "State") -> None:  # noqa: B027 - most algorithms go with every training
+        """Raises :class:`offloop.bus.errors.ConfigurationError` for a training that this cannot be applied to. Called
+        before anything is started, with the model as the trainer was given it."""
+
+    def explain(self, error: RuntimeError, state: "State") -> str | None:
+        """One line on what a user can do about an error that the model raised in its forward pass because of this
+        algorithm; ``None`` when the error has another cause."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is saved to resume the algorithm in another process."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most algorithms have nothing to restore
+        """Restores what :meth:`state_dict` returned."""
+
+
+class AlgorithmLogger:
+    """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
+
+    Reference: ``composer/loggers/logger.py``.
+    """
+
+    def __init__(self, state: "State") -> None:
+        self._state = state
+        self.entries: list[list[Any]] = []
+        """Logged and not published yet, as pairs of step and metrics; always the same list."""
+        self.left_out = LeftOut(state.run_name)
+        """The values that could not be logged."""
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs numbers by name at a step, by default the number of batches so far.
+
+        A tensor is read at once, which on a GPU waits for it: log numbers where that matters. What cannot be sent is
+        left out, and reported once for each name."""
+        if step is None:
+            step = self._state.timestamp.values.batch
+        values = {}
+        for name, value in metrics.items():
+            try:
+                values[name] = to_builtin(value)
+            except Exception as error:  # noqa: BLE001  it is the user's value, whose methods may raise anything
+                self.left_out.add(name, error)
+        self.entries.append([step, values])
+
+    def take(self) -> list[list[Any]]:
+        """Everything logged since the last call, as pairs of step and metrics."""
+        entries = list(self.entries)
+        # A signal handler or another thread may have logged more by now.
+        del self.entries[: len(entries)]
+        return entries
 
 
 class State:
@@ -25,36 +110,35 @@ class State:
         model: what is trained.
         optimizers, schedulers, algorithms, evaluators: in the order given to the trainer.
         train_dataloader: what is trained on.
+        dataloader_label: ``train``, ``predict``, or the label of the evaluator at work.
+        dataloader_len: batches in the dataloader in use, when it has a length.
         timestamp: training time; it advances just before ``BATCH_END`` and ``EPOCH_END``.
         previous_timestamp: training time before that; ``None`` before the first batch ended.
         batch: the batch in use; during the forward and backward passes, the microbatch.
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
         batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
-        batch_losses: what that loss is made of, where the model's loss is a map or a list: name to a number on the
-            device, summed up in the same way; empty otherwise. The total is ``batch_loss`` alone.
+        batch_losses: the parts of that loss by name, where the model's loss is a map or a list, without the total.
         train_metrics: metric objects of the training by name.
-        train_metric_values: with several ranks, what they say of the last batch over all ranks; ``None`` otherwise.
+        train_metric_values: with several ranks, their values for the last batch over all ranks.
         eval_metrics: metric objects by evaluator label and name.
-        eval_metric_values: what they said at the end of the last evaluation, as plain numbers.
+        eval_metric_values: their values at the end of the last evaluation, as plain numbers.
         total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
-        device: where it all is.
+        device: where the training runs.
         precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; of a training in another loop ``None`` while it is unknown.
-        scaler: what scales the loss for ``amp_fp16``; ``None`` for the others.
-        device_train_microbatch_size: samples in a microbatch; ``None`` while batches are whole. With ``auto`` it is
-            what has been found to fit into memory.
+        scaler: scales the loss for ``amp_fp16``; otherwise ``None``.
+        device_train_microbatch_size: samples in a microbatch, with ``auto`` the number that fits into memory; ``None``
+            while batches are whole.
         iteration_length: epochs or tokens of an iteration; ``None`` when the whole training is one.
-        rank, world_size: which process this is, and of how many.
+        rank, world_size: number of this process, and of all.
         recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
-            batch anew, at the weights as they are now, in place of the old ones, and returns the batch's loss.
-            Algorithms see the events of the forward and backward passes a second time; they are not published.
-        gather_checkpoint: within ``fit()``: what a checkpoint of this moment holds; ``None`` outside.
+            batch anew, at the present weights, and returns the batch's loss. Algorithms see the events of the forward
+            and backward passes a second time; they are not published.
+        gather_checkpoint: within ``fit()``: returns the contents of a checkpoint of this moment; otherwise ``None``.
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
-        stopped: whether the training was ended by :meth:`stop_training`.
-        stop_reason: why it was ended, if a reason was given; ``None`` otherwise.
-        stop_requested: whether the training is to be stopped when the batch at hand has been trained on.
-        requested_reason: why that is.
+        stopped, stop_reason: whether and why the training was ended by :meth:`stop_training`.
+        stop_requested, requested_reason: whether and why the training ends after the batch at hand.
     """
 
     recompute_gradients: Callable[[], torch.Tensor]
@@ -69,7 +153,7 @@ class State:
         run_name: str,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         schedulers: Sequence[Any] = (),
-        algorithms: Iterable["Algorithm"] = (),
+        algorithms: Iterable[Algorithm] = (),
         evaluators: Iterable["Evaluator"] = (),
         precision: str | None = "fp32",
         scaler: "torch.amp.GradScaler | None" = None,
@@ -116,8 +200,8 @@ class State:
 
         self.context_changed = True
         self._data: DataSpec | None = None
-        self._dataloader_label: str | None = None
-        self._dataloader_len: int | None = None
+        self.dataloader_label: str | None = None
+        self.dataloader_len: int | None = None
         self._subset_num_batches = -1
         self._eval_timestamp = Timestamp()
         self._predict_timestamp = Timestamp()
@@ -126,13 +210,13 @@ class State:
         self._limit = (0, 0)
 
     @property
-    def algorithms(self) -> "list[Algorithm]":
+    def algorithms(self) -> list[Algorithm]:
         """What is run at the events; the list can be changed, but not replaced."""
         return self._algorithms
 
     @property
     def max_duration(self) -> Time | None:
-        """How long to train. Takes a :class:`Time`, a time string or a number of epochs."""
+        """How long to train. Set it to a :class:`Time`, a time string or a number of epochs."""
         return self._max_duration
 
     @max_duration.setter
@@ -160,31 +244,21 @@ class State:
         """The dataloader in use."""
         return None if self._data is None else self._data.dataloader
 
-    @property
-    def dataloader_label(self) -> str | None:
-        """``train``, or the label of the evaluator at work."""
-        return self._dataloader_label
-
-    @property
-    def dataloader_len(self) -> int | None:
-        """Batches in the dataloader in use, when it has a length."""
-        return self._dataloader_len
-
     def set_dataloader(self, spec: "DataSpec | None", label: str | None, subset_num_batches: int = -1) -> None:
         """Names the dataloader that is used from now on, of which only so many batches count (-1 for all)."""
         self._data = spec
-        self._dataloader_label = label
+        self.dataloader_label = label
         length = None if spec is None else spec.length
         if spec is not None and subset_num_batches >= 0:
             length = subset_num_batches if length is None else min(length, subset_num_batches)
-        self._dataloader_len = length
+        self.dataloader_len = length
         self._subset_num_batches = subset_num_batches
         self.context_changed = True
 
     @property
     def dataloader_in_use(self) -> "tuple[DataSpec | None, str | None, int]":
         """The arguments of the last :meth:`set_dataloader`, to return to them."""
-        return self._data, self._dataloader_label, self._subset_num_batches
+        return self._data, self.dataloader_label, self._subset_num_batches
 
     @property
     def eval_timestamp(self) -> Timestamp:

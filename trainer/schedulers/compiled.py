@@ -10,8 +10,8 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.intervals import counter_of
+from offloop.trainer.arguments.checks import NUMBERS, check_number
 from offloop.trainer.schedulers.schedules import SchedulerFunction
-from offloop.trainer.schedulers.times import NUMBERS, check_number
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
@@ -100,7 +100,7 @@ def compile_scheduler(
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, a ratio that is not above zero,
     and times that do not fit the training."""
-    check_number("ssr", ssr, above=0.0)
+    check_number(ssr, "ssr", above=0.0)
     try:
         if isinstance(scheduler, type):
             raise TypeError

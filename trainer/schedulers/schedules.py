@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from offloop.bus.types.time import TimeInput
-from offloop.trainer.schedulers.times import check_milestones, check_number, check_time, resolve, resolve_period, whole
+from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.schedulers.times import check_milestones, check_time, resolve, resolve_period, whole
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
@@ -30,7 +31,7 @@ class StepScheduler(Scheduler):
 
     def __init__(self, step_size: TimeInput, gamma: float = 0.1) -> None:
         self.step_size = check_time("step_size", step_size)
-        self.gamma = check_number("gamma", gamma)
+        self.gamma = check_number(gamma, "gamma")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, step_size = resolve_period("step_size", self.step_size, state, ssr)
@@ -42,7 +43,7 @@ class MultiStepScheduler(Scheduler):
 
     def __init__(self, milestones: Iterable[TimeInput], gamma: float = 0.1) -> None:
         self.milestones = check_milestones(milestones)
-        self.gamma = check_number("gamma", gamma)
+        self.gamma = check_number(gamma, "gamma")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         values = state.timestamp.values
@@ -54,7 +55,7 @@ class ConstantScheduler(Scheduler):
     """``alpha`` until ``t_max``, then 1, as :class:`torch.optim.lr_scheduler.ConstantLR` does."""
 
     def __init__(self, alpha: float = 1.0, t_max: TimeInput = "1dur") -> None:
-        self.alpha = check_number("alpha", alpha)
+        self.alpha = check_number(alpha, "alpha")
         self.t_max = check_time("t_max", t_max)
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
@@ -66,7 +67,7 @@ class ExponentialScheduler(Scheduler):
     """``gamma ** (t / decay_period)``; with a period of one epoch and batches known, this moves every batch."""
 
     def __init__(self, gamma: float, decay_period: TimeInput = "1ep") -> None:
-        self.gamma = check_number("gamma", gamma)
+        self.gamma = check_number(gamma, "gamma")
         self.decay_period = check_time("decay_period", decay_period)
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
@@ -95,8 +96,8 @@ class LinearScheduler(Curve):
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: TimeInput = "1dur") -> None:
         super().__init__(t_max)
-        self.alpha_i = check_number("alpha_i", alpha_i)
-        self.alpha_f = check_number("alpha_f", alpha_f)
+        self.alpha_i = check_number(alpha_i, "alpha_i")
+        self.alpha_f = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         return self.alpha_i + progress * (self.alpha_f - self.alpha_i)
@@ -108,7 +109,7 @@ class CosineAnnealingScheduler(Curve):
 
     def __init__(self, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
         super().__init__(t_max)
-        self.alpha_f = check_number("alpha_f", alpha_f)
+        self.alpha_f = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         return _cosine(progress, self.alpha_f)
@@ -119,8 +120,8 @@ class PolynomialScheduler(Curve):
 
     def __init__(self, power: float, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
         super().__init__(t_max)
-        self.power = check_number("power", power, above=0.0)
-        self.alpha_f = check_number("alpha_f", alpha_f)
+        self.power = check_number(power, "power", above=0.0)
+        self.alpha_f = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         remaining: float = (1.0 - progress) ** self.power
@@ -133,8 +134,8 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
 
     def __init__(self, t_0: TimeInput, t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = check_time("t_0", t_0)
-        self.t_mult = check_number("t_mult", t_mult, least=1.0)
-        self.alpha_f = check_number("alpha_f", alpha_f)
+        self.t_mult = check_number(t_mult, "t_mult", least=1.0)
+        self.alpha_f = check_number(alpha_f, "alpha_f")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, cycle = resolve_period("t_0", self.t_0, state, ssr)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from numbers import Real
 from typing import TYPE_CHECKING
 
 from offloop.bus.errors import ConfigurationError
@@ -12,10 +11,6 @@ from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
-
-
-NUMBERS = (int, float, Real)
-"""What counts as a number. Real takes in numpy's scalars, but asking for it is slow."""
 
 
 def whole(value: float) -> int:
@@ -55,15 +50,6 @@ def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[i
             "comes to less than one whole unit: use a longer one"
         )
     return index, period
-
-
-def check_number(name: str, value: float, *, least: float = 0.0, above: float | None = None) -> float:
-    """A finite number, of at least ``least``, or above ``above``."""
-    is_number = isinstance(value, NUMBERS) and not isinstance(value, bool)
-    if is_number and value < math.inf and (value >= least if above is None else value > above):
-        return float(value)
-    allowed = f"of at least {least:g}" if above is None else f"above {above:g}"
-    raise ConfigurationError(f"{name} {value!r} is not allowed: use a finite number {allowed}")
 
 
 def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.time import TimeInput
+from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.schedulers.schedules import (
     CosineAnnealingScheduler,
     Curve,
@@ -13,7 +14,7 @@ from offloop.trainer.schedulers.schedules import (
     PolynomialScheduler,
     Scheduler,
 )
-from offloop.trainer.schedulers.times import check_number, check_time, resolve, resolve_period
+from offloop.trainer.schedulers.times import check_time, resolve, resolve_period
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
@@ -91,7 +92,7 @@ class ConstantWithWarmupScheduler(_CurveWithWarmup):
     def __init__(
         self, t_warmup: TimeInput, alpha: float = 1.0, t_max: TimeInput = "1dur", scale_warmup: bool = False
     ) -> None:
-        alpha = check_number("alpha", alpha)
+        alpha = check_number(alpha, "alpha")
         super().__init__(t_warmup, LinearScheduler(alpha, alpha, t_max), scale_warmup)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types.event import Event
+from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.stream.publishing import StatePublisher
@@ -113,8 +114,7 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
         )
     if given and not publish:
         raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise ConfigurationError(f"wait_seconds is {seconds!r}: use a number of seconds above 0")
+    check_number(seconds, "wait_seconds", above=0)
     decided = {event for callback in callbacks for event in _barrier_events_of(callback)}
     if OWN_CALLBACKS in given and not decided & _EVENTS:
         raise ConfigurationError(

@@ -18,8 +18,7 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.data.metrics import read_metrics
 from offloop.trainer.device.device import DeferredMap
-from offloop.trainer.engine.engine import AlgorithmLogger
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.phases import PhaseProbe
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand

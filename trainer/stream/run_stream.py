@@ -21,8 +21,8 @@ from offloop.trainer.arguments.config import StreamConfig
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.distributed.ranks import Ranks, local_world_size
-from offloop.trainer.engine.engine import AlgorithmLogger, Engine
-from offloop.trainer.engine.state import State
+from offloop.trainer.engine.engine import Engine
+from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.registry import check_fields
 from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of
 from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for

@@ -34,7 +34,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.arguments import missing_extra
 
-__all__ = ["BUILT_IN", "Task", "TaskOption", "check_batch_size", "check_rate", "find_task"]
+__all__ = ["BUILT_IN", "Task", "TaskOption", "find_task"]
 
 BUILT_IN = {"chars": "offloop.trainer.tasks.chars:chars", "digits": "offloop.trainer.tasks.digits:digits"}
 """The functions of the tasks that come with offloop, by the tasks' names. Importing them loads no torch."""
@@ -74,18 +74,6 @@ class Task:
                 f"task {self.name!r} returned a {type(returned).__name__}: return a dict of arguments for Trainer"
             )
         return dict(returned)
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Raises ``ConfigurationError`` for a batch without samples."""
-    if batch_size < 1:
-        raise ConfigurationError(f"batch_size {batch_size} is not allowed: use 1 or more")
-
-
-def check_rate(lr: float) -> None:
-    """Raises ``ConfigurationError`` for a learning rate that is none."""
-    if not 0 <= lr < float("inf"):
-        raise ConfigurationError(f"lr {lr} is not allowed: use a number from 0, such as 0.003")
 
 
 def find_task(name: str) -> Task:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
-from offloop.trainer.tasks import check_batch_size, check_rate
+from offloop.trainer.arguments.checks import check_count, check_number
 
 _HELD_OUT = 0.05
 _EVALUATED_WINDOWS = 256
@@ -41,8 +41,8 @@ def chars(
     from offloop.trainer.distributed.sampling import RankBatchSampler
     from offloop.trainer.tasks.gpt import Gpt, cut_into_pieces, encode
 
-    check_batch_size(batch_size)
-    check_rate(lr)
+    check_count(batch_size, "batch_size")
+    check_number(lr, "lr")
     if width % 4:
         raise ConfigurationError(f"width {width} is not allowed: use a multiple of 4, one part for each attention head")
     text = encode(read_source(characters))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from offloop.trainer.tasks import check_batch_size, check_rate
+from offloop.trainer.arguments.checks import check_count, check_number
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,8 +31,8 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
 
     # Convolutions this small gain nothing from threads: those wait for each other and take the cores from others.
     torch.set_num_threads(1)
-    check_batch_size(batch_size)
-    check_rate(lr)
+    check_count(batch_size, "batch_size")
+    check_number(lr, "lr")
     train, held_out = _load()
     model = Classifier(make_network())
     train_dataloader = DataLoader(train, batch_sampler=RankBatchSampler(train, batch_size, shuffle=True))

@@ -86,20 +86,20 @@ def test_metrics_and_the_end_of_the_batch_see_the_original_targets(name: str) ->
 
 
 MISTAKES: list[tuple[Callable[[], Algorithm], str]] = [
-    (lambda: LabelSmoothing(1.5), "smoothing 1.5 is not allowed: use a number from 0 to 1"),
+    (lambda: LabelSmoothing(1.5), "smoothing 1.5 is not allowed: use a finite number from 0 to 1"),
     (lambda: LabelSmoothing("0.1"), "smoothing '0.1' is not allowed"),
     (lambda: LabelSmoothing(float("nan")), "smoothing nan is not allowed"),
     (lambda: LabelSmoothing(target_key=None), "target_key None names no part of a batch: use an index, a name"),
     (lambda: LabelSmoothing(target_key=(0, 1)), r"target_key \(0, 1\) names no part"),
     (lambda: LabelSmoothing(target_key=[]), r"target_key \[\] names no part"),
-    (lambda: MixUp(alpha=-0.1), "alpha -0.1 is not allowed: use a number of 0 or more"),
+    (lambda: MixUp(alpha=-0.1), "alpha -0.1 is not allowed: use a finite number from 0"),
     (lambda: MixUp(alpha=float("inf")), "alpha inf is not allowed"),
     (lambda: MixUp(input_key=1.0), "input_key 1.0 names no part"),
     (lambda: CutMix(alpha=True), "alpha True is not allowed"),
     (lambda: CutMix(target_key=2.5), "target_key 2.5 names no part"),
-    (lambda: CutOut(num_holes=0), "num_holes 0 is not allowed: use a whole number of 1 or more"),
+    (lambda: CutOut(num_holes=0), "num_holes 0 is not allowed: use a whole number from 1"),
     (lambda: CutOut(num_holes=True), "num_holes True is not allowed"),
-    (lambda: CutOut(length=0), "length 0 is not allowed: use a number above 0 and up to 1"),
+    (lambda: CutOut(length=0), "length 0 is not allowed: use a finite number above 0 to 1"),
     (lambda: CutOut(length=1.5), "length 1.5 is not allowed"),
     (lambda: CutOut(input_key=None), "input_key None names no part"),
     (lambda: ProgressiveResizing("shrink"), "mode 'shrink' is not allowed: use resize or crop"),
@@ -112,7 +112,7 @@ MISTAKES: list[tuple[Callable[[], Algorithm], str]] = [
     (lambda: SequenceLengthWarmup(min_seq_length=0), "min_seq_length 0 is not allowed"),
     (
         lambda: SequenceLengthWarmup(max_seq_length=7),
-        "max_seq_length 7 is not allowed: use a whole number of 8 or more",
+        "max_seq_length 7 is not allowed: use a whole number from 8",
     ),
     (lambda: SequenceLengthWarmup(step_size=0), "step_size 0 is not allowed"),
     (lambda: SelectiveBackprop(start=-1), "start -1 is not allowed"),

@@ -27,6 +27,7 @@ def start(algorithm: Algorithm, model: nn.Module) -> AlgorithmLogger:
     """What the trainer does with an algorithm before training."""
     state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
     logger = AlgorithmLogger(state)
+    algorithm.check(state)
     assert algorithm.match(Event.INIT, state)
     algorithm.apply(Event.INIT, state, logger)
     return logger

@@ -50,7 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": True}, r"seed True is not allowed: use a whole number"),
     ({"max_duration": True}, r"max_duration True is not allowed: use a time such as 2ep"),
     ({"eval_interval": True}, r"interval True is not allowed"),
-    ({"scale_schedule_ratio": True}, r"scale_schedule_ratio is True: use a number above 0"),
+    ({"scale_schedule_ratio": True}, r"scale_schedule_ratio True is not allowed"),
     ({"step_schedulers_every_batch": "no"}, r"step_schedulers_every_batch is 'no': use True or False"),
     ({"save_overwrite": "yes"}, r"save_overwrite is 'yes': use True or False"),
     ({"publish": 1}, r"publish is 1: use True or False"),
