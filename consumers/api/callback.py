@@ -1,7 +1,7 @@
-"""The base class of callbacks: what observes a run."""
+"""The base class of callbacks."""
 
 import inspect
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
@@ -11,12 +11,8 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.types.demand import Demand, EventDemand, check_max_delay
 from offloop.bus.types.event import Event
-from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_number
-from offloop.bus.types.timestamp import TrainingTime
+from offloop.consumers.api.events import EventMethods, MaybeAwaitable
 from offloop.consumers.api.logger import Logger, LoggerDestination
-
-MaybeAwaitable: TypeAlias = Awaitable[None] | None
-"""What a callback's method returns: nothing, or, for an ``async`` method, what is to be awaited."""
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
 """What a callback that raises gets: further events, none, or the end of the consumer."""
@@ -24,16 +20,16 @@ OnError: TypeAlias = Literal["continue", "disable", "stop"]
 
 class CannotWorkError(ConfigurationError):
     """Raised by a callback that finds at an event that it can never do its work in this run, such as one that watches a
-    metric that does not exist. The callback is given no more events, and requests nothing of the training; the
-    others are not affected. A consumer without callbacks exits."""
+    metric that does not exist. It gets no more events, and requests nothing of the training; the others are not
+    affected. A consumer without callbacks exits."""
 
 
-class Callback:
+class Callback(EventMethods):
     """Observes a run: override the method of each event that you want to see, and log through ``logger``.
 
     ``state`` is the read-only snapshot of that event. The methods that a class overrides are the events that it is
     sent. Any method may be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs
-    what the live run logged.
+    what the live run logged. ``logger.context`` says which run it is.
 
     Of a training with several ranks a callback sees the first one, whose times, losses and metrics are those of all of
     them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` distinguishes them.
@@ -42,14 +38,14 @@ class Callback:
     """
 
     all_ranks: ClassVar[bool] = False
-    """Whether the callback is sent the events of every rank, or only those of the first one."""
+    """Send the events of every rank, not only those of the first one."""
 
     events: ClassVar[Collection[Event | str] | None] = None
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
     fields: ClassVar[Collection[str]] = ()
-    """Which fields of ``state`` are to be computed for this callback, such as ``("gradient_norm",)``: attributes of
-    every snapshot that it is sent and that they exist at. Of other fields that are not always there it sees none."""
+    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``: attributes of every snapshot
+    that it is sent and that they exist at. Of other fields that are not always there it sees none."""
 
     every: ClassVar[int | str] = 1
     """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or in
@@ -63,7 +59,7 @@ class Callback:
     delay of all consumers counts, and a very short one slows the training down: see ``docs/performance.md``."""
 
     background: ClassVar[bool | None] = None
-    """Whether the callback runs in the background, with its own stream, so that it delays no other callback.
+    """Run in the background, with a stream of its own, so that it delays no other callback.
 
     ``True`` gives it a thread: for methods that may take long, because they write files, upload or call others.
     ``False`` lets it share a stream with others, and they handle each event one after the other. ``None`` is ``False``,
@@ -75,14 +71,14 @@ class Callback:
     them until the callback has handled it."""
 
     resumes: ClassVar[bool] = True
-    """Whether :meth:`state_dict` continues in a later attempt of the run, from the checkpoint from which that resumes;
-    ``False`` for a state that is about one attempt, such as a position in its file or the time of its last event."""
+    """Continue :meth:`state_dict` in a later attempt of the run, from the checkpoint from which that resumes; ``False``
+    for a state that is about one attempt, such as a position in its file or the time of its last event."""
 
     owns_terminal: ClassVar[bool] = False
-    """Whether the callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
+    """The callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
 
     def check(self) -> None:
-        """Says what cannot work before anything is begun, such as a terminal that is not there. The command
+        """Find out what cannot work before anything is begun, such as a terminal that is not there. The command
         ``consumer`` calls it before it looks for the run. Raise :class:`offloop.bus.errors.ConfigurationError`."""
 
     def destinations(self) -> Sequence[LoggerDestination]:
@@ -90,16 +86,10 @@ class Callback:
         through them. Called once, before the first event."""
         return ()
 
-    def requested_events(self) -> set[Event]:
-        """The events that this callback is to be sent: those whose methods it overrides, or, where :meth:`run_event` is
-        overridden, :attr:`events`."""
-        if self._overrides("run_event"):
-            return set(Event) if self.events is None else {Event(event) for event in self.events}
-        return {event for event in Event if self._overrides(event.value)}
-
     def demand(self) -> Demand:
-        """What the training is asked for: :meth:`requested_events` and :attr:`fields`, every so many batches. Override
-        it to ask for each event or field at an interval of its own.
+        """The request to the training: the events whose methods the callback overrides, or, where :meth:`run_event` is
+        overridden, :attr:`events`; with :attr:`fields`, every so many batches. Override it to request each event or
+        field at an interval of its own.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for an interval, or a name of a field, that is not
         allowed."""
@@ -109,7 +99,7 @@ class Callback:
                 f"({self.fields!r},)"
             )
         request = EventDemand(self.every, dict.fromkeys(self.fields, self.every))
-        return Demand(dict.fromkeys(self.requested_events(), request))
+        return Demand(dict.fromkeys(self._handled_events(), request))
 
     def prepare(self, stream: RunStream, logger: Logger) -> MaybeAwaitable:
         """Called before a stream that the callback shares with no other is read from its front. What the callback knows
@@ -157,145 +147,26 @@ class Callback:
         """Whether it has a stream of its own beside the others, see :attr:`background`."""
         if self.background is not None:
             return self.background
-        names = ["run_event"] if self._overrides("run_event") else [event.value for event in self.requested_events()]
+        names = ["run_event"] if self.overrides("run_event") else [event.value for event in self.demand().events]
         return any(inspect.iscoroutinefunction(getattr(self, name)) for name in names)
 
     @property
-    def takes_windows(self) -> bool:
-        """Whether :meth:`host_windows` is overridden."""
-        return self._overrides("host_windows")
-
-    @property
     def has_state(self) -> bool:
-        """Whether :meth:`state_dict` is overridden."""
-        return self._overrides("state_dict")
+        """Whether it has a state that its checkpoints keep."""
+        return self.overrides("state_dict")
 
-    def _overrides(self, name: str) -> bool:
+    def overrides(self, name: str) -> bool:
+        """Whether the class, or the object, has a method of that name of its own."""
         return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)
 
-    def init(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The run's first event: training is about to be set up."""
-
-    def before_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Model and optimizers are there; a checkpoint has not been loaded yet."""
-
-    def after_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """A checkpoint, if there was one, is loaded."""
-
-    def fit_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``fit()`` begins."""
-
-    def iteration_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The first batch of an iteration comes next."""
-
-    def epoch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The first batch of an epoch comes next."""
-
-    def before_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The next batch is about to be fetched, or turns out not to exist."""
-
-    def after_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """A batch has been fetched."""
-
-    def batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Work on a batch begins."""
-
-    def before_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before all forward and backward passes of a batch."""
-
-    def before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the forward pass of a microbatch."""
-
-    def after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After the forward pass of a microbatch."""
-
-    def before_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the loss of a microbatch is computed."""
-
-    def after_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The loss of a microbatch is computed."""
-
-    def before_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the backward pass of a microbatch."""
-
-    def after_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After the backward pass of a microbatch."""
-
-    def after_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The batch's gradients are complete, the weights still old."""
-
-    def batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The batch is trained on; ``state.timestamp`` already counts it and ``state.loss`` is its loss."""
-
-    def batch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After ``batch_end`` and the evaluation that it may cause."""
-
-    def epoch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The epoch has ended; ``state.timestamp`` already shows the next one."""
-
-    def epoch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After ``epoch_end`` and the evaluation that it may cause."""
-
-    def iteration_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """An iteration has ended."""
-
-    def iteration_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After ``iteration_end``."""
-
-    def fit_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``fit()`` is through with its training; a last evaluation may follow."""
-
-    def eval_before_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the first evaluator of an evaluation within ``fit()``."""
-
-    def eval_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """An evaluator begins; ``state.dataloader_label`` names it."""
-
-    def eval_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """A batch of an evaluator has been fetched."""
-
-    def eval_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the forward pass of an evaluation batch."""
-
-    def eval_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After the forward pass of an evaluation batch."""
-
-    def eval_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The metrics have taken in an evaluation batch."""
-
-    def eval_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """An evaluator is through; ``state.eval_metrics[state.dataloader_label]`` holds its metrics."""
-
-    def eval_after_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After the last evaluator of an evaluation within ``fit()``."""
-
-    def eval_standalone_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``eval()``, called outside ``fit()``, begins."""
-
-    def eval_standalone_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``eval()``, called outside ``fit()``, is through."""
-
-    def predict_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``predict()`` begins."""
-
-    def predict_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """A batch to predict has been fetched."""
-
-    def predict_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Before the forward pass of a prediction batch."""
-
-    def predict_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """After the forward pass of a prediction batch."""
-
-    def predict_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The outputs of a prediction batch are there."""
-
-    def predict_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """``predict()`` is through."""
+    def _handled_events(self) -> set[Event]:
+        if self.overrides("run_event"):
+            return set(Event) if self.events is None else {Event(event) for event in self.events}
+        return {event for event in Event if self.overrides(event.value)}
 
 
 def demand_of(callbacks: Iterable[Callback]) -> Demand:
-    """What several callbacks ask for, together.
+    """The demand of several callbacks together.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for one whose demand is not allowed."""
     return Demand.merge(part for callback in callbacks for part in (callback.demand(), _delay_of(callback)))
@@ -304,59 +175,3 @@ def demand_of(callbacks: Iterable[Callback]) -> Demand:
 def _delay_of(callback: Callback) -> Demand:
     delay, name = callback.max_delay, type(callback).__name__
     return Demand(max_delay=None if delay is None else check_max_delay(delay, f"max_delay of callback {name}"))
-
-
-def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
-    """The snapshot as a callback with that demand is to see it, ``None`` when it is not to see it at all.
-
-    What other consumers asked for is in the stream too. Events that are not due by this demand, and fields that were
-    computed for others, are kept from the callback: it sees the same live and in a replay, beside any others."""
-    event = snapshot.event
-    if event not in demand.events:
-        return None
-    on_demand = snapshot.on_demand
-    if not on_demand and demand.is_at_every_batch(event):
-        return snapshot
-    values = (snapshot.timestamp.values, snapshot.eval_timestamp.values, snapshot.predict_timestamp.values)
-    number, position = batch_number(event, *values), _position_of(snapshot) if demand.is_timed(event) else None
-    due = {*demand.due_fields(event, number, position), *_overdue_fields(demand, snapshot)}
-    if not due and not demand.is_due(event, number, position):
-        return None
-    hidden = set(on_demand) - due
-    return snapshot.without(hidden) if hidden else snapshot
-
-
-def _overdue_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
-    """The fields that come with this event because they could not be had when they were due by this demand."""
-    overdue = snapshot.fields["late"] if "late" in snapshot.on_demand else None
-    for name, told in overdue.items() if isinstance(overdue, dict) else ():
-        if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
-            try:
-                positions = [
-                    EventPosition(Event(event), TrainingTime(*now), None if before is None else TrainingTime(*before))
-                    for event, now, before in told
-                ]
-            except (TypeError, ValueError):
-                continue
-            now = _position_of(snapshot)
-            for one in positions:
-                position = now._replace(event=one.event, timestamp=one.timestamp, previous=one.previous)
-                number = batch_number(one.event, one.timestamp)
-                if name in demand.due_fields(one.event, number, position):
-                    yield name
-                    break
-
-
-def _position_of(snapshot: Snapshot) -> EventPosition:
-    event = snapshot.event
-    previous = snapshot.previous_timestamp
-    return EventPosition(
-        event,
-        snapshot.timestamp.values,
-        None if previous is None else previous.values,
-        snapshot.eval_timestamp.values,
-        snapshot.predict_timestamp.values,
-        snapshot.max_duration,
-        snapshot.dataloader_len,
-        snapshot.fields.get("microbatch", 0) if event in MICROBATCH_EVENTS else 0,
-    )

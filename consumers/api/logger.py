@@ -1,7 +1,7 @@
 """Callbacks decide what is logged, destinations where it goes; the logger stands between them."""
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -10,14 +10,11 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Outcome
+from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
 if TYPE_CHECKING:
     import numpy as np
-
-if TYPE_CHECKING:
-    from offloop.consumers.api.callback import Callback
-
 
 LogValue: TypeAlias = float | int | str | bool
 """A metric's value as destinations get it."""
@@ -165,6 +162,9 @@ class LoggerDestination:
     writes_to_terminal: ClassVar[bool] = False
     """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
 
+    watches: ClassVar[Collection[Event]] = ()
+    """The events that :meth:`watch` is called with, for one that shows more than what is logged."""
+
     acknowledges: ClassVar[bool] = True
     """Of a destination with ``background``: whether what a method took is safe when the method returns. If not, that is
     so only when :meth:`close` returns; until then it may be given everything since it was opened once more."""
@@ -188,11 +188,6 @@ class LoggerDestination:
         Known once it was opened; ``None`` where there is nothing to look at later. The consumer shows it at its end."""
         return None
 
-    def companions(self) -> "Sequence[Callback]":
-        """Callbacks to be run for this destination's sake: one that shows more than what is logged sees the events
-        through them."""
-        return ()
-
     def check(self) -> None:
         """Says what cannot work before anything is begun, such as a package that is not installed. Called in the
         process and thread of the consumer, before :meth:`open`. Raise
@@ -201,6 +196,9 @@ class LoggerDestination:
     def open(self, context: RunContext) -> None:
         """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if it cannot be
         done."""
+
+    def watch(self, state: Snapshot) -> None:
+        """Takes an event of :attr:`watches`, before what callbacks log for it."""
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Takes everything that was logged during one event: a row for each step, in the order of first use.
@@ -259,7 +257,9 @@ class Logger:
     """What callbacks log through. It gathers what is logged during one event; once the callbacks have handled the
     event, that goes to the destinations. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: RunContext | None = None) -> None:
+        self.context = context or RunContext("run", 1, None)
+        """The run that is observed."""
         self._state: Snapshot | None = None
         self._now: int | None = None
         self._has_more = False

@@ -2,7 +2,6 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from offloop.bus.types.metrics import Mode, direction_of
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.context import ContextKeeper
-from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.monitored_metric import MonitoredMetric
 
 _log = logging.getLogger("offloop")
@@ -131,21 +129,12 @@ class CheckpointSaver(Callback):
         self._began = 0.0
         self._links: tempfile.TemporaryDirectory[str] | None = None
         self._uploads = 0
-        self._keeper = ContextKeeper("CheckpointSaver's place")
-
-    def destinations(self) -> Sequence[LoggerDestination]:
-        """Through which it hears where the run's directory is."""
-        return [self._keeper]
 
     @property
     def saved_checkpoints(self) -> list[Path]:
         """The checkpoints that were saved and are still kept, oldest first."""
         folder = self._folder
         return [] if folder is None else [folder.folder / name for name in folder.state_dict()["saved"]]
-
-    def requested_events(self) -> set[Event]:
-        """Those of :meth:`demand`."""
-        return set(self.demand().events)
 
     def demand(self) -> Demand:
         """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
@@ -169,13 +158,13 @@ class CheckpointSaver(Callback):
             self._metric.take_in(event, state)
         super().run_event(event, state, logger)
         if self._folder is not None and self._rate(self._folder):
-            self._settle(self._folder)
+            self._settle(self._folder, logger.context.run_dir)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         """Looks whether another training's checkpoints are in the way.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` when they are; nothing is saved then."""
-        folder = self._begin(state)
+        folder = self._begin(state, logger.context.run_dir)
         if self._ratings is not None:
             self._ratings.forget_after(state.timestamp.values.batch)
             # An earlier attempt's are not known, unless it has left the state of its callbacks.
@@ -190,7 +179,7 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: Snapshot, logger: Logger) -> None:
         """Saves what came with the event, unless this batch is saved."""
-        folder = self._begin(state)
+        folder = self._begin(state, logger.context.run_dir)
         if self._is_due(state) and not self._is_saved(state):
             self._save(folder, state, state.timestamp, logger)
 
@@ -200,7 +189,7 @@ class CheckpointSaver(Callback):
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
         """Puts what the last evaluation said into the last checkpoint."""
-        folder = self._begin(state)
+        folder = self._begin(state, logger.context.run_dir)
         if self._is_due(state) and self._is_saved(state) and self._last_saved is not None:
             self._save(folder, state, self._last_saved, logger)
 
@@ -231,7 +220,7 @@ class CheckpointSaver(Callback):
             self._metric.load_state_dict(state["metric"])
             self._has_warned = state["warned"]
 
-    def _begin(self, state: Snapshot) -> "_Folder":
+    def _begin(self, state: Snapshot, run_dir: Path | None) -> "_Folder":
         """The folder, which needs the run to have a name; what was to be uploaded with the event before is gone."""
         if self._folder is None:
             names: dict[str, str | int] = {
@@ -239,7 +228,6 @@ class CheckpointSaver(Callback):
                 "rank": state.rank,
                 "world_size": state.world_size,
             }
-            run_dir = self._keeper.context.run_dir
             if self._is_in_run and run_dir is not None:
                 self._arguments["folder"] = (
                     str(run_dir.absolute() / "checkpoints").replace("{", "{{").replace("}", "}}")
@@ -295,7 +283,7 @@ class CheckpointSaver(Callback):
             self._ratings.forget(folder.name_at(named))
             self._rate(folder)
         self._upload(folder, path, named, logger)
-        self._settle(folder)
+        self._settle(folder, logger.context.run_dir)
 
     def _rate(self, folder: "_Folder") -> bool:
         """Rates what was saved last by a value of its batch; whether that is new."""
@@ -306,7 +294,7 @@ class CheckpointSaver(Callback):
             return False
         return self._ratings.add(folder.name_at(self._last_saved), batch, newest.metric, newest.value)
 
-    def _settle(self, folder: "_Folder") -> None:
+    def _settle(self, folder: "_Folder", run_dir: Path | None) -> None:
         """Brings the link to the best one up to date, and removes what is not to be kept."""
         if self._ratings is not None:
             surplus = set(folder.surplus())
@@ -315,8 +303,8 @@ class CheckpointSaver(Callback):
         # What is not kept at all has yet to be uploaded.
         if self._keep != 0:
             folder.remove_surplus()
-            if self._keeper.context.run_dir is not None:
-                note_folder(self._keeper.context.run_dir, folder.folder)
+            if run_dir is not None:
+                note_folder(run_dir, folder.folder)
 
     def _warn_if_unrated(self, folder: "_Folder", state: Snapshot) -> None:
         """Says once that a checkpoint has no value to be compared by."""

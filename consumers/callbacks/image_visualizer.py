@@ -87,10 +87,6 @@ class ImageVisualizer(Callback):
         )
         self._warned = False
 
-    def requested_events(self) -> set[Event]:
-        """The forward passes of the training and of the evaluations, after or before, as the mode needs."""
-        return set(_EVENTS[self._mode])
-
     def demand(self) -> Demand:
         """The tensors of the mode at the batches that are logged, and nothing else."""
         train, evaluation = _EVENTS[self._mode]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,7 @@ from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.strict_json import plain
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.context import ContextKeeper
-from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.api.logger import Logger
 
 _GRADIENTS = ("gradient_norm", "gradient_norms")
 
@@ -69,11 +68,6 @@ class NaNMonitor(Callback):
         self._bad_batches = 0
         self._in_episode = False
         self._has_inputs = False
-        self._keeper = ContextKeeper("NaNMonitor's place")
-
-    def destinations(self) -> Sequence[LoggerDestination]:
-        """Through which it hears where the run's directory is."""
-        return [self._keeper]
 
     def state_dict(self) -> dict[str, Any]:
         """How many batches were bad, whether the last one was, and whether inputs of one are kept."""
@@ -98,7 +92,7 @@ class NaNMonitor(Callback):
                 {"nan/loss": int(bad_loss), "nan/gradients": int(bool(bad_gradients)), "nan/batches": self._bad_batches}
             )
         if self._in_episode and not was_in_episode:
-            self._tell(state, bad_loss, bad_gradients)
+            self._tell(state, bad_loss, bad_gradients, logger.context.run_dir)
         if self._in_episode and self._bad_batches == 1:
             self._keep(state, gradients, logger)
         if self._in_episode and self._keeps_inputs and not self._has_inputs:
@@ -115,14 +109,13 @@ class NaNMonitor(Callback):
                 return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
         return {}
 
-    def _tell(self, state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> None:
+    def _tell(self, state: Snapshot, bad_loss: bool, bad_gradients: list[str], run_dir: Path | None) -> None:
         what = _what(state, bad_loss, bad_gradients)
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
         text = f"{' and '.join(what)}; learning rates {rates}{then}"
         say(f"{where}: {text}", err=True)
-        run_dir = self._keeper.context.run_dir
         if run_dir is not None:
             batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}"
             note_alert(run_dir, RunAlert(identity, FIRING, identity, text, state.time, state.attempt, batch))

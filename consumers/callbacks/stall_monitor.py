@@ -5,7 +5,6 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.context import ContextKeeper
-from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.api.logger import Logger, RunContext
 
 _WINDOW = 51
 _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
@@ -70,7 +68,7 @@ class StallMonitor(Callback):
             raise ConfigurationError(f"min_seconds is {min_seconds}: use a number of seconds above 0")
         self._factor = factor
         self._min_seconds = min_seconds
-        self._detailed = detailed
+        self.events = {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if detailed else ())}  # type: ignore[misc]
         self._steps: deque[float] = deque(maxlen=_WINDOW)
         self._evaluation_steps: deque[float] = deque(maxlen=_WINDOW)
         self._count = 0
@@ -85,15 +83,7 @@ class StallMonitor(Callback):
         self._arrived = 0.0
         self._alerted = False
         self._replayed: bool | None = None
-        self._keeper = ContextKeeper("StallMonitor's place")
-
-    def destinations(self) -> Sequence[LoggerDestination]:
-        """Through which it hears of commands."""
-        return [self._keeper]
-
-    def requested_events(self) -> set[Event]:
-        """The events that are published in any case, the ends of evaluation batches, and what ``detailed`` asks for."""
-        return {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if self._detailed else ())}
+        self._context = RunContext("run", 1, None)
 
     def state_dict(self) -> dict[str, Any]:
         """How long batches took, how many stalls there were, and what was expected last."""
@@ -121,6 +111,7 @@ class StallMonitor(Callback):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Judges the time since the event before, and says what is expected from here on."""
+        self._context = logger.context
         waited = (state.time_ns - self._last_ns - self._paused(self._last_ns, state.time_ns)) / 1e9
         # A recording has the batches of evaluations only where somebody asked for them.
         is_whole_evaluation = self._last_event in _STARTS and event in _ENDS
@@ -159,7 +150,7 @@ class StallMonitor(Callback):
     def _is_replay(self) -> bool:
         """Whether the training is over, and its record comes at whatever pace."""
         if self._replayed is None:
-            context = self._keeper.context
+            context = self._context
             self._replayed = context.run_dir is not None and (
                 context.command is None or _serves_replay(context.run_dir)
             )
@@ -169,7 +160,7 @@ class StallMonitor(Callback):
         """The commands by which a pause begins or ends."""
         return [
             outcome
-            for outcome in self._keeper.context.answered()
+            for outcome in self._context.answered()
             if outcome.error is None and outcome.command.name in ("pause", "resume", "stop")
         ]
 
@@ -228,7 +219,7 @@ class StallMonitor(Callback):
     def _alert(self, status: str, text: str) -> None:
         """Says it to people, and writes it down for the page of the run."""
         _say(text)
-        context = self._keeper.context
+        context = self._context
         if context.run_dir is not None:
             identity = f"stall-{context.attempt}-{time.time_ns()}"
             alert = RunAlert(identity, status, "stall", text, time.time(), context.attempt, self._batch)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metric_names import is_named
 from offloop.bus.types.time import Time, TimeUnit
@@ -52,11 +53,10 @@ class Stopper(Callback, ABC):
         self._is_announced = False
         self._others: set[str] = set()
 
-    def requested_events(self) -> set[Event]:
+    def demand(self) -> Demand:
         """The events at which it decides, and those at which it finds out whether there is such a label."""
-        if self.dataloader_label == TRAIN:
-            return set(self._looks_at)
-        return {*self._looks_at, Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END}
+        of_labels = () if self.dataloader_label == TRAIN else (Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END)
+        return Demand.of({*self._looks_at, *of_labels})
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the labels of evaluators."""

@@ -53,14 +53,10 @@ class Trace(Callback):
         self._every = every
         self._heard = 0
 
-    def requested_events(self) -> set[Event]:
-        """The events that are published in any case."""
-        return set(BASE_EVENTS)
-
     def demand(self) -> Demand:
         """The phases of every so many batches."""
         phases = EventDemand(1, {"phases": self._every})
-        return Demand({**dict.fromkeys(self.requested_events(), EventDemand()), Event.BATCH_END: phases})
+        return Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: phases})
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """The file."""

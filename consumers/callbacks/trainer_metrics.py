@@ -34,9 +34,7 @@ class TrainerMetrics(Callback):
     algorithms and loops log arrives with the next event, under the steps that they gave.
     """
 
-    def requested_events(self) -> set[Event]:
-        """The events that are published in any case: any of them may bring what was logged."""
-        return set(BASE_EVENTS)
+    events = BASE_EVENTS  # any of them may bring what was logged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         """Logs what was logged in the training, then what belongs to the event."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.api.callback import Callback, MaybeAwaitable
+from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.events import MaybeAwaitable
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.composer.names import METHODS, ROOT, stand_in
 from offloop.consumers.composer.state import ComposerState, handling
@@ -32,17 +33,13 @@ class AdaptedCallback(Callback):
         for name in ("fields", "every", "background", "barrier_events"):
             if hasattr(callback, name):
                 setattr(self, name, getattr(callback, name))
+        if not _overrides(callback, "run_event"):
+            self.events = [event for event in Event if _overrides(callback, event.value)]  # type: ignore[misc]
 
     @property
     def shown_as(self) -> str:
         """The name of the callback's own class."""
         return type(self.callback).__name__
-
-    def requested_events(self) -> set[Event]:
-        """The events whose methods it overrides, or all when it overrides ``run_event``."""
-        if _overrides(self.callback, "run_event"):
-            return set(Event)
-        return {event for event in Event if _overrides(self.callback, event.value)}
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Has the callback handle the event."""

@@ -29,7 +29,7 @@ def _take_anything(self: object, *arguments: Any, **options: Any) -> None:
 
 
 # Not a subclass of ours: what a callback of theirs is called with is in the form that they know.
-_Callback = type("Callback", (), {"__init__": _take_anything, **{name: vars(Callback)[name] for name in METHODS}})
+_Callback = type("Callback", (), {"__init__": _take_anything, **{name: getattr(Callback, name) for name in METHODS}})
 
 
 def _world_size() -> int:

@@ -2,10 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line
@@ -14,8 +14,7 @@ from offloop.bus.screen import Screen
 from offloop.bus.types.event import Event
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.time import TimeUnit
-from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
+from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.loggers.console import format_value, shown_epoch
 
 _BAR_WIDTH = 25
@@ -118,10 +117,6 @@ class ProgressLogger(LoggerDestination):
         self._bars: dict[str, _Bar] = {}
         self._restored: dict[str, Any] = {}
         self._view: _View | None = None
-
-    def companions(self) -> Sequence[Callback]:
-        """The callback through which it sees the events."""
-        return [ProgressWatcher(self)]
 
     def open(self, context: RunContext) -> None:
         """Takes the lower lines of the terminal, if standard error is one."""
@@ -245,17 +240,7 @@ _CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
 }
 
 
-class ProgressWatcher(Callback):
-    """Hands a :class:`ProgressLogger` the events that it shows."""
-
-    events: ClassVar[Collection[Event | str] | None] = tuple(_CHANGES)
-
-    def __init__(self, progress: ProgressLogger) -> None:
-        self._progress = progress
-
-    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Hands it on."""
-        self._progress.watch(state)
+ProgressLogger.watches = tuple(_CHANGES)
 
 
 class _Written(_View):

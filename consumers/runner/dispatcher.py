@@ -20,8 +20,9 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.bus.types.source import Source
-from offloop.consumers.api.callback import Callback, CannotWorkError, OnError, demand_of, view_for
+from offloop.consumers.api.callback import Callback, CannotWorkError, OnError, demand_of
 from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.api.view import view_for
 from offloop.consumers.delivery.commit import CallbackState
 from offloop.consumers.delivery.fanout import RAISED
 from offloop.consumers.runner.entries import CallbackEntry, barrier_events_of
@@ -108,7 +109,7 @@ class Dispatcher:
         self.handling = handling
         self._keeps_positions = handling.keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
-        self._logger = Logger()
+        self._logger = Logger(self.context)
         self._table = self._make_table()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -183,7 +184,7 @@ class Dispatcher:
     def _look_for_windows(self) -> None:
         """Gives callbacks what hosts say whenever nothing else is being handled: not all events bring some, and those
         may be far apart."""
-        if not any(entry.callback.takes_windows for entry in self.entries):
+        if not any(entry.callback.overrides("host_windows") for entry in self.entries):
             return
         if self._waiting:
             self._give_windows()
@@ -191,7 +192,7 @@ class Dispatcher:
         self._looking = self._loop.call_later(_WINDOW_SECONDS, self._look_for_windows)
 
     def _give_windows(self) -> None:
-        entries = [entry for entry in self.entries if entry.is_active and entry.callback.takes_windows]
+        entries = [entry for entry in self.entries if entry.is_active and entry.callback.overrides("host_windows")]
         # What is logged needs an event for its time.
         windows = self.stream.host_windows() if entries and self.last is not None else ()
         if not windows or self.last is None:
@@ -357,7 +358,6 @@ class Dispatcher:
         for entry in self.entries:
             if not entry.is_active:
                 continue
-            for event in entry.requested_events:
-                sees_all = event in entry.demand.events and entry.demand.is_at_every_batch(event)
-                table[event].append(_Target(entry, entry.handler_of(event), sees_all))
+            for event in entry.demand.events:
+                table[event].append(_Target(entry, entry.handler_of(event), entry.demand.is_at_every_batch(event)))
         return dict(table)

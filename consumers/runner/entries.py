@@ -12,8 +12,21 @@ from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.source import Source, shorten_names
-from offloop.consumers.api.callback import Callback, MaybeAwaitable, demand_of
-from offloop.consumers.api.logger import Logger
+from offloop.consumers.api.callback import Callback, demand_of
+from offloop.consumers.api.events import MaybeAwaitable
+from offloop.consumers.api.logger import Logger, LoggerDestination
+
+
+class EventForwarder(Callback):
+    """Shows a destination the events that it watches."""
+
+    def __init__(self, destination: LoggerDestination) -> None:
+        self.shown_as = f"events of {type(destination).__name__}"
+        self.events = destination.watches  # type: ignore[misc]
+        self._destination = destination
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        self._destination.watch(state)
 
 
 def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
@@ -25,8 +38,8 @@ def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
     """
     events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
-        requested = callback.requested_events()
-        if not requested and not _overrides(callback, "close", "post_close"):
+        requested = callback.demand().events
+        if not requested and not (callback.overrides("close") or callback.overrides("post_close")):
             raise ConfigurationError(
                 f"callback {type(callback).__name__} handles no event: its methods are named after events, "
                 f"such as batch_end{_misspelt(callback)}"
@@ -44,7 +57,7 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
     events: set[Event] = set()
     for callback in callbacks:
         barrier_events = {Event(event) for event in callback.barrier_events}
-        if unhandled := sorted(event.value for event in barrier_events - callback.requested_events()):
+        if unhandled := sorted(event.value for event in barrier_events - callback.demand().events):
             raise ConfigurationError(
                 f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
                 "not handle it: add the method, or correct barrier_events"
@@ -127,10 +140,6 @@ def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) 
     return lines
 
 
-def _overrides(callback: Callback, *names: str) -> bool:
-    return any(getattr(type(callback), name, None) is not getattr(Callback, name) for name in names)
-
-
 def _misspelt(callback: Callback) -> str:
     methods = {event.value for event in Event}
     for name in vars(type(callback)):
@@ -146,7 +155,6 @@ class CallbackEntry:
     def __init__(self, callback: Callback, name: str) -> None:
         self.callback = callback
         self.name = name
-        self.requested_events = callback.requested_events()
         self.demand = callback.demand()
         self.all_ranks = callback.all_ranks
         self.errors = 0
@@ -159,7 +167,7 @@ class CallbackEntry:
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
         """What is called with a snapshot of that event: ``run_event``, or the method that it would call."""
         callback = self.callback
-        if "run_event" in vars(callback) or _overrides(callback, "run_event"):
+        if callback.overrides("run_event"):
             return partial(callback.run_event, event)
         handler: Callable[[Snapshot, Logger], MaybeAwaitable] = getattr(callback, event.value)
         return handler

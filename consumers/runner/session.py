@@ -10,7 +10,7 @@ from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.delivery.commit import COMMIT_EVENTS, CommitStore, Committed
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
-from offloop.consumers.runner.entries import partition
+from offloop.consumers.runner.entries import EventForwarder, partition
 from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
@@ -52,7 +52,7 @@ def run_session(
     ``open_progress`` keeps how far it is, ``checkpoint_states`` what callbacks knew where the training saved
     checkpoints. ``on_start`` is called when all is open, with the shared stream and what was
     committed before. Raises what :meth:`offloop.consumers.runner.runner.Runner.run` does."""
-    watchers = [watcher for destination in destinations for watcher in destination.companions()]
+    watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])
     with contextlib.ExitStack() as opened:

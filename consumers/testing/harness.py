@@ -19,7 +19,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.runner.dispatcher import CallbackError
-from offloop.consumers.runner.entries import CallbackEntry, requested_events
+from offloop.consumers.runner.entries import CallbackEntry, EventForwarder, requested_events
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.testing.logged import Collector, Logged
 
@@ -65,11 +65,11 @@ class Harness:
         made = as_stream(stream)
         # A live run is commanded itself, and a feed binds its snapshots.
         kept = made if isinstance(made, Subscriber | _Feed) else _CommandsKept(made, self.keep_command)
-        companions = [companion for logger in loggers for companion in logger.companions()]
+        watchers = [EventForwarder(logger) for logger in loggers if logger.watches]
         further = [destination for callback in callbacks for destination in callback.destinations()]
         self.logged = Logged(lambda: self.runner.statistics())
         destinations = [Collector(self.logged), *loggers, *further]
-        self.runner = _StrictRunner(kept, [*callbacks, *companions], destinations, on_error)
+        self.runner = _StrictRunner(kept, [*callbacks, *watchers], destinations, on_error)
 
     def check(self) -> None:
         """Raises what a callback raised, as it raised it, unless that was to be passed over.

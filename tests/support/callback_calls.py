@@ -49,7 +49,7 @@ def calls_of(callback: Callback, snapshots: Iterable[Snapshot]) -> CallLog:
     """Every log call that a callback makes over a stream."""
     logger = CallLog()
     for snapshot in snapshots:
-        if snapshot.event in callback.requested_events():
+        if snapshot.event in callback.demand().events:
             logger.begin(snapshot)
             callback.run_event(snapshot.event, snapshot, logger)
     return logger

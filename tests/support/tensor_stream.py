@@ -1,6 +1,7 @@
 """A training whose consumers are callbacks in the same process, each handled before the training goes on."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,18 +13,19 @@ from offloop.bus.errors import OffloopError
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.api.callback import Callback, demand_of, view_for
-from offloop.consumers.api.logger import Logger, Upload
+from offloop.consumers.api.callback import Callback, demand_of
+from offloop.consumers.api.logger import Logger, RunContext, Upload
+from offloop.consumers.api.view import view_for
 
 
 class TensorStream(Stream):
     """Hands what is sent to callbacks, as it would travel. ``uploads`` are given to ``on_upload`` as a destination is,
     after the event; ``after_event`` is called at its end."""
 
-    def __init__(self, *callbacks: Callback, run_name: str = "r") -> None:
+    def __init__(self, *callbacks: Callback, run_name: str = "r", run_dir: Path | None = None) -> None:
         super().__init__(demand_of(callbacks))
         self.callbacks = callbacks
-        self.logger = Logger()
+        self.logger = Logger(RunContext(run_name, 1, run_dir))
         self.run_name = run_name
         self.seq = 0
         self.snapshots: list[Snapshot] = []

@@ -91,10 +91,6 @@ class NamedCallbacks:
         self._demand = Demand.from_wire(described["demand"])
         self.barrier_events = frozenset(Event(event) for event in described["barrier_events"])
 
-    def requested_events(self) -> set[Event]:
-        """The events that they handle."""
-        return set(self._demand.events)
-
     def demand(self) -> Demand:
         """The demand of the callbacks."""
         return self._demand
@@ -114,17 +110,15 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
     """The demand of the callbacks."""
     demands: list[Demand] = []
     for callback in callbacks:
-        requested_events = getattr(callback, "requested_events", None)
-        if isinstance(callback, type) or not callable(requested_events):
+        demand = getattr(callback, "demand", None)
+        if isinstance(callback, type) or not callable(demand):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise ConfigurationError(
                 f"callbacks has {what}: give objects whose class extends offloop.consumers.Callback, such as "
                 "offloop.consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes "
                 "into algorithms"
             )
-        events = {Event(event) for event in requested_events()}
-        demand = getattr(callback, "demand", None)
-        demands.append(demand() if callable(demand) else Demand.of(events))
+        demands.append(demand())
     return Demand.merge(demands)
 
 

@@ -127,7 +127,7 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
 def _barrier_events_of(callback: Any) -> set[Event]:
     """The events at which a callback may decide to stop."""
     events = {Event(event) for event in getattr(callback, "barrier_events", ())}
-    if unhandled := sorted(event.value for event in events - {Event(event) for event in callback.requested_events()}):
+    if unhandled := sorted(event.value for event in events - callback.demand().events):
         raise ConfigurationError(
             f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
             "not handle it: add the method, or correct barrier_events"

@@ -11,8 +11,7 @@ from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metric_names import MetricNames
 from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.context import ContextKeeper
-from offloop.consumers.api.logger import Logger, LoggerDestination
+from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.alert.actions import Action, Notice, NoticeProgram, Webhook, show
 from offloop.consumers.callbacks.alert.rules import Observation, Rule, RuleState
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
@@ -99,20 +98,11 @@ class Alert(Callback):
         # The rules that were never judged, but for those of which that was said, and what they could have been about.
         self._unjudged = {rule.text: rule for rule in self._rules}
         self._names: dict[str, None] = {}
-        self._keeper = ContextKeeper("Alert's place")
-
-    def destinations(self) -> Sequence[LoggerDestination]:
-        """Through which it hears where the run's directory is."""
-        return [self._keeper]
-
-    def requested_events(self) -> set[Event]:
-        """The events that are published in any case: any of them may bring a metric."""
-        return set(BASE_EVENTS)
 
     def demand(self) -> Demand:
         """The fields that rules are about, with the ends of batches."""
-        fields = dict.fromkeys(self.fields, self.every)
-        return Demand.merge([Demand.of(BASE_EVENTS), Demand({Event.BATCH_END: EventDemand(fields=fields)})])
+        fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
+        return Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: fields})
 
     def state_dict(self) -> dict[str, Any]:
         """How each rule stands, what the metrics are computed from, and the names that rules were not about."""
@@ -143,7 +133,7 @@ class Alert(Callback):
         values = _Values()
         values.begin(state)
         for source in self._sources:
-            if event in source.requested_events():
+            if event in source.demand().events:
                 source.run_event(event, state, values)
         began = state.previous_timestamp if event is Event.BATCH_END else None
         now = Observation(state.time_ns, began or state.timestamp, state.timestamp)
@@ -155,7 +145,7 @@ class Alert(Callback):
                 if rule_state.since is not None:
                     holding[name] = rule_state
                 if status is not None:
-                    self._act(_notice(status, f"{state.seq}-{number}", rule, name, value, state))
+                    self._act(_notice(status, f"{state.seq}-{number}", rule, name, value, state), logger.context)
 
         if self._unjudged:
             self._note_names(values.numbers, state.fields)
@@ -180,32 +170,31 @@ class Alert(Callback):
             if self._names:
                 _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
 
-    def _act(self, notice: Notice) -> None:
-        run_dir = self._keeper.context.run_dir
-        if run_dir is not None:
+    def _act(self, notice: Notice, run: RunContext) -> None:
+        if run.run_dir is not None:
             about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
             note_alert(
-                run_dir,
+                run.run_dir,
                 RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch),
             )
         if self._dumps and notice.status == "firing":
-            self._dump(notice)
+            _dump(notice, run)
         for action in self._actions:
             try:
                 action(notice)
             except OSError as error:
                 _say(f"the notice of {notice.rule!r} could not be given: {error}")
 
-    def _dump(self, notice: Notice) -> None:
-        command = self._keeper.context.command
-        if command is None:
-            return  # a recording, which is over
-        try:
-            outcome = command("dump", "alert", reason=str(notice))
-        except OffloopError as error:
-            _say(f"the flight recorder was not written: {error}")
-        else:
-            _say(str(outcome))
+
+def _dump(notice: Notice, run: RunContext) -> None:
+    if run.command is None:
+        return  # a recording, which is over
+    try:
+        outcome = run.command("dump", "alert", reason=str(notice))
+    except OffloopError as error:
+        _say(f"the flight recorder was not written: {error}")
+    else:
+        _say(str(outcome))
 
 
 class _Values(Logger):

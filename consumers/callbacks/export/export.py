@@ -93,10 +93,6 @@ class ExportForInferenceCallback(Callback):
             requests[Event.BATCH_START] = EventDemand("1ep", {"inputs": "1ep"})
         return Demand(requests)
 
-    def requested_events(self) -> set[Event]:
-        """The events of :meth:`demand`."""
-        return set(self.demand().events)
-
     def state_dict(self) -> dict[str, Any]:
         """The sample that was taken."""
         return {

@@ -16,8 +16,9 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL, batch_number
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
-from offloop.consumers.api.callback import Callback, demand_of, view_for
+from offloop.consumers.api.callback import Callback, demand_of
 from offloop.consumers.api.logger import Logger
+from offloop.consumers.api.view import view_for
 
 INNER = Event.AFTER_TRAIN_BATCH
 names = st.sampled_from(["gradient_norm", "parameter_norm", "queue", "größe"])

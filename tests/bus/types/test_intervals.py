@@ -17,7 +17,7 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL, MICROBATCH_EVENTS, EventPosition, check_interval, is_due
 from offloop.bus.types.timestamp import Time, Timestamp
-from offloop.consumers.api.callback import view_for
+from offloop.consumers.api.view import view_for
 from offloop.trainer import State
 
 MATRIX = [case for case in json.loads((REFERENCE / "interval_matrix.json").read_text())["matrix"] if case["interval"]]

@@ -14,7 +14,7 @@ from offloop.consumers import Callback, Logger, Runner
 
 def test_there_is_a_method_for_each_event_and_nothing_else() -> None:
     names = {name for name, _ in inspect.getmembers(Callback, inspect.isfunction) if not name.startswith("_")}
-    others = {"run_event", "close", "post_close", "state_dict", "load_state_dict", "requested_events", "demand"}
+    others = {"run_event", "close", "post_close", "state_dict", "load_state_dict", "overrides", "demand"}
     others |= {"check", "destinations", "run_ended", "hold_open", "prepare", "host_windows"}
     assert names == {event.value for event in Event} | others
     assert len(names) == 53
@@ -33,14 +33,14 @@ def test_a_callback_wants_the_events_whose_methods_it_overrides() -> None:
 
         def close(self, state: Snapshot, logger: Logger) -> None: ...
 
-    assert Callback().requested_events() == set()
-    assert Derived().requested_events() == {Event.BATCH_END, Event.EVAL_END}
+    assert Callback().demand().events == set()
+    assert Derived().demand().events == {Event.BATCH_END, Event.EVAL_END}
 
 
 def test_a_method_set_on_an_object_counts() -> None:
     callback = Callback()
     callback.fit_end = lambda state, logger: None  # type: ignore[method-assign]
-    assert callback.requested_events() == {Event.FIT_END}
+    assert callback.demand().events == {Event.FIT_END}
 
 
 def test_run_event_replaces_the_methods_and_wants_everything() -> None:
@@ -55,7 +55,7 @@ def test_run_event_replaces_the_methods_and_wants_everything() -> None:
             raise AssertionError("run_event stands in its place")
 
     callback = Everything()
-    assert callback.requested_events() == set(Event)
+    assert callback.demand().events == set(Event)
     stream = snapshots_of_training()
     Runner(stream, [callback]).run()
     assert callback.seen == [snapshot.event for snapshot in stream]
@@ -70,7 +70,7 @@ def test_run_event_wants_only_the_events_that_the_class_names() -> None:
     class Wrong(Some):
         events = ("epoch_ends",)
 
-    assert Some().requested_events() == {Event.EPOCH_END, Event.FIT_END}
+    assert Some().demand().events == {Event.EPOCH_END, Event.FIT_END}
     with pytest.raises(ConfigurationError, match="epoch_end"):
         Runner([], [Wrong()])
 

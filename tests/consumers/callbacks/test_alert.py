@@ -60,7 +60,7 @@ def test_alerts_are_kept_with_the_run_once_however_often_it_is_replayed(tmp_path
     run = write_run(tmp_path, "r", [1.0, 11.0, 2.0, math.nan, 1.0])
     for _ in range(2):
         callbacks = [Alert(["loss/train/total > 10"], console=False), NaNMonitor()]
-        Runner(Recording(run), callbacks, [one for callback in callbacks for one in callback.destinations()]).run()
+        Runner(Recording(run), callbacks).run()
     found = [(alert.status, alert.batch, alert.text) for alert in read_alerts(run)]
     assert found[:2] == [
         ("firing", 2, "loss/train/total > 10 (loss/train/total is 11)"),

@@ -26,8 +26,8 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers.api.callback import view_for
-from offloop.consumers.api.logger import Logger, RunContext, Upload
+from offloop.consumers.api.logger import Logger, Upload
+from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
 from offloop.trainer import Evaluator, State
 from offloop.trainer.checkpoints.file import read_checkpoint
@@ -239,14 +239,12 @@ def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], evaluated: bool
 ) -> None:
     saver, run = CheckpointSaver(), tmp_path / "{a} run"
-    for destination in saver.destinations():
-        destination.open(RunContext("run", 1, run))
     if evaluated:
-        train_with_scores([0.5, 0.9, 0.7, 0.6, 0.8], saver, monkeypatch, metric="Accuracy")
+        train_with_scores([0.5, 0.9, 0.7, 0.6, 0.8], saver, monkeypatch, metric="Accuracy", run_dir=run)
         kept = [2, 3, 4, 5]
         assert read_checkpoint(run / "checkpoints" / BEST)["timestamp"][1] == 2
     else:
-        train(TensorStream(saver), monkeypatch, max_duration="5ep")
+        train(TensorStream(saver, run_dir=run), monkeypatch, max_duration="5ep")
         kept = [3, 4, 5]
         assert not [path for path in (run / "checkpoints").iterdir() if path.name in (BEST, "checkpoints.json")]
     assert epochs(run / "checkpoints") == kept
@@ -279,10 +277,11 @@ def train_with_scores(
     monkeypatch: pytest.MonkeyPatch,
     look: Callable[[Snapshot], object] = lambda snapshot: None,
     metric: str = "Score",
+    run_dir: Path | None = None,
     **arguments: Any,
 ) -> None:
     """Trains an epoch of 4 batches for each score, which its evaluation gives."""
-    stream, rest = TensorStream(saver), iter(scores)
+    stream, rest = TensorStream(saver, run_dir=run_dir), iter(scores)
     stream.after_event = look
 
     def score(event: Event, state: State, logger: object) -> None:

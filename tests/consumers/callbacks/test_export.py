@@ -24,8 +24,8 @@ from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger, LoggerDestination
-from offloop.consumers.api.callback import view_for
 from offloop.consumers.api.logger import Upload
+from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.export.export import ExportForInferenceCallback
 from offloop.consumers.callbacks.export.trained_model import load_weights
 from offloop.consumers.cli.registry import CALLBACKS

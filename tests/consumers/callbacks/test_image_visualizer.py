@@ -27,8 +27,8 @@ from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger
-from offloop.consumers.api.callback import view_for
 from offloop.consumers.api.logger import Images
+from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
 from offloop.consumers.cli.registry import CALLBACKS as REGISTRY
 from offloop.trainer import Evaluator, Trainer

@@ -26,8 +26,8 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, JsonlLogger, Runner
-from offloop.consumers.api.callback import view_for
 from offloop.consumers.api.logger import Row, Table, Upload
+from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
 from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
 from offloop.consumers.callbacks.nan_monitor import NaNMonitor

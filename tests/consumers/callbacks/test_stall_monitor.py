@@ -112,7 +112,7 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
 
 
 def test_detailed_asks_for_three_more_events() -> None:
-    more = StallMonitor(detailed=True).requested_events() - StallMonitor().requested_events()
+    more = StallMonitor(detailed=True).demand().events - StallMonitor().demand().events
     assert more == {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
     stream: list[Snapshot] = []
     for batch in range(8):
@@ -192,7 +192,7 @@ def test_what_it_says_is_kept_with_the_run(tmp_path: Path, capsys: pytest.Captur
 
     stream = Live(steps(0.01, 0.01), capsys, [at(Event.BATCH_END, 2.01, 3), at(Event.FIT_END, 2.02, 3)])
     monitor = StallMonitor(factor=1, min_seconds=0.05)
-    Runner(stream, [monitor], monitor.destinations()).run()
+    Runner(stream, [monitor]).run()
     hangs, goes_on = read_alerts(tmp_path)
     assert (hangs.status, goes_on.status, hangs.about, hangs.batch) == (FIRING, RESOLVED, goes_on.about, 2)
     assert "the training hangs after batch 2" in hangs.text
@@ -226,7 +226,7 @@ class Commanded(PlainStream):
 def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: list[float]) -> None:
     monitor, collector = StallMonitor(factor=1, min_seconds=20), Collector()
     stream = Commanded(steps(1, 1, 1, 60, 1), commands)
-    Runner(stream, [monitor], [collector, *monitor.destinations()]).run()
+    Runner(stream, [monitor], [collector]).run()
     assert [row.metrics["stall/seconds"] for row in collector.rows] == stalls
 
 
@@ -262,7 +262,7 @@ def test_a_training_that_stands_still_on_request_does_not_hang(
     monkeypatch.setattr(stall_monitor, "asyncio", Noted())
     stream = Paused(steps(0.01, 0.01), capsys, [])
     monitor = StallMonitor(factor=1, min_seconds=0.02)
-    Runner(stream, [monitor], monitor.destinations()).run()
+    Runner(stream, [monitor]).run()
     assert stream.looks > 40
     assert "the training hangs" in stream.said
     # It does not look all the time.
@@ -287,6 +287,13 @@ class Commandable(Placed):
         return lambda name: Outcome(Command(name), None, None)
 
 
+class Unplaced(StallMonitor):
+    """One that does not know which run it observes."""
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        super().run_event(event, state, Logger())
+
+
 @pytest.mark.parametrize(
     ("kind", "info", "warnings"),
     [
@@ -299,11 +306,10 @@ class Commandable(Placed):
 def test_a_replay_that_stands_still_does_not_hang(
     kind: type[Placed], info: dict[str, Any], warnings: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    placed, unplaced = (StallMonitor(factor=1, min_seconds=0.05) for _ in range(2))
     stream = kind(tmp_path, capsys, info)
     stream.awaited = warnings
     # The second one does not know what it looks at and warns in any case; the first one began to wait before it.
-    Runner(stream, [placed, unplaced], placed.destinations()).run()
+    Runner(stream, [kind_of(factor=1, min_seconds=0.05) for kind_of in (StallMonitor, Unplaced)]).run()
     assert (stream.said + capsys.readouterr().err).count("the training hangs") == warnings
 
 

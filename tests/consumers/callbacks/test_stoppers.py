@@ -82,7 +82,7 @@ def snapshot_of(row: Row, monitor: str, asked: Asked, **fields: Any) -> Snapshot
 
 def hand(stopper: Stopper, snapshot: Snapshot) -> None:
     """Gives a stopper an event as the runner does."""
-    if snapshot.event in stopper.requested_events():
+    if snapshot.event in stopper.demand().events:
         stopper.run_event(snapshot.event, snapshot, Logger())
 
 
@@ -354,7 +354,7 @@ def test_a_stopper_is_sent_and_waited_for_at_the_events_that_its_options_are_abo
 ) -> None:
     assert set(stopper.barrier_events) == barrier_events
     further = {Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END} if Event.EVAL_END in barrier_events else set()
-    assert stopper.requested_events() == barrier_events | further
+    assert stopper.demand().events == barrier_events | further
 
 
 @pytest.mark.parametrize(

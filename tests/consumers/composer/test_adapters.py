@@ -216,7 +216,7 @@ def test_such_a_callback_is_one_of_ours_with_the_options_and_the_docstring_that_
     assert isinstance(made, AdaptedCallback)
     assert (type(made).__name__, type(made).__doc__) == ("Theirs", "Counts batches.")
     assert (made.callback.interval, made.callback.scale) == (Time(5, "ba"), 0.5)
-    assert made.requested_events() == {Event.BATCH_END}
+    assert made.demand().events == {Event.BATCH_END}
     with pytest.raises(ConfigurationError, match=r"Theirs.scale takes a number, not 'much'"):
         CALLBACKS.create(f"{path}:Theirs", {"scale": "much"})
 
@@ -246,7 +246,7 @@ def test_one_that_overrides_run_event_is_sent_every_event(write: Any) -> None:
     """
     made = CALLBACKS.create(f"{write(code)}:All", {})
     assert isinstance(made, AdaptedCallback)
-    assert made.requested_events() == set(Event)
+    assert made.demand().events == set(Event)
     Runner([Snapshot.build(Event.INIT), Snapshot.build(Event.FIT_END)], [made]).run()
     assert made.callback.seen == [Event.INIT, Event.FIT_END, "through"]
 
@@ -321,7 +321,7 @@ def test_composer_itself_is_used_where_it_is_installed(
         seen = Collector()
         Runner([batch_end(2)], [CALLBACKS.create(f"{path}:Theirs", {})], [seen]).run()
         assert [row.metrics for row in seen.rows] == [{"loss": 0.5}]
-        assert CALLBACKS.create(f"{path}:Few", {}).requested_events() == {Event.EVAL_END}
+        assert CALLBACKS.create(f"{path}:Few", {}).demand().events == {Event.EVAL_END}
         with stand_in():
             import composer  # type: ignore[import-not-found]
 

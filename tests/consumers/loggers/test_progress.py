@@ -24,10 +24,10 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, ConsoleLogger, Logger, Runner, TrainerMetrics
-from offloop.consumers.api.callback import demand_of
 from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.loggers import console, progress
 from offloop.consumers.loggers.progress import ProgressLogger
+from offloop.consumers.runner.entries import EventForwarder
 
 ROWS, COLUMNS = 24, 140
 START = 1_700_000_000
@@ -79,7 +79,7 @@ def training() -> list[Snapshot]:
 def run(
     stream: Sequence[Snapshot], logger: ProgressLogger, *others: Callback, to: Sequence[LoggerDestination] = ()
 ) -> None:
-    Runner(stream, [*logger.companions(), *others], [logger, *to]).run()
+    Runner(stream, [EventForwarder(logger), *others], [logger, *to]).run()
 
 
 # -- a file -----------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_texts_of_a_run_cannot_break_the_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_it_asks_for_the_batches_of_an_evaluation() -> None:
-    demand = demand_of(ProgressLogger().companions())
+    demand = EventForwarder(ProgressLogger()).demand()
     assert {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END, Event.BATCH_END} <= set(demand.events)
 
 

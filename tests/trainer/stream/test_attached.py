@@ -15,6 +15,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
 from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, demand_of
@@ -191,8 +192,8 @@ def test_what_cannot_be_pickled_is_named(argument: str, tmp_path: Path) -> None:
 
 def test_the_events_of_callbacks_are_published_from_the_start() -> None:
     class Requests:
-        def requested_events(self) -> set[str]:
-            return {"batch_start", "AFTER_LOSS"}
+        def demand(self) -> Demand:
+            return Demand.of({Event.BATCH_START, Event.AFTER_LOSS})
 
     assert demand_of([Requests(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
 
