@@ -1,7 +1,7 @@
 """Where the time of a step goes, and who is waited for."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
@@ -12,9 +12,9 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.consumers.callbacks.phases.hosts import HostArrivals, LastArrival
-from offloop.consumers.callbacks.phases.restarts import Place, Restarts
-from offloop.consumers.callbacks.phases.window import Arrival, PhaseWindow, Report, Verdict, sample_of
+from offloop.consumers.callbacks.phases.arrivals import Arrival, HostArrivals, LastArrival
+from offloop.consumers.callbacks.phases.together import Together
+from offloop.consumers.callbacks.phases.window import PhaseWindow, Report, sample_of
 
 _NAME = "time/phase"
 _UNSETTLED = 32
@@ -59,10 +59,7 @@ class Phases(Callback):
         self.every = every  # type: ignore[misc]
         self._window = PhaseWindow(window, threshold)
         self._verdict: str | None = None
-        self._restarts = Restarts()
-        # Of batches that not all ranks have reported yet: batch, then rank.
-        self._reports: dict[Place, dict[int, Report]] = {}
-        self._settled: Place = 0, 0
+        self._reports: Together[Report] = Together(_UNSETTLED)
         # When the batch at hand began on each rank.
         self._resumed: dict[int, int] = {}
         self._evaluation = _Evaluation()
@@ -71,120 +68,96 @@ class Phases(Callback):
         self._has_hosts = False
 
     def demand(self) -> Demand:
-        """The phases of some batches, and when evaluations begin and end."""
+        """Request the phases of some batches, and the beginnings and ends of evaluations."""
         others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)
         return Demand({Event.BATCH_END: EventDemand(1, {"phases": self.every}), **dict.fromkeys(others, EventDemand())})
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, what ranks have reported of batches for which others have not, and where each rank is."""
+        """The window, the reports of batches that other ranks have not reported, and the place of each rank."""
         return {
             "window": self._window.state_dict(),
             "verdict": self._verdict,
-            "reports": [
-                [list(place), rank, report.step, dict(report.totals), list(report.arrival)]
-                for place, reports in self._reports.items()
-                for rank, report in reports.items()
-            ],
-            "settled": list(self._settled),
-            "restarts": self._restarts.state_dict(),
+            "reports": self._reports.state_dict(),
             "resumed": [list(one) for one in self._resumed.items()],
             "evaluation": self._evaluation.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up all of that."""
+        """Resume from a state."""
         self._window.load_state_dict(state["window"])
         self._verdict = state["verdict"]
-        for (restarts, batch), rank, step, totals, (forward, backward, ended) in state["reports"]:
-            arrival = Arrival(forward, tuple(backward), ended)
-            self._reports.setdefault((restarts, batch), {})[rank] = Report(step, totals, arrival)
-        restarts, batch = state["settled"]
-        self._settled = restarts, batch
-        self._restarts.load_state_dict(state["restarts"])
+        self._reports.load_state_dict(state["reports"], Report.of_values)
         self._resumed = dict(state["resumed"])
         self._evaluation.load_state_dict(state["evaluation"])
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
-        """Takes in who arrived last over all hosts."""
+        """Add who arrived last over all hosts."""
         self._has_hosts = True
-        self._arrived.extend(self._arrivals.add(windows))
+        self._arrived.extend(self._arrivals.add(one for one in windows if len(one.ranks) < one.world_size))
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """A batch begins, and evaluations are counted from here."""
         self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
             self._evaluation.begin_training(state.timestamp.values.batch)
 
     def eval_before_all(self, state: Snapshot, logger: Logger) -> None:
-        """An evaluation begins."""
         if state.rank == 0:
             self._evaluation.begin(state.time_ns)
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
-        """An evaluation is over, and a batch begins."""
         self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
             self._evaluation.end(state.time_ns, state.timestamp.values.batch)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Takes in what this rank says of its batch, and logs when all ranks have."""
+        """Add this rank's measurement of its batch, and log the batches that all ranks have reported."""
         resumed = self._resumed.get(state.rank)
         self._resumed[state.rank] = state.time_ns
-        place = self._restarts.place(state.rank, state.timestamp.values.batch, state.time_ns, self._settled)
-        phases = read_phases(state.fields.get("phases"))
-        if phases is None:
-            return
-        if place <= self._settled:
-            return
-        forward = phases.starts("forward")
-        arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
-        # The GPU is behind the host: a batch that the host is through with may take longer there.
-        reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
-        passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
-        # Training time stands still in a pause; other loops may not tell how much of it a batch took.
-        trained = 1000 * state.timestamp.values.batch_wct
-        paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
-        step = max(passed, reached) - paused
-        reports = self._reports.setdefault(place, {})
-        reports[state.rank] = Report(step, phases.totals(), arrival)
-        # What ranks of other hosts do is in their windows.
+        # The windows of other hosts have their ranks.
         expected = len(self._resumed) if self._has_hosts else state.world_size
-        if len(reports) == expected:
-            self._settle(place, logger)
-        elif len(self._reports) > _UNSETTLED:
-            # Some rank says nothing any more.
-            self._settle(min(self._reports), logger)
+        batch, report = state.timestamp.values.batch, _report(state, resumed)
+        self._log(
+            self._reports.add(state.rank, batch, state.time_ns, report, lambda found: len(found) == expected), logger
+        )
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the batches that some rank has not reported."""
-        if self._reports:
-            self._settle(max(self._reports), logger)
+        """Log the batches that some rank has not reported."""
+        if self._reports.open:
+            self._log(self._reports.settle(max(self._reports.open)), logger)
 
-    def _settle(self, until: Place, logger: Logger) -> None:
-        """Logs a batch, and those before it: a rank that has not reported them by now never does."""
-        self._settled = until
-        for place in sorted(place for place in self._reports if place <= until):
-            self._log(place, logger)
+    def _log(self, batches: Sequence[tuple[int, Mapping[Hashable, Report]]], logger: Logger) -> None:
+        for batch, reports in batches:
+            self._window.add(sample_of(reports))
+            evaluation = self._evaluation.seconds_per_batch(batch)
+            means = {**self._window.means(), "evaluation": evaluation}
+            logger.log_metrics({f"{_NAME}/{part}": seconds for part, seconds in means.items()}, batch)
+            verdict = self._window.verdict(evaluation, self._verdict, self._arrived)
+            kind = None if verdict is None else verdict.kind
+            if kind != self._verdict:
+                self._verdict = kind
+                text = "balanced: nothing dominates any more" if verdict is None else verdict.text
+                logger.log_metrics({f"{_NAME}/verdict": text}, batch)
+                logger.log_text(text, f"{_NAME}/verdict", batch)
 
-    def _log(self, place: Place, logger: Logger) -> None:
-        _, batch = place
-        self._window.add(sample_of(self._reports.pop(place)))
-        evaluation = self._evaluation.seconds_per_batch(batch)
-        means = {**self._window.means(), "evaluation": evaluation}
-        logger.log_metrics({f"{_NAME}/{part}": seconds for part, seconds in means.items()}, batch)
-        self._tell(self._window.verdict(evaluation, self._verdict, self._arrived), batch, logger)
 
-    def _tell(self, verdict: Verdict | None, batch: int, logger: Logger) -> None:
-        kind = None if verdict is None else verdict.kind
-        if kind != self._verdict:
-            self._verdict = kind
-            text = "balanced: nothing dominates any more" if verdict is None else verdict.text
-            logger.log_metrics({f"{_NAME}/verdict": text}, batch)
-            logger.log_text(text, f"{_NAME}/verdict", batch)
+def _report(state: Snapshot, resumed: int | None) -> Report | None:
+    """The measurement of a batch that began at that time; ``None`` for a batch that was not measured."""
+    phases = read_phases(state.fields.get("phases"))
+    if phases is None:
+        return None
+    forward = phases.starts("forward")
+    arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
+    # The GPU is behind the host: a batch that the host is through with may take longer there.
+    reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
+    passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
+    # Training time stands still in a pause; other loops may not tell how much of it a batch took.
+    trained = 1000 * state.timestamp.values.batch_wct
+    paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
+    return Report(max(passed, reached) - paused, phases.totals(), arrival)
 
 
 class _Evaluation:
-    """What evaluations cost, from the first rank's events."""
+    """The cost of evaluations, from the first rank's events."""
 
     def __init__(self) -> None:
         self._began: int | None = None
@@ -195,15 +168,13 @@ class _Evaluation:
         """Between the last two evaluations."""
 
     def begin_training(self, batch: int) -> None:
-        """Nothing was evaluated yet in this training."""
         self._before = batch
 
     def begin(self, time_ns: int) -> None:
-        """An evaluation begins."""
         self._began = time_ns
 
     def end(self, time_ns: int, batch: int) -> None:
-        """An evaluation is over; several after the same batch count together."""
+        """Add an evaluation; several after the same batch count together."""
         if self._began is None:
             return
         spent, self._began = time_ns - self._began, None
@@ -213,13 +184,11 @@ class _Evaluation:
             self._spent += spent
 
     def seconds_per_batch(self, batch: int) -> float:
-        """Of the last evaluation, each batch's part; less when none has come for longer than before."""
+        """Each batch's part of the last evaluation; less when none has come for longer than before."""
         return self._spent / 1e9 / max(self._batches, batch - self._before, 1)
 
     def state_dict(self) -> list[Any]:
-        """As plain values."""
         return [self._began, self._before, self._spent, self._batches]
 
     def load_state_dict(self, state: list[Any]) -> None:
-        """Takes up what :meth:`state_dict` gave."""
         self._began, self._before, self._spent, self._batches = state

@@ -89,7 +89,7 @@ class History:
         while place < last:
             place = max(place + 1, bisect_right(self._offsets, self._offset(place) + _STRETCH_BYTES) - 1)
             found = self._read_part((*self._offsets_around(low, self._batches[place]), rank))
-            high = self._batches[place] if place < last else max((one.batch for one in found.ranks()), default=low)
+            high = self._batches[place] if place < last else max(found.reached(rank), low)
             yield Part(found, low, high)
             low = high
         yield Part(self._view, low, math.inf)

@@ -1,4 +1,4 @@
-"""All ranks of a run side by side, host by host: what a heat map shows, and who stands out."""
+"""All ranks of a run side by side, host by host: the values of a heat map, and the ranks that stand out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Floats32 = NDArray[np.float32]
 
 FEW_RANKS = 16
-"""So many ranks of one host need no map: there is room for a line of each."""
+"""As many ranks of one host need no map: there is room for a line of each."""
 
 _FIRST = (STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, GRADIENT_NORM)
 _MOST_NAMED = 3
@@ -25,34 +25,33 @@ _SPREADS = 24.0
 
 
 class RankView(NamedTuple):
-    """How a rank is doing."""
+    """The state of a rank."""
 
     rank: int
     batch: int
-    """How many batches it has trained."""
+    """Batches it has trained."""
     seconds_per_batch: float | None
-    """Over its last batches; ``None`` before there are two."""
     last_share: float | None
-    """In which part of the batches that were measured last it was the last to arrive, from 0 to 1; ``None`` where there
-    are too few to compare."""
+    """Share of the last windows of batches in which it was the last to arrive, from 0 to 1; ``None`` where there are
+    too few to compare."""
     late: float | None
-    """How many seconds after the first rank to arrive it arrives, on average."""
+    """Seconds after the first rank to arrive, on average."""
     behind: int
-    """How many batches it is behind the rank that is the furthest."""
+    """Batches behind the rank that is the furthest."""
     host: str = ""
-    """Its host; empty for a run on one host, which does not say it."""
+    """Empty for a run on one host, which does not say it."""
 
 
 class HostView(NamedTuple):
-    """How a host is doing."""
+    """The state of a host."""
 
     name: str
     """Empty for a run on one host."""
     ranks: tuple[int, ...]
     batch: int
-    """How many batches each of its ranks has trained."""
+    """Batches that each of its ranks has trained."""
     silent: float | None
-    """For how many seconds nothing has come of it, where that is longer than usual."""
+    """Seconds since its last window, where those are more than usual."""
 
 
 class Waiting(NamedTuple):
@@ -60,11 +59,11 @@ class Waiting(NamedTuple):
 
     cell: int
     seconds: float
-    """How long, in each batch on average."""
+    """In each batch on average."""
 
 
 class FirstNan(NamedTuple):
-    """Where a quantity was not finite for the first time."""
+    """The first value of a quantity that was not finite."""
 
     quantity: str
     batch: int
@@ -73,11 +72,10 @@ class FirstNan(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What the colours of a heat map stand for."""
+    """The values at the ends of the colours of a heat map; values beyond have the colour of the end."""
 
     low: float
     high: float
-    """Values beyond it have the colour of its end."""
 
 
 class RankMap:
@@ -86,11 +84,10 @@ class RankMap:
     Args:
         hosts: in order.
         world_size: the ranks of the run, of which some may not have been heard of.
-        quantities: of each name the newest value of each cell, not a number where there is none. Names are those of
-            :mod:`offloop.bus.protocol.host_windows`; :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is in seconds
-            after the first rank to arrive.
-        batches: how many batches each cell has trained.
-        last_shares: of a rank, see :attr:`RankView.last_share`; ``None`` where there is nothing to compare.
+        quantities: the newest value of each cell by the names of :mod:`offloop.bus.protocol.host_windows`, NaN where
+            there is none; :data:`~offloop.bus.protocol.host_windows.ARRIVAL` in seconds after the first rank to arrive.
+        batches: the batches that each cell has trained.
+        last_shares: by rank, see :attr:`RankView.last_share`; ``None`` where there is nothing to compare.
         late: the cells that had not ended a batch when the others had.
     """
 
@@ -129,13 +126,13 @@ class RankMap:
 
     @property
     def quantities(self) -> list[str]:
-        """What is known of the ranks, in the order in which people look at it."""
+        """The known quantities, the most important first."""
         places = {name: place for place, name in enumerate(_FIRST)}
         return sorted(self._quantities, key=lambda name: (places.get(name, len(places)), name))
 
     @property
     def silent(self) -> list[HostView]:
-        """The hosts of which nothing comes any more, those that are furthest behind first."""
+        """The silent hosts, those that are furthest behind first."""
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
     def host_of(self, cell: int) -> HostView:
@@ -143,22 +140,27 @@ class RankMap:
         return self._host_of[cell]
 
     def values(self, quantity: str) -> "Floats32":
-        """The newest value of each cell, not a number where there is none. Raises ``KeyError`` for an unknown name."""
+        """The newest value of each cell, NaN where there is none. Raises ``KeyError`` for an unknown name."""
         return self._quantities[quantity]
 
+    def _finite(self, quantity: str) -> "Floats32":
+        import numpy as np
+
+        values = self._quantities[quantity]
+        return values[np.isfinite(values)]
+
     def median(self, quantity: str) -> float:
-        """Of the finite values of all ranks; not a number without any."""
+        """The median of the finite values; NaN without any."""
         if quantity not in self._medians:
             import numpy as np
 
-            values = self._quantities[quantity]
-            finite = values[np.isfinite(values)]
+            finite = self._finite(quantity)
             self._medians[quantity] = float(np.median(finite)) if len(finite) else math.nan
         return self._medians[quantity]
 
     def range(self, quantity: str) -> Range:
-        """What colours stand for: from the least value to the greatest, but no further than what is far beyond the
-        others' noise, and never so little that noise looks like a difference."""
+        """From the least value to the greatest, but no further than what is far beyond the others' noise, and never so
+        little that noise looks like a difference."""
         if quantity not in self._ranges:
             self._ranges[quantity] = self._range(quantity)
         return self._ranges[quantity]
@@ -166,8 +168,7 @@ class RankMap:
     def _range(self, quantity: str) -> Range:
         import numpy as np
 
-        values = self._quantities[quantity]
-        finite = values[np.isfinite(values)].astype(np.float64)
+        finite = self._finite(quantity).astype(np.float64)
         if not len(finite):
             return Range(0.0, 1.0)
         median = self.median(quantity)
@@ -186,10 +187,7 @@ class RankMap:
         values = self._quantities[quantity]
         found = np.flatnonzero(np.isfinite(values))
         keys = values[found] if quantity == THROUGHPUT else -values[found]
-        if len(found) > most:
-            part = np.argpartition(keys, most - 1)[:most]
-            found, keys = found[part], keys[part]
-        return [int(cell) for cell in found[np.lexsort((found, keys))]]
+        return [int(cell) for cell in found[np.lexsort((found, keys))][:most]]
 
     def name(self, cell: int) -> str:
         """A rank with its host, in words."""
@@ -197,13 +195,13 @@ class RankMap:
         return f"rank {self.ranks[cell]}" + (f" on {one_line(host)}" if host else "")
 
     def facts(self) -> list[tuple[str, str]]:
-        """What stands out, the most urgent first: of what kind it is (``nan``, ``silent``, ``waiting``, ``late``,
-        ``unknown``), and a sentence."""
+        """The kind (``nan``, ``silent``, ``waiting``, ``late``, ``unknown``) and a sentence for everything that stands
+        out, the most urgent first."""
         found: list[tuple[str, str]] = []
         if self.first_nan is not None:
             quantity, batch, rank, host = self.first_nan
-            what = f"{quantity_text(one_line(quantity))} first not finite at batch {batch:,}"
-            found.append(("nan", f"{what}: rank {rank} on {one_line(host)}"))
+            where = f"rank {rank}" + (f" on {one_line(host)}" if host else "")
+            found.append(("nan", f"{quantity_text(one_line(quantity))} first not finite at batch {batch:,}: {where}"))
         if self.silent:
             every = "every host is silent" if len(self.silent) == len(self.hosts) else "silent"
             named = [f"{one_line(host.name)} for {host.silent:.0f} s" for host in self.silent]
@@ -218,7 +216,7 @@ class RankMap:
         return found
 
     def row(self, cell: int) -> RankView:
-        """How the rank in that cell is doing."""
+        """The state of the rank in that cell."""
         rank = self.ranks[cell]
         shares = self._last_shares
         return RankView(
@@ -243,12 +241,11 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def usual_quantity(quantities: Sequence[str]) -> str:
-    """What ranks are shown by unless somebody chooses: what tells those apart that train together, who all take the
-    same time for a step."""
+    """The default quantity: the arrival, because ranks that train together all take the same time for a step."""
     return ARRIVAL if ARRIVAL in quantities else quantities[0]
 
 
 def quantity_text(name: str) -> str:
-    """What a quantity is called."""
+    """The label of a quantity."""
     texts = {STEP: "step time", ARRIVAL: "arrival", GRADIENT_NORM: "gradient norm"}
     return texts.get(name, f"phase {name.removeprefix(PHASE)}" if name.startswith(PHASE) else name)

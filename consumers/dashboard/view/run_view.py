@@ -29,8 +29,8 @@ from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATI
 from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
 from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
-from offloop.consumers.dashboard.view.rank_map import RankMap, RankView
-from offloop.consumers.dashboard.view.ranks import RankTracker
+from offloop.consumers.dashboard.view.rank_map import RankMap
+from offloop.consumers.dashboard.view.ranks import RankTiming
 from offloop.consumers.dashboard.view.series import Axis, Series
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
@@ -75,7 +75,7 @@ class RunView:
         self._metrics = Metrics(self._lock, max_points)
         self._progress = RunProgress()
         self._phases: dict[int, RankPhases] = {}
-        self._ranks = RankTracker()
+        self._ranks = RankTiming()
         self._log = RunLog()
         self._marks = Marks()
         self.images = ImageHistory()
@@ -107,7 +107,7 @@ class RunView:
                 self._first_ns = body.time
             seconds = (body.time - self._first_ns) / 1e9
             if state.event is _BATCH_END:
-                self._ranks.batch_end(state.rank, body.timestamp.batch, body.time)
+                self._ranks.batch_end(state)
                 if state.rank == 0:
                     self._progress.batch_end(state)
                     self._metrics.batch_end(body, seconds)
@@ -127,7 +127,7 @@ class RunView:
         """Takes what hosts say of their ranks."""
         with self._lock:
             self.version += 1
-            self._ranks.take_windows(window for window in windows if window.attempt == self.attempt)
+            self._ranks.add_windows(window for window in windows if window.attempt == self.attempt)
 
     def begin_within(self, began_ns: int, is_imported: bool) -> None:
         """Says of which run a part comes: when that began, and whether it was imported."""
@@ -166,7 +166,7 @@ class RunView:
                     self.take_outcome(outcome)
                 order.outcomes.clear()
             elif found.event is _BATCH_END:
-                self._see_phases(0, found._body, is_alone=True)
+                self._see_phases(0, found._body)
             else:
                 self.see(found)
 
@@ -344,10 +344,10 @@ class RunView:
         with self._lock:
             return self._phases.get(0, RankPhases()).publishing()
 
-    def ranks(self) -> list[RankView]:
-        """Every rank whose events have come."""
+    def reached(self, rank: int) -> int:
+        """The batches that a rank has trained whose events have come."""
         with self._lock:
-            return self._ranks.view()
+            return self._ranks.batches.get(rank, 0)
 
     @property
     def rank_count(self) -> int:
@@ -417,14 +417,10 @@ class RunView:
         if text is not None:
             self._log.add(state.time, state.rank, "begin" if event is Event.EVAL_START else "event", text)
 
-    def _see_phases(self, rank: int, body: EventBody, is_alone: bool = False) -> None:
-        """``is_alone``: the other ranks' phases of that batch do not come."""
+    def _see_phases(self, rank: int, body: EventBody) -> None:
         batch, phases = body.timestamp.batch, read_phases(body.fields["phases"])
         if phases is not None:
             self._phases_of(rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
-            if not is_alone:
-                world_size = {**body.context, **body.fields}.get("world_size", 1)
-                self._ranks.arrived(rank, batch, world_size, body.time, phases)
 
     def _phases_of(self, rank: int) -> RankPhases:
         found = self._phases.get(rank)

@@ -37,8 +37,8 @@ from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.consumers import JsonlLogger, Logger
 from offloop.consumers.api.logger import Text
+from offloop.consumers.callbacks.phases.arrivals import Arrival, last_to_arrive
 from offloop.consumers.callbacks.phases.phases import Phases
-from offloop.consumers.callbacks.phases.window import Arrival, Straggler, last_to_arrive
 from offloop.consumers.runner.session import run_session
 from offloop.trainer import State
 
@@ -386,22 +386,22 @@ def test_a_rank_that_is_held_up_for_long_is_last_and_a_missing_one_changes_nothi
     arrivals[rank] = Arrival((held_up.forward or 0) + late, tuple(at + late for at in held_up.backward), held_up.ended)
     found = last_to_arrive(arrivals)
     assert found is not None
-    assert found.rank == rank
-    assert late - 2 * 10**9 <= found.waited_ns <= late + 2 * 10**9
+    assert found[0] == rank
+    assert late - 2 * 10**9 <= found[1] <= late + 2 * 10**9
     missing = data.draw(st.sampled_from(sorted(set(arrivals) - {rank})))
     without = last_to_arrive({other: one for other, one in arrivals.items() if other != missing})
-    assert without == (None if len(arrivals) == 2 else Straggler(rank, without.waited_ns if without else 0))
+    assert without == (None if len(arrivals) == 2 else (rank, without[1] if without else 0))
 
 
 def test_where_ranks_meet_is_where_they_wait() -> None:
     # Within the forward pass, as ranks that share the weights out do: they begin the backward pass together.
     shared = {0: Arrival(0, (100,), 200), 1: Arrival(80, (100,), 200)}
-    assert last_to_arrive(shared) == Straggler(1, 80)
+    assert last_to_arrive(shared) == (1, 80)
     # At the last microbatch: the second one, slow in the later ones, was the first to come to the first.
     later = {0: Arrival(0, (50, 60), 200), 1: Arrival(0, (45, 150), 200)}
-    assert last_to_arrive(later) == Straggler(1, 90)
+    assert last_to_arrive(later) == (1, 90)
     # Slower data, made up for by a faster forward pass: nobody waits for as long as the data took.
-    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(30, (60,), 200)}) == Straggler(1, 10)
+    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(30, (60,), 200)}) == (1, 10)
     assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (), 200)}) is None
     assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (50,), 200)}) is None
 

@@ -13,23 +13,23 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.dashboard.view.rank_map import FirstNan, Waiting
-from offloop.consumers.dashboard.view.ranks import RankTracker
+from offloop.consumers.dashboard.view.ranks import RankTiming
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
 
-def ranks_of(count: int, **options: object) -> RankTracker:
-    ranks = RankTracker()
+def ranks_of(count: int, **options: object) -> RankTiming:
+    ranks = RankTiming()
     for window in range(1, count + 1):
-        ranks.take_windows(many_hosts(16, 8, window, **options), now=float(window))  # type: ignore[arg-type]
+        ranks.add_windows(many_hosts(16, 8, window, **options), now=float(window))  # type: ignore[arg-type]
     return ranks
 
 
 def test_every_rank_of_every_host_has_its_newest_value_and_the_slowest_come_first() -> None:
-    ranks = RankTracker()
+    ranks = RankTiming()
     # Whichever host comes first: rows are in the order of their ranks.
-    ranks.take_windows(reversed(many_hosts(16, 8, slow=77)), now=0.0)
+    ranks.add_windows(reversed(many_hosts(16, 8, slow=77)), now=0.0)
     shown = ranks.map()
     assert [host.name for host in shown.hosts] == [f"node{number:03}" for number in range(16)]
     assert shown.ranks == tuple(range(128))
@@ -60,7 +60,7 @@ def test_the_rank_that_the_others_wait_for_is_named_once_it_is_late_often_enough
 
 def test_late_ranks_silent_hosts_and_the_first_nan_are_known() -> None:
     ranks = ranks_of(3, late=(9,), nan=17)
-    ranks.take_windows(many_hosts(16, 8, 4, without=(5,)), now=100.0)
+    ranks.add_windows(many_hosts(16, 8, 4, without=(5,)), now=100.0)
     shown = ranks.map(is_live=True, now=101.0)
     assert [(host.name, host.batch, host.silent) for host in shown.silent] == [("node005", 12, 98.0)]
     assert shown.first_nan == FirstNan(LOSS, 4, 17, "node002")
@@ -70,7 +70,7 @@ def test_late_ranks_silent_hosts_and_the_first_nan_are_known() -> None:
     # All of them end with the run.
     assert ranks.map(is_live=False, now=1000.0).silent == []
     # What was sent before comes late, or twice: nothing goes back.
-    ranks.take_windows(many_hosts(16, 8, 2), now=102.0)
+    ranks.add_windows(many_hosts(16, 8, 2), now=102.0)
     assert ranks.map().row(0).batch == 16
 
 
@@ -78,7 +78,7 @@ def test_hosts_whose_batches_are_counted_from_zero_again_are_heard_and_compared(
     ranks = ranks_of(30, slow=3)
     for window in range(1, 21):
         again = many_hosts(16, 8, window, slow=77)
-        ranks.take_windows([dataclasses.replace(one, time_ns=one.time_ns + 10**11) for one in again], 30.0 + window)
+        ranks.add_windows([dataclasses.replace(one, time_ns=one.time_ns + 10**11) for one in again], 30.0 + window)
     shown = ranks.map(is_live=True, now=51.0)
     assert shown.silent == []
     assert shown.row(0).batch == 80
@@ -106,8 +106,8 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
     (window, *_) = many_hosts(1, 3)
     for values in ([[1.0], [], []], [[], [], []], [[0.0], [0.0], [0.0]], [[1e300], [1.0], [float("inf")]]):
         odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values)})
-        one = RankTracker()
-        one.take_windows([odd])
+        one = RankTiming()
+        one.add_windows([odd])
         low, high = one.map().range(LOSS)
         assert low < high
         one.map().slowest(LOSS, 2)
@@ -119,9 +119,9 @@ def test_a_rank_that_begins_later_takes_its_place() -> None:
         losses = {LOSS: summarize(LOSS, ranks, [[100.0 + rank] for rank in ranks])}
         return HostWindow(host, 1, ranks, 6, last - 1, last, last, 1.0, (last,) * len(ranks), quantities=losses)
 
-    ranks = RankTracker()
-    ranks.take_windows([of("a", (1, 3), 2), of("b", (2, 4), 2)])
-    ranks.take_windows([of("b", (0, 2, 4), 4), of("a", (1, 3, 5), 4), of("a", (1, 3, 5), 6)])
+    ranks = RankTiming()
+    ranks.add_windows([of("a", (1, 3), 2), of("b", (2, 4), 2)])
+    ranks.add_windows([of("b", (0, 2, 4), 4), of("a", (1, 3, 5), 4), of("a", (1, 3, 5), 6)])
     shown = ranks.map()
     assert [host.name for host in shown.hosts] == ["b", "a"]
     assert ranks.count == len(shown) == 6

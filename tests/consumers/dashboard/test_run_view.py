@@ -26,7 +26,6 @@ from offloop.consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonito
 from offloop.consumers.dashboard.view import metrics as view_metrics
 from offloop.consumers.dashboard.view import run_view
 from offloop.consumers.dashboard.view.phases import PHASES, RankPhases
-from offloop.consumers.dashboard.view.ranks import straggler
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Clock, Series, kept_points
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
@@ -399,62 +398,38 @@ def test_nothing_is_known_of_phases_that_nobody_measured() -> None:
     assert view.publishing() == (None, None)
 
 
-@pytest.mark.parametrize("skew", [0, 5 * SECOND, -3600 * SECOND])
-def test_the_rank_that_arrives_last_is_found_whatever_its_clock_says(skew: int) -> None:
-    view = RunView("run")
-    for batch in range(1, 41):
-        for rank in (1, 0, 2):
-            # Rank 1 waits for its data longer than the others; all end the batch together.
-            ahead = skew if rank == 1 else 0
-            data = 0.3 if rank == 1 else 0.1 + (batch % 3 == rank) * 0.01
-            field = spans_of(START + (batch - 1) * SECOND + ahead, data)
-            view.see(batch_of(batch, rank=rank, late_ns=ahead + batch % 2, world_size=3, phases=field))
-    view.see(batch_of(41))
-    ranks = view.ranks()
-    assert [one.rank for one in ranks] == [0, 1, 2]
-    assert [one.batch for one in ranks] == [41, 40, 40]
-    assert [one.behind for one in ranks] == [0, 1, 1]
-    assert [one.seconds_per_batch for one in ranks] == pytest.approx([1, 1, 1], rel=1e-3)
-    assert [one.last_share for one in ranks] == [0, 1, 0]
-    assert ranks[1].late == pytest.approx(0.2, abs=0.02)
-    slow = straggler(ranks)
-    assert slow is not None
-    assert slow.rank == 1
-
-
 def view_of_ranks(last: list[int], world_size: int) -> RunView:
-    """A batch for each entry, which says which rank arrives last."""
+    """A batch of a second for each entry, which says which rank arrives last."""
     view = RunView("run")
     for batch, slow in enumerate(last, 1):
         for rank in range(world_size):
-            field = spans_of(START + (batch - 1) * SECOND, 0.2 if rank == slow else 0.1)
-            view.see(batch_of(batch, rank=rank, world_size=world_size, phases=field))
+            field = spans_of(START + (batch - 1) * SECOND, 0.3 if rank == slow else 0.1)
+            view.see(batch_of(batch, rank=rank, phases=field))
     return view
 
 
-def test_no_rank_is_named_for_a_few_batches() -> None:
-    assert [one.last_share for one in view_of_ranks([1, 1, 1], 2).ranks()] == [None, None]
-    # Of many ranks one is always the last a little more often than by chance.
-    ranks = view_of_ranks([*range(17), 3, 3, 3], 17).ranks()
-    assert ranks[3].last_share == pytest.approx(0.2)
-    assert straggler(ranks) is None
-
-
-def test_a_rank_that_becomes_slow_is_found_however_long_it_was_not() -> None:
-    slow = straggler(view_of_ranks([*[0, 1] * 200, *[1] * 50], 2).ranks())
-    assert slow is not None
-    assert (slow.rank, slow.last_share) == (1, 1.0)
+def test_the_rank_that_arrives_last_is_found_from_the_events_of_one_host() -> None:
+    assert view_of_ranks([1, 1, 1], 3).rank_map().waiting is None, "too few"
+    view = view_of_ranks([*[0, 1] * 50, *[1] * 20], 3)
+    view.see(batch_of(121))
+    ranks = view.rank_map()
+    rows = [ranks.row(cell) for cell in range(3)]
+    assert [one.rank for one in rows] == [0, 1, 2]
+    assert [one.batch for one in rows] == [120, 120, 120]
+    assert [one.seconds_per_batch for one in rows] == pytest.approx([1, 1, 1])
+    assert [one.last_share for one in rows] == [0, 1, 0]
+    assert rows[1].late == pytest.approx(0.2)
+    assert ranks.waiting is not None
+    assert (ranks.waiting.cell, ranks.waiting.seconds) == (1, pytest.approx(0.2))
+    # Counted from zero again.
+    for batch in range(1, 4):
+        for rank in range(3):
+            view.see(batch_of(batch, rank=rank, late_ns=1000 * SECOND))
+    assert view.rank_map().row(0).batch == 3
 
 
 def test_no_rank_is_a_straggler_where_they_take_turns() -> None:
-    view = RunView("run")
-    for batch in range(1, 41):
-        for rank in (0, 1):
-            field = spans_of(START + (batch - 1) * SECOND, 0.2 if batch % 2 == rank else 0.1)
-            view.see(batch_of(batch, rank=rank, world_size=2, phases=field))
-    assert [one.last_share for one in view.ranks()] == [0.5, 0.5]
-    assert straggler(view.ranks()) is None
-    assert straggler([]) is None
+    assert view_of_ranks([0, 1, 2] * 10, 3).rank_map().waiting is None
 
 
 # -- progress, state, log ---------------------------------------------------------------------------------------------
@@ -647,7 +622,7 @@ def test_it_can_be_asked_while_it_is_fed() -> None:
                 for name in view.names():
                     points = view.series(name).points("time", width=50)
                     assert (np.diff(points.xs) >= 0).all()
-                view.phases(width=5), view.publishing(), view.ranks(), view.progress(), view.log()
+                view.phases(width=5), view.publishing(), view.rank_map(), view.progress(), view.log()
         except Exception as error:  # noqa: BLE001  shown below
             trouble.append(error)
 

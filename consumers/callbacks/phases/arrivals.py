@@ -1,0 +1,155 @@
+"""The rank that arrives last: in a batch of one host's ranks, in a window of batches over all hosts, and most often."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from statistics import fmean
+from typing import NamedTuple
+
+from offloop.bus.protocol.host_windows import ARRIVAL, STEP, HostWindow
+from offloop.consumers.callbacks.phases.together import Together
+
+_MOST_OPEN = 8
+_MEET_IN_FORWARD = 4
+
+
+class Arrival(NamedTuple):
+    """When a rank came to what the ranks of a training do together in one batch; times of its own clock, in
+    nanoseconds."""
+
+    forward: int | None
+    """The beginning of its first forward pass."""
+    backward: tuple[int, ...]
+    """The beginnings of its backward passes: one for each microbatch."""
+    ended: int
+    """The end of the batch, which all ranks reach together."""
+
+
+class LastArrival(NamedTuple):
+    """The rank that arrived last, in one batch or on average in a window of about the same batches on all hosts."""
+
+    host: str
+    """Empty where the ranks of one host are compared."""
+    rank: int
+    waited: float
+    """Seconds that the others waited for it, on average."""
+    step: float
+    """Seconds a batch, the mean of all ranks; not a number where no host says it."""
+
+
+class Straggler(NamedTuple):
+    """A rank that arrives last most often, or a host whose ranks take turns at that."""
+
+    host: str
+    rank: int | None
+    times: int
+    waited: float
+    step: float
+    """As in :class:`LastArrival`, the means over those times."""
+
+    def costs(self, compared: int) -> float:
+        """The share of the others' time that they wait for it, where it was last in :attr:`times` of so many."""
+        return self.waited * self.times / compared / self.step
+
+
+def find_straggler(arrivals: Iterable[LastArrival | None], often: float) -> Straggler | None:
+    """The rank, else the host, that arrived last at least that many times; ``None`` without one."""
+    found = [one for one in arrivals if one is not None and one.waited > 0 and one.step > 0]
+    for by_rank in (True, False):
+        counted = Counter((one.host, one.rank if by_rank else -1) for one in found)
+        (host, rank), times = min(counted.items(), key=lambda one: (-one[1], one[0]), default=(("", -1), 0))
+        if times and times >= often and (by_rank or host):
+            late = [one for one in found if one.host == host and rank in (one.rank, -1)]
+            waited, step = fmean(one.waited for one in late), fmean(one.step for one in late)
+            return Straggler(host, rank if by_rank else None, times, waited, step)
+    return None
+
+
+def last_to_arrive(arrivals: Mapping[int, Arrival]) -> tuple[int, int] | None:
+    """The rank that arrived last where the ranks meet, and how many nanoseconds the others waited for it on average;
+    ``None`` when there is nothing to compare.
+
+    Durations do not show it: whoever arrives early waits within its own backward pass, so that all take equally long.
+    The ranks meet in the backward pass, where gradients are exchanged: at the first one, and, with microbatches, at the
+    last one, whichever the others waited at for longer. Ranks that share the weights out meet in the forward pass
+    already; they are known by starting the backward pass together although they came to the forward pass one after
+    the other.
+
+    Each time is taken relative to the end of the batch on the same rank, so the ranks' clocks need not agree.
+    """
+    computing = {rank: arrival for rank, arrival in arrivals.items() if arrival.backward}
+    found = max(
+        _last(computing, lambda arrival: arrival.backward[0]),
+        _last(computing, lambda arrival: arrival.backward[-1]),
+        key=lambda last: last[1],
+    )
+    at_forward = _last(computing, lambda arrival: arrival.forward)
+    if at_forward[1] > _MEET_IN_FORWARD * found[1]:
+        found = at_forward
+    return found if found[1] > 0 else None
+
+
+def _last(arrivals: Mapping[int, Arrival], point: Callable[[Arrival], int | None]) -> tuple[int, int]:
+    lateness = {
+        rank: at - arrival.ended for rank, arrival in sorted(arrivals.items()) if (at := point(arrival)) is not None
+    }
+    if len(lateness) < 2:
+        return -1, 0
+    rank = max(lateness, key=lateness.__getitem__)
+    latest = lateness.pop(rank)
+    return rank, round(fmean(latest - one for one in lateness.values()))
+
+
+class HostArrivals:
+    """Finds who arrived last in the windows of all hosts that are about the same batches.
+
+    A rank's :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is relative to the end of a batch, which ranks that
+    train together reach together: no two clocks are compared.
+    """
+
+    def __init__(self) -> None:
+        self._windows: Together[HostWindow] = Together(_MOST_OPEN)
+
+    def add(self, windows: Iterable[HostWindow]) -> list[LastArrival]:
+        """Add windows; return what is known now of batches of which all ranks have been heard, or will not be."""
+        found: list[LastArrival] = []
+        for window in windows:
+            settled = self._windows.add(
+                *(window.host, window.last, window.time_ns, window),
+                lambda heard, size=window.world_size: _ranks_in(heard) >= size,  # type: ignore[misc]
+            )
+            # A host with longer windows, or that says nothing for a while, may be the one that the others waited for.
+            heard = [_ranks_in(reports.values()) for _, reports in settled]
+            most = max([*heard, *(_ranks_in(reports.values()) for reports in self._windows.open.values())], default=0)
+            lasts = (
+                _last_of(reports.values()) for (_, reports), ranks in zip(settled, heard, strict=True) if ranks == most
+            )
+            found += [last for last in lasts if last is not None]
+        return found
+
+
+def _ranks_in(windows: Collection[HostWindow]) -> int:
+    return sum(len(window.ranks) for window in windows)
+
+
+def _last_of(windows: Collection[HostWindow]) -> LastArrival | None:
+    """The rank that arrived last in windows of the same batches; ``None`` with nothing to compare."""
+    arrivals = [
+        (at, window.host, rank)
+        for window in windows
+        if ARRIVAL in window.quantities
+        for rank, at in zip(window.ranks, window.quantities[ARRIVAL].ranks, strict=True)
+        if math.isfinite(at)
+    ]
+    if len(arrivals) < 2:
+        return None
+    at, host, rank = max(arrivals, key=lambda one: one[0])
+    others = (math.fsum(one[0] for one in arrivals) - at) / (len(arrivals) - 1)
+    steps = [
+        (window.quantities[STEP].mean, len(window.ranks))
+        for window in windows
+        if STEP in window.quantities and math.isfinite(window.quantities[STEP].mean)
+    ]
+    ranks = sum(count for _, count in steps)
+    step = sum(mean * count for mean, count in steps) / ranks if ranks else math.nan
+    return LastArrival(host, rank, at - others, step)
