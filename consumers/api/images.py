@@ -113,7 +113,6 @@ def _pixel_type(name: str, image: _Array) -> Any:
 
 
 def _array(what: str, value: Any) -> _Array:
-    """Anything like an array, without a copy where there can be none; a tensor's device and type do not matter."""
     import numpy as np
 
     try:

@@ -39,11 +39,9 @@ class ActivationMonitor(Callback):
         self.demand()
 
     def demand(self) -> Demand:
-        """The statistics, as often as the interval says."""
         return Demand({Event.AFTER_TRAIN_BATCH: EventDemand(self._interval, {"activations": self._interval})})
 
     def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
-        """Logs what the modules of this batch took in and gave out."""
         found = state.fields.get("activations", {})
         logger.log_metrics({f"activations/{key}": value for key, value in found.items() if not self._ignores(key)})
 

@@ -153,7 +153,6 @@ class CheckpointSaver(Callback):
         return Demand.merge([Demand.of(with_values), Demand(events)])
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Looks for a value of the metric, saves what is due, and rates what was saved."""
         if self._metric is not None:
             self._metric.take_in(event, state)
         super().run_event(event, state, logger)
@@ -161,9 +160,6 @@ class CheckpointSaver(Callback):
             self._settle(self._folder, logger.context.run_dir)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Looks whether another training's checkpoints are in the way.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` when they are; nothing is saved then."""
         folder = self._begin(state, logger.context.run_dir)
         if self._ratings is not None:
             self._ratings.forget_after(state.timestamp.values.batch)
@@ -178,7 +174,6 @@ class CheckpointSaver(Callback):
         self._is_checked, self._is_refused = True, False
 
     def batch_checkpoint(self, state: Snapshot, logger: Logger) -> None:
-        """Saves what came with the event, unless this batch is saved."""
         folder = self._begin(state, logger.context.run_dir)
         if self._is_due(state) and not self._is_saved(state):
             self._save(folder, state, state.timestamp, logger)
@@ -188,31 +183,26 @@ class CheckpointSaver(Callback):
     fit_end = batch_checkpoint
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
-        """Puts what the last evaluation said into the last checkpoint."""
         folder = self._begin(state, logger.context.run_dir)
         if self._is_due(state) and self._is_saved(state) and self._last_saved is not None:
             self._save(folder, state, self._last_saved, logger)
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        """Removes what was only to be uploaded."""
         if self._folder is not None:
             self._warn_if_unrated(self._folder, state)
             self._remove_uploaded(self._folder)
 
     def post_close(self) -> None:
-        """Gives back the files that loggers were given."""
         if self._links is not None:
             self._links.cleanup()
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints it has saved and keeps, and of what time the last one is."""
         last = None if self._last_saved is None else list(self._last_saved.values)
         known = self._known if self._folder is None else self._folder.state_dict()
         metric = {} if self._metric is None else {"metric": self._metric.state_dict(), "warned": self._has_warned}
         return {**known, "last": last, "checked": self._is_checked, "refused": self._is_refused, **metric}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave."""
         self._known = {"saved": list(state["saved"])}
         self._last_saved = None if state["last"] is None else Timestamp.from_values(state["last"])
         self._is_checked, self._is_refused = state["checked"], state["refused"]
@@ -246,7 +236,6 @@ class CheckpointSaver(Callback):
 
     @property
     def _kept(self) -> str:
-        """What is kept of them, for people."""
         if self._keep == 0:
             return " until they are uploaded"
         best = self._arguments["keep_best"]
@@ -286,7 +275,6 @@ class CheckpointSaver(Callback):
         self._settle(folder, logger.context.run_dir)
 
     def _rate(self, folder: "_Folder") -> bool:
-        """Rates what was saved last by a value of its batch; whether that is new."""
         if self._metric is None or self._ratings is None or self._last_saved is None:
             return False
         newest, batch = self._metric.newest, self._last_saved.values.batch
@@ -295,7 +283,6 @@ class CheckpointSaver(Callback):
         return self._ratings.add(folder.name_at(self._last_saved), batch, newest.metric, newest.value)
 
     def _settle(self, folder: "_Folder", run_dir: Path | None) -> None:
-        """Brings the link to the best one up to date, and removes what is not to be kept."""
         if self._ratings is not None:
             surplus = set(folder.surplus())
             self._ratings.write(lambda name: name not in surplus and (folder.folder / name).is_file())
@@ -335,7 +322,6 @@ class CheckpointSaver(Callback):
             logger.upload_file(f"{latest_remote.at(named)}.symlink", link, overwrite=True)
 
     def _name_elsewhere(self, folder: "_Folder") -> tuple[CheckpointName | None, CheckpointName | None]:
-        """The names of a checkpoint and of the latest one for loggers that store files."""
         given = {
             "remote_file_name": self._remote_file_name,
             "latest_remote_file_name": self._latest_remote_file_name,
@@ -346,7 +332,6 @@ class CheckpointSaver(Callback):
         return remote, latest
 
     def _remove_uploaded(self, folder: "_Folder") -> None:
-        """Removes what was kept for the loggers alone, which have it by the next event."""
         if self._keep == 0:
             folder.remove_surplus()
 
@@ -376,7 +361,6 @@ class _Folder(CheckpointNames):
     """When the training began, in seconds since 1970."""
 
     def holds(self, path: Path, timestamp: Timestamp) -> bool:
-        """Whether a file is the checkpoint of this run at that time."""
         return self._run_of(path) == self.run_name and self._time_of(path) == timestamp.values
 
     def _run_of(self, path: Path) -> Any:

@@ -88,12 +88,10 @@ class ImageVisualizer(Callback):
         self._warned = False
 
     def demand(self) -> Demand:
-        """The tensors of the mode at the batches that are logged, and nothing else."""
         train, evaluation = _EVENTS[self._mode]
         return Demand({train: self._event_demand(self._interval), evaluation: self._event_demand(_FIRST_BATCH)})
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Logs the images of a batch that is due."""
         name = "Images/Eval" if event.is_eval else "Images/Train"
         try:
             tensors = {field: getattr(state, field) for field in self._fields}
@@ -164,7 +162,6 @@ def _checked_key(what: str, key: int | str) -> int | str:
 
 
 def _part(tensors: "Mapping[str, Mapping[str, TensorView]]", key: int | str) -> "np.ndarray[Any, Any]":
-    """The tensor of a batch that a key names."""
     if isinstance(key, int):
         return _only(_PARTS[key], tensors[_PARTS[key]])
     found = {name: view for part in _PARTS for name, view in tensors.get(part, {}).items()}

@@ -13,7 +13,6 @@ class LRMonitor(Callback):
     """
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the rates."""
         for optimizer, rates in state.lr.items():
             for group, rate in enumerate(rates):
                 logger.log_metrics({f"lr-{optimizer}/group{group}": rate})

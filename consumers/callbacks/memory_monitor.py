@@ -64,29 +64,24 @@ class MemoryMonitor(Callback):
         self.all_ranks = self._interval is not None  # type: ignore[misc]
 
     def demand(self) -> Demand:
-        """The statistics of each batch, and the beginning of the run."""
         # Without the statistics, as on a CPU, there is no use in the event.
         return Demand({Event.INIT: EventDemand(), Event.AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})})
 
     def state_dict(self) -> dict[str, Any]:
-        """What some ranks have reported of batches for which others have not yet."""
         reports = [
             [batch, rank, report] for batch, reports in self._reports.items() for rank, report in reports.items()
         ]
         return {"reports": reports}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what ranks have reported before."""
         for batch, rank, report in state["reports"]:
             self._reports.setdefault(batch, {})[rank] = report
 
     def init(self, state: Snapshot, logger: Logger) -> None:
-        """Says so when there is nothing to log."""
         if state.fields.get("device_name") == "cpu" and state.rank == 0:
             _log.warning("the memory monitor logs nothing: it works with CUDA devices, and the model is on cpu")
 
     def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
-        """Logs what this batch takes."""
         statistics = state.fields.get("memory_stats")
         if statistics is None:
             return

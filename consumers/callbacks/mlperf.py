@@ -122,22 +122,18 @@ class MLPerfCallback(Callback):
         self._success = False
 
     def state_dict(self) -> dict[str, Any]:
-        """How much of the result file is written, which is on the disk by then, and whether the target is passed."""
         if self._file is not None:
             self._written = self._file.position()
         return {"system_name": self._system_name, "written": self._written, "success": self._success}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says where to go on: what is in the file beyond that is cut off, because those events come again."""
         self._system_name, self._success = state["system_name"], state["success"]
         self._written = None if state["written"] is None else (int(state["written"][0]), int(state["written"][1]))
 
     def init(self, state: Snapshot, logger: Logger) -> None:
-        """Begins both files and uploads the description."""
         self._results(state, logger)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Writes down the seed and the sizes, and that the run begins."""
         results = self._results(state, logger)
         for field, key in _SIZES.items():
             if (value := state.fields.get(field)) is not None:
@@ -147,28 +143,24 @@ class MLPerfCallback(Callback):
         self._write(results)
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
-        """Writes down that an epoch begins."""
         results, number = self._results(state, logger), self._epoch_num(state)
         self._lines.event(state, "epoch_start", metadata={"epoch_num": number})
         self._lines.event(state, "block_start", metadata={"first_epoch_num": number, "epoch_count": 1})
         self._write(results)
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Writes down that an epoch is over."""
         results = self._results(state, logger)
         self._lines.event(state, "epoch_stop", metadata={"epoch_num": self._epoch_num(state)})
         self._write(results)
         self._upload_results(state, logger)
 
     def eval_start(self, state: Snapshot, logger: Logger) -> None:
-        """Writes down that the evaluation begins."""
         if state.dataloader_label == self._metric_label:
             results = self._results(state, logger)
             self._lines.event(state, "eval_start", metadata={"epoch_num": self._epoch_num(state)})
             self._write(results)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Writes down the accuracy, and the end of the run if that is more than the target."""
         if state.dataloader_label != self._metric_label:
             return
         results, number, accuracy = self._results(state, logger), self._epoch_num(state), self._accuracy(state)
@@ -185,7 +177,6 @@ class MLPerfCallback(Callback):
         self._upload_results(state, logger)
 
     def post_close(self) -> None:
-        """Closes the result file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -298,15 +289,12 @@ class _Lines:
         self.__init__()  # type: ignore[misc]
 
     def start(self, state: Snapshot, key: str) -> None:
-        """An interval begins."""
         self._made.start(key, time_ms=state.time_ns // 10**6)
 
     def event(self, state: Snapshot, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
-        """A point in time."""
         self._made.event(key, plain(value), dict(metadata or {}), time_ms=state.time_ns // 10**6)
 
     def take(self) -> str:
-        """What has been made since the last time."""
         text = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()
@@ -346,7 +334,6 @@ class _ResultFile:
         self._bytes, self._checksum = len(kept), zlib.crc32(kept)
 
     def go_on(self, length: int, checksum: int) -> None:
-        """Goes on after what this consumer has written."""
         found = self._file.read(length)
         if (len(found), zlib.crc32(found)) != (length, checksum):
             raise ConfigurationError(
@@ -365,7 +352,6 @@ class _ResultFile:
         self._checksum = zlib.crc32(data, self._checksum)
 
     def position(self) -> tuple[int, int]:
-        """How much is written, and its checksum; it is all on the disk when this returns."""
         os.fsync(self._file.fileno())
         return self._bytes, self._checksum
 
@@ -388,7 +374,6 @@ def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _run(command: str) -> bool:
-    """Runs a command; whether it succeeded."""
     try:
         code = subprocess.run(shlex.split(command), check=False).returncode
     except (OSError, ValueError) as error:
@@ -402,7 +387,6 @@ def _run(command: str) -> bool:
 
 
 def _system(state: Snapshot) -> Mapping[str, Any]:
-    """What the trainer says of the machine that it runs on."""
     system = state.fields.get("system")
     return system if isinstance(system, dict) else {}
 

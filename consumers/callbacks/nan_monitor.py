@@ -70,17 +70,14 @@ class NaNMonitor(Callback):
         self._has_inputs = False
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches were bad, whether the last one was, and whether inputs of one are kept."""
         return {"bad_batches": self._bad_batches, "in_episode": self._in_episode, "has_inputs": self._has_inputs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes that up."""
         self._bad_batches = state["bad_batches"]
         self._in_episode = state["in_episode"]
         self._has_inputs = state["has_inputs"]
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Looks at the batch."""
         loss = state.loss
         gradients = self._gradients(state)
         bad_loss = loss is not None and not math.isfinite(loss)
@@ -146,7 +143,6 @@ class NaNMonitor(Callback):
 
 
 def _what(state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> list[str]:
-    """What is wrong with a batch, in words."""
     what = [f"the loss is {state.loss}"] if bad_loss else []
     if bad_gradients:
         some = "" if bad_gradients == ["all"] else f" of {', '.join(bad_gradients[:3])}"

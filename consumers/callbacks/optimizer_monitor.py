@@ -47,7 +47,6 @@ class OptimizerMonitor(Callback):
         self.every = batch_log_interval  # type: ignore[misc]
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the norms, where they are due."""
         norms = state.fields.get(self._field)
         if norms is not None:
             logger.log_metrics(self._metrics(norms))

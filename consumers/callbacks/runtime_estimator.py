@@ -46,7 +46,6 @@ class RuntimeEstimator(Callback):
         self._evaluations: dict[str, _Evaluations] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the clock started, and the time of each evaluator."""
         return {
             "left_to_skip": self._left_to_skip,
             "disabled": self._disabled,
@@ -57,7 +56,6 @@ class RuntimeEstimator(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the clock and the times of evaluators."""
         self._left_to_skip = state["left_to_skip"]
         self._disabled = state["disabled"]
         self._start_ns = state["start_ns"]
@@ -66,16 +64,13 @@ class RuntimeEstimator(Callback):
         self._evaluations = {label: _Evaluations(**one) for label, one in state["evaluations"].items()}
 
     def init(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the unit."""
         logger.log_hyperparameters({"time/remaining_estimate_unit": self._time_unit})
 
     def batch_start(self, state: Snapshot, logger: Logger) -> None:
-        """Starts the clock with the first batch that counts."""
         if self._start_ns is None and self._left_to_skip == 0:
             self._start(state.time_ns, state.timestamp, state)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the estimate."""
         if self._left_to_skip > 0:
             self._left_to_skip -= 1
             return
@@ -93,7 +88,6 @@ class RuntimeEstimator(Callback):
         logger.log_metrics({"time/remaining_estimate": remaining / _SECONDS_IN[self._time_unit]})
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Notes how long the evaluator took, and how often it runs."""
         if self._start_ns is None:
             return
         part = self._elapsed_part(state.timestamp, state.max_duration)

@@ -60,19 +60,15 @@ class SpeedMonitor(Callback):
         self._eval_seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The time spent evaluating so far, in seconds, and the window."""
         window = {name: list(values) for name, values in self._window.items()}
         return {"total_eval_wct": self._eval_seconds, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the time spent evaluating before, and the window; without one it is filled anew."""
         self._eval_seconds = state["total_eval_wct"]
         for name, values in state.get("window", {}).items():
             self._window[name].extend(values)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Takes up the time that a training which goes on from a checkpoint has spent evaluating before, and logs the
-        unit of times."""
         if self._time_unit != "hours":
             logger.log_hyperparameters({"time/unit": self._time_unit})
         microseconds = state.fields.get("total_eval_wct")
@@ -80,7 +76,6 @@ class SpeedMonitor(Callback):
             self._eval_seconds = microseconds / 1e6
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Takes in the batch and logs."""
         timestamp = state.timestamp.values
         train_seconds = timestamp.total_wct / 1e6
         self._batches.append(timestamp.batch)
@@ -103,7 +98,6 @@ class SpeedMonitor(Callback):
         )
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Adds up the time spent evaluating."""
         self._eval_seconds += state.eval_timestamp.values.total_wct / 1e6
 
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:

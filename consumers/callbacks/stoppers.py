@@ -59,7 +59,6 @@ class Stopper(Callback, ABC):
         return Demand.of({*self._looks_at, *of_labels})
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the labels of evaluators."""
         return {
             "has_seen_label": self._has_seen_label,
             "is_announced": self._is_announced,
@@ -67,7 +66,6 @@ class Stopper(Callback, ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes them up."""
         self._has_seen_label = state["has_seen_label"]
         self._is_announced = state["is_announced"]
         self._others = set(state["others"])
@@ -81,7 +79,6 @@ class Stopper(Callback, ABC):
         """Why the training is to end, now that the metric has that value."""
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`offloop.consumers.CannotWorkError` if the training says that it has no such evaluator."""
         labels = state.fields.get("evaluators")
         if isinstance(labels, list):
             self._is_announced = self.dataloader_label in labels
@@ -89,26 +86,20 @@ class Stopper(Callback, ABC):
                 raise self._problem(f"there is no evaluator {self.dataloader_label!r}", [TRAIN, *labels])
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`offloop.consumers.CannotWorkError` if an evaluation had no such evaluator and none is to
-        come."""
         if not self._has_seen_label and not self._is_announced:
             raise self._not_evaluated("", state)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
-        """Raises :class:`offloop.consumers.CannotWorkError` if nothing was ever evaluated under that label."""
         if not self._has_seen_label and self.dataloader_label not in state.eval_metrics:
             raise self._not_evaluated(" before the training was over", state)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Looks at the training's metric after a batch."""
         self._look(state.train_metrics, state)
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Looks at the training's metric after an epoch."""
         self._look(state.train_metrics, state)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Looks at the metric if the evaluator is the one that it belongs to."""
         label = state.dataloader_label
         if label == self.dataloader_label:
             self._has_seen_label = True
@@ -148,7 +139,6 @@ class Stopper(Callback, ABC):
 
 
 def _metrics_of(state: Snapshot) -> list[str]:
-    """The metrics that there are, each behind its label."""
     known = {TRAIN: state.train_metrics, **state.eval_metrics}
     return [f"{label}/{name}" for label, metrics in known.items() if isinstance(metrics, Mapping) for name in metrics]
 
@@ -226,12 +216,10 @@ class EarlyStopper(Stopper):
         """When that was."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and when it was, beside what every stopper keeps."""
         occurred = None if self.best_occurred is None else list(self.best_occurred.values)
         return {**super().state_dict(), "best": self.best, "best_occurred": occurred}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes them up."""
         super().load_state_dict(state)
         occurred = state["best_occurred"]
         self.best = state["best"]

@@ -60,15 +60,12 @@ class SystemMonitor(Callback):
         self._gpus: _Gpus | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """When it last logged, in event time, and whether it has said where it measures."""
         return {"logged_ns": self._logged_ns, "said_host": self._said_host}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up when it last logged."""
         self._logged_ns, self._said_host = state["logged_ns"], state["said_host"]
 
     def init(self, state: Snapshot, logger: Logger) -> None:
-        """Says so if the training runs on another machine."""
         system = state.fields.get("system")
         there = system.get("host") if isinstance(system, dict) else None
         here = socket.gethostname()
@@ -77,7 +74,6 @@ class SystemMonitor(Callback):
             _say(f"the metrics system/... are of {here}, where this consumer runs; the training runs on {there}")
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Measures and logs, when it is time to."""
         if self._logged_ns is not None and 0 <= state.time_ns - self._logged_ns < self._every_ns:
             return
         if abs(time.time() - state.time) > _FRESH_SECONDS:
@@ -92,7 +88,6 @@ class SystemMonitor(Callback):
         logger.log_metrics({f"system/{name}": value for name, value in metrics.items()})
 
     def post_close(self) -> None:
-        """Lets go of the GPUs."""
         if self._gpus is not None:
             self._gpus.close()
             self._gpus = None
@@ -166,7 +161,6 @@ class _Gpus:
     """What NVML tells."""
 
     def __init__(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` when there is no GPU, or no way to see it."""
         self._nvml = nvml = _import("pynvml", "nvidia-ml-py")
         try:
             nvml.nvmlInit()

@@ -54,35 +54,29 @@ class Trace(Callback):
         self._heard = 0
 
     def demand(self) -> Demand:
-        """The phases of every so many batches."""
         phases = EventDemand(1, {"phases": self._every})
         return Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: phases})
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """The file."""
         return [self._file]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Draws what the event says."""
         if self._file.problem is None:
             with self._file.lock:
                 self._hear_of_commands()
                 self._writer.see(state)
 
     def run_ended(self, ending: Ending | None) -> None:
-        """Ends the file."""
         if self._file.problem is None:
             with self._file.lock:
                 self._hear_of_commands()
                 self._writer.close(ending)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the timeline is drawn."""
         with self._file.lock:
             return self._writer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on drawing from there."""
         self._writer.load_state_dict(state)
 
     def _hear_of_commands(self) -> None:
@@ -113,21 +107,14 @@ class _TraceFile(FileDestination):
         """Held while anything is drawn: callbacks with a thread of their own may log texts."""
 
     def open(self, context: RunContext) -> None:
-        """As of every file."""
         self.context, self.lock = context, threading.Lock()
         super().open(context)
 
     @property
     def problem(self) -> str | None:
-        """Why it lacks what came after, when the file could not be written."""
         return self._trouble
 
     def write(self, text: str) -> None:
-        """Appends to the file.
-
-        Raises:
-            RunDirectoryError: it cannot be written; nothing more is then.
-        """
         try:
             super().write(text)
         except OSError as error:
@@ -139,22 +126,15 @@ class _TraceFile(FileDestination):
             ) from None
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Draws the text of another callback as an instant."""
         if self._file is not None and self.problem is None:
             self._on_text(entry, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every file.
-
-        Raises:
-            RunDirectoryError: it could not be written; what is not in it must not be committed.
-        """
         if self._trouble is not None:
             raise RunDirectoryError(f"the timeline {self._trouble}")
         return super().state_dict()
 
     def _leave_whole_events(self) -> None:
-        """Closes the file, without the part of an event that there was room for."""
         file, self._file = self._file, None
         with contextlib.suppress(OSError):
             if file is not None:

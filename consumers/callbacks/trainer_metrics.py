@@ -37,7 +37,6 @@ class TrainerMetrics(Callback):
     events = BASE_EVENTS  # any of them may bring what was logged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Logs what was logged in the training, then what belongs to the event."""
         for step, metrics in state.fields.get("logged") or ():
             logger.log_metrics(flatten(metrics), step)
         self.log_own(event, state, logger)
@@ -47,11 +46,9 @@ class TrainerMetrics(Callback):
         super().run_event(event, state, logger)
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
-        """Logs which epoch begins."""
         logger.log_metrics({"time/epoch": state.timestamp.epoch.value})
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the batch under the step at which it began."""
         # A loop that does not say where the batch began still gets its loss logged, under the step that it is at.
         began = state.previous_timestamp or state.timestamp
         step = began.values.batch
@@ -62,17 +59,14 @@ class TrainerMetrics(Callback):
         _log_metrics_of("train", state.train_metrics, step, logger)
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the training metrics as they stand after the epoch."""
         _log_metrics_of("train", state.train_metrics, state.timestamp.values.batch, logger)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs the metrics of the evaluator that is through."""
         label = state.dataloader_label
         if label is not None:
             _log_metrics_of(label, state.eval_metrics.get(label, {}), state.timestamp.values.batch, logger)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
-        """Logs how far the run came."""
         timestamp = state.timestamp
         logger.log_metrics(
             {"time/epoch": timestamp.epoch.value, **_times(timestamp, counts_tokens=timestamp.token > 0)}

@@ -42,19 +42,16 @@ class AdaptedCallback(Callback):
         return type(self.callback).__name__
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Has the callback handle the event."""
         with handling(state):
             result: MaybeAwaitable = self.callback.run_event(_their_event(event), ComposerState(state), logger)
         return result
 
     def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Closes it."""
         with handling(state):
             result: MaybeAwaitable = self.callback.close(ComposerState(state), logger)
         return result
 
     def post_close(self) -> MaybeAwaitable:
-        """Hands it on."""
         result: MaybeAwaitable = self.callback.post_close()
         return result
 
@@ -64,12 +61,10 @@ class AdaptedCallback(Callback):
         return _overrides(self.callback, "state_dict")
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callback gives."""
         state: dict[str, Any] = self.callback.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hands it on."""
         self.callback.load_state_dict(state)
 
 

@@ -25,7 +25,7 @@ METHODS = ("run_event", "close", "post_close", "state_dict", "load_state_dict", 
 
 
 def _take_anything(self: object, *arguments: Any, **options: Any) -> None:
-    """Their base class can be made with arguments, which it leaves alone."""
+    pass
 
 
 # Not a subclass of ours: what a callback of theirs is called with is in the form that they know.

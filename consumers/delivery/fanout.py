@@ -101,7 +101,6 @@ class Fanout:
         self.for_each(give)
 
     def _deliver_rows(self, rows: list[Row], state: Snapshot) -> None:
-        """What most events log."""
         with self.lock:
             for name, destination in tuple(self._destinations.items()):
                 try:

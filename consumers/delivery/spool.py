@@ -78,15 +78,9 @@ class Spool(LoggerDestination):
         self._frame: tuple[Snapshot, bytes] | None = None
 
     def check(self) -> None:
-        """As the destination's."""
         self._destination.check()
 
     def open(self, context: RunContext) -> None:
-        """Begins to send; the destination is opened by the thread that does.
-
-        Raises:
-            ConfigurationError: what was kept for this consumer is gone or damaged.
-        """
         self._context = context
         if self._committed is not None:
             self._directory = SpoolDirectory.go_on(*self._committed)
@@ -99,30 +93,24 @@ class Spool(LoggerDestination):
         self._thread.start()
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Keeps them until they are sent."""
         self._append(_ROWS, [list(row) for row in rows], state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Keeps them until they are sent; values of types of their own become text."""
         self._append("hyperparameters", _with_text_keys(hyperparameters), state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Keeps them until they are sent."""
         content = entry._asdict()
         content["images"] = [_packed(image) for image in entry.images]
         content["masks"] = {name: [_packed(mask) for mask in masks] for name, masks in entry.masks.items()}
         self._append(_IMAGES, list(content.values()), state)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Keeps it until it is sent."""
         self._append("table", list(entry), state)
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Keeps it until it is sent."""
         self._append("text", list(entry), state)
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        """Keeps a hard link of the file, or a copy, until it is sent."""
         with self._changed:
             kept = self._opened.keep_file(entry.file_path)
             self._append(_UPLOAD, [entry.remote_file_name, kept.name, entry.overwrite], state)
@@ -136,24 +124,19 @@ class Spool(LoggerDestination):
             return {"path": str(directory.path), "bytes": directory.end.bytes, "records": directory.end.records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says where the records are, and what to take back of them when they are opened."""
         self._committed = (Path(state["path"]), Offset(int(state["bytes"]), int(state["records"])))
 
     def on_commit(self) -> None:
-        """Sends what it was given so far."""
         with self._changed:
             self._is_over = not self._is_new_position
             self._is_new_position = False
             self._release()
 
     def on_abandon(self) -> None:
-        """Sends what it was given so far, and keeps what does not arrive."""
         with self._changed:
             self._release()
 
     def close(self) -> None:
-        """Waits until everything is sent, or nothing could be for too long; then says how much was not. So it does when
-        the wait is interrupted."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -168,13 +151,10 @@ class Spool(LoggerDestination):
 
     @property
     def problem(self) -> str | None:
-        """What the destination lacks of what it was given until :meth:`close`, in words that follow its name; ``None``
-        when it has all of it."""
         return self._problem
 
     @property
     def where(self) -> str | None:
-        """Where to look at what was sent."""
         return self._destination.where
 
     @property

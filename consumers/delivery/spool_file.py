@@ -194,7 +194,6 @@ class SpoolDirectory:
         self._bases.append(base)
 
     def _find_records(self) -> int:
-        """Finds the files of records up to the end, and deletes what is after it, or was sent; where they end."""
         reached = self.position.base
         for base in sorted(int(file.name.removeprefix(_RECORDS)) for file in self.path.glob(f"{_RECORDS}*")):
             if base < self.position.base or base > self.end.bytes:
@@ -219,7 +218,6 @@ class SpoolDirectory:
 
 
 def _plain(value: Any) -> Any:
-    """What a hyperparameter of another type is stored as."""
     item = getattr(value, "item", None)
     if item is not None:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):

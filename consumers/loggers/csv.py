@@ -29,7 +29,6 @@ class CsvLogger(FileDestination):
         self._metrics: dict[str, None] = {}
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Writes a line for each."""
         new = {name: None for row in rows for name in row.metrics if name not in self._metrics}
         if new:
             self._metrics |= new
@@ -37,11 +36,9 @@ class CsvLogger(FileDestination):
         self.write(_lines([row.step, row.time, *(row.metrics.get(name, "") for name in self._metrics)] for row in rows))
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every file, and the metrics that have a column."""
         return {**super().state_dict(), "metrics": list(self._metrics)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says which rows and columns to keep when the file is opened."""
         super().load_state_dict(state)
         self._metrics = dict.fromkeys(state["metrics"])
 

@@ -43,12 +43,6 @@ class FileDestination(LoggerDestination):
         self._entry_is_safe = False
 
     def open(self, context: RunContext) -> None:
-        """Creates the file, or opens it to go on.
-
-        Raises:
-            ConfigurationError: there is one already, or another process writes it, it cannot be created, or no path was
-            given and the stream has no directory; or the file that this consumer wrote is gone or was changed.
-        """
         self._path = self._chosen or self._default_path(context)
         try:
             if not self._goes_on:
@@ -82,13 +76,11 @@ class FileDestination(LoggerDestination):
         self._append(text.encode())
 
     def close(self) -> None:
-        """Closes the file; whatever was written stays."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """How much is in the file, and its checksum; all of that is on the disk when this returns."""
         os.fsync(self._opened.fileno())
         if not self._entry_is_safe:
             sync(self.opened_path.parent)
@@ -96,7 +88,6 @@ class FileDestination(LoggerDestination):
         return {"bytes": self._bytes, "checksum": self._checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says how much of the file to keep when it is opened."""
         self._bytes, self._checksum = int(state["bytes"]), int(state["checksum"])
         self._goes_on = True
 
@@ -171,7 +162,6 @@ class FileDestination(LoggerDestination):
 
     @property
     def where(self) -> str | None:
-        """The file."""
         return None if self._path is None else str(self._path)
 
     @property
@@ -256,7 +246,6 @@ def lock(descriptor: int) -> bool:
 
 
 def _checksum_of(path: Path, length: int) -> tuple[int, int]:
-    """How many of the first ``length`` bytes there are, and their checksum."""
     read = checksum = 0
     with path.open("rb") as file:
         while data := file.read(min(_BLOCK, length - read)):

@@ -36,33 +36,24 @@ class JsonlLogger(FileDestination):
         self._rows: list[Row] = []
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Keeps them for :meth:`flush`.
-
-        Raises:
-            ClosedError: before :meth:`open` and after :meth:`close`.
-        """
         if self._file is None:
             raise ClosedError(self._not_open)
         self._rows += rows
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Writes one line."""
         self.flush()
         self.write(f"{_text({'hyperparameters': dict(hyperparameters), 'time': state.time})}\n")
 
     def flush(self) -> None:
-        """Writes a line for each row."""
         rows, self._rows = self._rows, []
         if rows:
             self.write("".join(_lines(rows)))
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every file."""
         self.flush()
         return super().state_dict()
 
     def close(self) -> None:
-        """Writes what is kept, and closes the file."""
         try:
             self.flush()
         finally:
@@ -87,13 +78,11 @@ def _names(row: Row) -> tuple[str, ...]:
 
 @functools.lru_cache(64)
 def _form(names: tuple[str, ...]) -> str:
-    """A line with ``%s`` in the place of each value."""
     members = (_encode({name: 0})[1:-2].replace("%", "%%") + "%s" for name in ("step", "time", *names))
     return f"{{{', '.join(members)}}}\n"
 
 
 def _texts(values: Sequence[Any]) -> Sequence[str]:
-    """Each value as JSON."""
     try:
         packed = _encode_numbers(values)[1:-1]
     except TypeError:  # kinds of numbers that are not Python's own

@@ -84,16 +84,13 @@ class MLFlowLogger(LoggerDestination):
         self._known: dict[str, set[int] | None] = {}
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` where MLflow is not installed."""
         require("logger mlflow", "mlflow", "mlflow")
 
     @property
     def where(self) -> str | None:
-        """The server, or how to start one that shows the database."""
         return self._where
 
     def open(self, context: RunContext) -> None:
-        """Finds the run there; if there is none, it is created when something is logged."""
         from mlflow import MlflowClient
 
         for name, value in _ONE_ATTEMPT.items():
@@ -117,7 +114,6 @@ class MLFlowLogger(LoggerDestination):
             self._client.update_run(self._run_id, status="RUNNING")
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Logs the metrics of all rows in as few requests as there can be."""
         from mlflow.entities import Metric, RunTag
 
         metrics, tags = [], {}
@@ -140,7 +136,6 @@ class MLFlowLogger(LoggerDestination):
             self._request("log_batch", synchronous=True, tags=some)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Logs them as params, or as tags where the run has a param of another value."""
         from mlflow.entities import Param, RunTag
 
         self._reach(state.time)
@@ -154,7 +149,6 @@ class MLFlowLogger(LoggerDestination):
         self._params = {**values, **self._params}
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Keeps each as a PNG file, and its masks as such of class numbers."""
         from offloop.consumers.api.images import as_bytes, class_numbers
 
         self._reach(entry.time)
@@ -169,18 +163,15 @@ class MLFlowLogger(LoggerDestination):
             self._request("log_dict", labels, f"{folder}/labels.json")
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Keeps it as a JSON file of columns and data."""
         self._reach(entry.time)
         table = plain({"columns": entry.columns, "data": entry.rows})
         self._request("log_dict", table, f"tables/{_part(entry.name)}/{entry.step}.json")
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Keeps it as a text file."""
         self._reach(entry.time)
         self._request("log_text", entry.text, f"texts/{_part(entry.name)}/{entry.step}.txt")
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        """Keeps it as an artifact. Without ``overwrite``, one that is there already stays."""
         self._reach(state.time)
         path = _path(entry.remote_file_name)
         folder, _, name = path.rpartition("/")
@@ -196,14 +187,12 @@ class MLFlowLogger(LoggerDestination):
                 self._request("log_artifact", str(link), folder or None)
 
     def close(self) -> None:
-        """Says that the run is finished, at the time of what was logged last."""
         client, self._client = self._client, None
         if client is not None and self._run_id is not None:
             end = None if self._last_time is None else _milliseconds(self._last_time)
             client.set_terminated(self._run_id, end_time=end)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what the run has, the server knows."""
         return {}
 
     def _experiment(self) -> str:
@@ -221,7 +210,6 @@ class MLFlowLogger(LoggerDestination):
         return str(found.experiment_id)
 
     def _reach(self, time: float) -> None:
-        """Notes that something happened at that time, with which the run begins if there is none."""
         self._last_time = max(time, self._last_time or time)
         if self._run_id is None:
             assert self._context is not None  # set by open()
@@ -290,7 +278,6 @@ def _key(name: str) -> str:
 
 
 def _path(name: str) -> str:
-    """The name as a path that has no shorter form and stays where it is."""
     return "/".join("_" if part in _NO_NAMES else part for part in name.split("/"))
 
 

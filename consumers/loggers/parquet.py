@@ -63,16 +63,9 @@ class ParquetLogger(LoggerDestination):
         self._committed: int | None = None
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` where PyArrow is not installed."""
         require("logger parquet", "parquet", "pyarrow.parquet")
 
     def open(self, context: RunContext) -> None:
-        """Creates the table's directory, or opens it to go on.
-
-        Raises:
-            ConfigurationError: there is a table already, or another process writes it, it cannot be created, or no path
-            was given and the stream has no directory; or what this consumer wrote is gone or was changed.
-        """
         self._directory = self._chosen or default_path(context, "parquet", "DIR")
         self._where = str(self._directory)
         try:
@@ -98,11 +91,9 @@ class ParquetLogger(LoggerDestination):
 
     @property
     def where(self) -> str | None:
-        """The directory of the table."""
         return self._where
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Takes them in, and writes what is due."""
         if self._directory is None:
             raise ClosedError("parquet was given rows while its table was not open: call open() first")
         for row in rows:
@@ -117,7 +108,6 @@ class ParquetLogger(LoggerDestination):
             self._flush()
 
     def close(self) -> None:
-        """Writes what is held."""
         try:
             if self._directory is not None:
                 self._flush()
@@ -125,7 +115,6 @@ class ParquetLogger(LoggerDestination):
             self._release()
 
     def state_dict(self) -> dict[str, Any]:
-        """How many rows there are, in which columns; all of that is on the disk when this returns."""
         self._flush()
         return {
             "rows": self._full * self._rows_per_file + self._row_count(),
@@ -135,7 +124,6 @@ class ParquetLogger(LoggerDestination):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says how much of the table to keep when it is opened."""
         if state["rows_per_file"] != self._rows_per_file:
             raise ConfigurationError(f"its files have {state['rows_per_file']} rows, not {self._rows_per_file}")
         self._committed = int(state["rows"])
@@ -191,7 +179,6 @@ class ParquetLogger(LoggerDestination):
                 _write(file, _fitted(table, self._columns))
 
     def _row_count(self) -> int:
-        """How many rows the file has that is not full, with those that are still to be written."""
         return len(self._rows) + (0 if self._written is None else int(self._written.num_rows))
 
     def _flush(self) -> None:
@@ -240,7 +227,6 @@ def _joined(first: "pa.Table", second: "pa.Table") -> "pa.Table":
 
 
 def _converted(value: LogValue | None, kind: str) -> LogValue | None:
-    """A value as its column takes it: numbers become texts and the same numbers again."""
     if value is None or kind == _WHOLE:
         return value
     if kind == _NUMBER:
@@ -260,7 +246,6 @@ def _read(file: Path) -> "pa.Table":
 
 
 def _rows_in(file: Path) -> int:
-    """How many rows the file has; none if it is no such file."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_metadata
 

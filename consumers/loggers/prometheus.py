@@ -61,15 +61,9 @@ class PrometheusLogger(LoggerDestination):
         return f"http://{host}:{self._server.server_port}/metrics"
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` where the Prometheus client is not installed."""
         require("logger prometheus", "prometheus", "prometheus_client")
 
     def open(self, context: RunContext) -> None:
-        """Listens.
-
-        Raises:
-            ConfigurationError: the port is in use, or the address is none of this machine's.
-        """
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._context = context
@@ -85,7 +79,6 @@ class PrometheusLogger(LoggerDestination):
         say(f"metrics for Prometheus are at {self.url}", err=True)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Takes their numbers in."""
         with self._lock:
             for row in rows:
                 self._values |= {
@@ -95,12 +88,10 @@ class PrometheusLogger(LoggerDestination):
                     self._step, self._time = row.step, row.time
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Makes them labels of ``run_info``."""
         with self._lock:
             self._hyperparameters |= {name: str(value) for name, value in hyperparameters.items()}
 
     def close(self) -> None:
-        """Stops listening: from now on Prometheus sees the target as down."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -110,7 +101,6 @@ class PrometheusLogger(LoggerDestination):
         self._step, self._time = None, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What is shown."""
         with self._lock:
             return {
                 "values": dict(self._values),
@@ -120,7 +110,6 @@ class PrometheusLogger(LoggerDestination):
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Shows that again."""
         self._values = dict(state["values"])
         self._hyperparameters = dict(state["hyperparameters"])
         self._step, self._time = state["step"], state["time"]

@@ -54,11 +54,9 @@ class TensorboardLogger(FileDestination):
         self._waiting_since = (0.0, 0)
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` where TensorBoard is not installed."""
         require("logger tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def open(self, context: RunContext) -> None:
-        """Creates the attempt's file, or opens it to go on; errors as of every file."""
         self._run_name = context.run_name
         if not self._goes_on:
             self._begins_again = context.attempt > 1
@@ -69,11 +67,9 @@ class TensorboardLogger(FileDestination):
 
     @property
     def where(self) -> str | None:
-        """How to show its directory."""
         return None if self._path is None else f"tensorboard --logdir {shlex.quote(str(self._path.parent))}"
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Writes a record for each."""
         self._begin_attempt(state, min(row.step for row in rows))
         if state.event not in _BEFORE_THE_RUN_DESCRIBES_ITSELF:
             self._write_for_dashboard()
@@ -81,7 +77,6 @@ class TensorboardLogger(FileDestination):
             self._write_values((_metric(name, value) for name, value in row.metrics.items()), row.time, row.step)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Writes them as a table, and for the HParams dashboard."""
         # They come before the rows of their event, and those of a batch may have the step at which it began.
         began = state.previous_timestamp if state.event is Event.BATCH_END else None
         self._begin_attempt(state, (began or state.timestamp).values.batch)
@@ -96,22 +91,18 @@ class TensorboardLogger(FileDestination):
             self._write_for_dashboard()
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Writes each image, and each again under each of its masks."""
         self._begin_attempt(state, entry.step)
         self._write_values(_pictures(entry), entry.time, entry.step)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Writes it as a text in Markdown."""
         self._begin_attempt(state, entry.step)
         self._write_values([_text(entry.name, _markdown(entry.columns, entry.rows))], entry.time, entry.step)
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Writes it as it is; TensorBoard reads it as Markdown."""
         self._begin_attempt(state, entry.step)
         self._write_values([_text(entry.name, entry.text)], entry.time, entry.step)
 
     def close(self) -> None:
-        """Writes what waits, and closes the file."""
         try:
             if self._file is not None:
                 self._write_for_dashboard()
@@ -119,12 +110,10 @@ class TensorboardLogger(FileDestination):
             super().close()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every file, and whether this attempt has still to say at which step it begins, and what waits."""
         waiting = {"waiting": dict(self._waiting), "waiting_since": list(self._waiting_since)}
         return {**super().state_dict(), "begins_again": self._begins_again, **waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Says which records to keep when the file is opened."""
         super().load_state_dict(state)
         self._begins_again = bool(state["begins_again"])
         self._waiting = dict(state.get("waiting", {}))
@@ -152,7 +141,6 @@ class TensorboardLogger(FileDestination):
             self._write_event(wall_time=state.time, step=step, session_log=start)
 
     def _write_for_dashboard(self) -> None:
-        """Writes the entry of the HParams dashboard, if one waits."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         if self._waiting:
@@ -196,7 +184,6 @@ def _text(name: str, text: str) -> Any:
 
 
 def _plain(value: Any) -> bool | float | str:
-    """A hyperparameter as the dashboard takes it."""
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
@@ -235,7 +222,6 @@ def _picture(tag: str, pixels: "np.ndarray[Any, Any]", description: str = "") ->
 
 
 def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """The image in colours, with half of each class's colour over it."""
     import numpy as np
 
     shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3].copy()
@@ -246,7 +232,6 @@ def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "
 
 
 def _colour(number: int) -> tuple[int, ...]:
-    """Half of a class's colour: hues a golden ratio apart stay apart, however many there are."""
     return tuple(int(part * 127) for part in colorsys.hsv_to_rgb(math.fmod(number * _GOLDEN_RATIO, 1.0), 1.0, 1.0))
 
 

@@ -86,11 +86,6 @@ class WandBLogger(LoggerDestination):
         self._unfinished: str | None = None
 
     def check(self) -> None:
-        """Looks for wandb, and for an account unless it is offline; asks no server.
-
-        Raises:
-            ConfigurationError: wandb is not installed, or there is no account.
-        """
         require("logger wandb", "wandb", "wandb")
         import wandb
 
@@ -103,11 +98,9 @@ class WandBLogger(LoggerDestination):
 
     @property
     def where(self) -> str | None:
-        """The run's page, or offline the command that sends it."""
         return self._where
 
     def open(self, context: RunContext) -> None:
-        """Begins the run there, or goes on with it."""
         import wandb
 
         patience = max(1.0, self.drain_seconds)
@@ -152,17 +145,14 @@ class WandBLogger(LoggerDestination):
             self._where = self._run.url
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Logs each as a row of its own."""
         for row in rows:
             self._log(row.step, row.time, row.metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Adds them to the run's config."""
         with _refusals():
             self._run.config.update(dict(hyperparameters), allow_val_change=True)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Logs them as a list or as a table."""
         import wandb
 
         labels = {} if entry.mask_class_labels is None else {"class_labels": entry.mask_class_labels}
@@ -181,7 +171,6 @@ class WandBLogger(LoggerDestination):
             self._log(entry.step, entry.time, {entry.name: images})
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Logs it as a table."""
         import wandb
 
         with _refusals():
@@ -189,11 +178,9 @@ class WandBLogger(LoggerDestination):
         self._log(entry.step, entry.time, {entry.name: table})
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Logs it as a value."""
         self._log(entry.step, entry.time, {entry.name: entry.text})
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        """Adds a version to the artifact of that name, with the epoch and batch as its alias."""
         import wandb
 
         name = re.sub(r"[^a-zA-Z0-9_.-]", ".", entry.remote_file_name)
@@ -205,7 +192,6 @@ class WandBLogger(LoggerDestination):
         self._run.log_artifact(artifact, aliases=["latest", f"ep{epoch}-ba{batch}"])
 
     def close(self) -> None:
-        """Ends the run there, when everything has arrived."""
         run, self._run = self._run, None
         if run is not None:
             run.finish()
@@ -217,7 +203,6 @@ class WandBLogger(LoggerDestination):
         return {"logged": self._logged_before, "left_out_to": self._left_out_to, "unfinished": self._unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on after what is safe."""
         self._logged = self._logged_before = state["logged"]
         self._left_out_to, self._unfinished = state["left_out_to"], state["unfinished"]
         self._goes_on = True
@@ -246,7 +231,6 @@ def _has_account(settings: Any) -> bool:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Says of what wandb itself finds wrong that it would never work."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -141,7 +141,6 @@ class CheckpointStates:
         return []
 
     def _has(self, mark: CheckpointMark, context: RunContext, entries: Sequence[CallbackEntry]) -> bool:
-        """Whether the states of all these callbacks were kept at a mark."""
         path = self._path(mark, context)
         try:
             states = {} if path is None or mark.action == "load" else self._read(path)
@@ -170,7 +169,6 @@ class CheckpointStates:
         return None
 
     def _others(self, path: Path) -> dict[str, dict[str, Any]]:
-        """What other dispatchers of this consumer have kept at the same checkpoint."""
         try:
             return self._read(path)
         except RecordingError:
@@ -182,7 +180,6 @@ class CheckpointStates:
         return {} if packed is None else unseal(packed, _states_of)
 
     def _path(self, mark: CheckpointMark, context: RunContext) -> Path | None:
-        """The file of the state at a checkpoint; ``None`` where there is no place for it."""
         run_dir = _run_dir(mark, context)
         directory = self._directory or (None if run_dir is None else run_dir / STATE_DIR)
         if directory is None:
@@ -213,7 +210,6 @@ class _Part(RunStream):
     def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        """Its snapshots of those events."""
         return in_turns(self._batches(events), 1)
 
     def _batches(self, events: Collection[Event]) -> Iterator[list[Snapshot]]:
@@ -256,7 +252,6 @@ def _drop(logger: Logger, snapshot: Snapshot) -> None:
 
 
 def _run_dir(mark: CheckpointMark, context: RunContext) -> Path | None:
-    """The directory of the run that a checkpoint is of."""
     if context.run_dir is None or mark.run == context.run_name or mark.run in _earlier_names(context):
         return context.run_dir
     return context.run_dir.parent / mark.run

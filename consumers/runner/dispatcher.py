@@ -242,7 +242,6 @@ class Dispatcher:
                 self._loop.call_soon_threadsafe(cancel)
 
     async def _prepare(self) -> None:
-        """Lets a callback that reads the stream alone, from its front, pass over what it knows."""
         # Of several streams of a runner one brings the hyperparameters.
         logger = self._logger if self._with_hyperparameters else Logger()
         for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
@@ -348,7 +347,6 @@ class Dispatcher:
             self._drop_inactive()
 
     def _drop_inactive(self) -> None:
-        """Gives callbacks that are not active any more nothing, and asks for nothing for their sake."""
         self._table = self._make_table()
         active = [entry.callback for entry in self.entries if entry.is_active]
         self.stream.ask_for(demand_of(active), barrier_events_of(active))

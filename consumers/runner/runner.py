@@ -224,7 +224,6 @@ class Runner:
             raise
 
     async def _await_workers(self) -> None:
-        """Waits until the callbacks with streams of their own are through, too."""
         while not self._shared.stopping and not all(worker.done for worker in self._workers):
             await asyncio.sleep(LOOK_SECONDS)
             self._commits.commit_if_old()
@@ -238,28 +237,24 @@ class Runner:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run has ended and everything of it was handled."""
         ending = self.statistics().ending
         # A run that is lost may be taken up again.
         is_whole = self._shared.fatal is None and not self._shared.interrupted
         return is_whole and ending is not None and ending.status != "lost"
 
     def _note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
-        """Shows the first thing that a callback raises."""
         if isinstance(error, CannotWorkError):
             show_failure(f"callback {entry.name} has ended", error)
         elif entry.errors == 1:
             show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
 
     def _note_source(self, source: Source) -> None:
-        """Says what callbacks wait for in vain."""
         self._source = source
         entries = [entry for one in self._dispatchers for entry in one.entries]
         for line in missing_lines(entries, source, self._shared.context.run_name):
             say(line, err=True)
 
     def _note_detached(self) -> None:
-        """Ends the running when no callback is left that is given anything."""
         if not any(entry.is_active for one in self._dispatchers for entry in one.entries):
             self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
 
@@ -309,7 +304,6 @@ def _woken_by_signals() -> Iterator[None]:
 
 
 def _named(callbacks: Sequence[Callback | tuple[str, Callback]]) -> list[tuple[str, Callback]]:
-    """The callbacks with those names that they have already, or that they get here."""
     named = [one for one in callbacks if isinstance(one, tuple)]
     rest = [one for one in callbacks if not isinstance(one, tuple)]
     return named or list(zip(unique_names(rest), rest, strict=True))

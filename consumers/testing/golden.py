@@ -137,7 +137,6 @@ def _hash(images: Images) -> str:
 
 
 def _strict(value: Any) -> Any:
-    """The same with what JSON has no numbers for as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -146,7 +145,6 @@ def _strict(value: Any) -> Any:
 
 
 def _differences(expected: list[str], found: list[str], tolerance: float) -> Iterator[str]:
-    """A line for people about each line that differs."""
     for number, (before, now) in enumerate(zip_longest(expected, found), 1):
         if before == now:
             continue
@@ -159,7 +157,6 @@ def _differences(expected: list[str], found: list[str], tolerance: float) -> Ite
 
 
 def _difference(before: Any, now: Any, tolerance: float) -> str | None:
-    """How two lines differ, if they do by more than that."""
     if not isinstance(before, dict) or list(before) != list(now):
         return f"{_short(_encode(now))}, expected {_short(before if isinstance(before, str) else _encode(before))}"
     where = f"step {before['step']}: " if "step" in before else ""

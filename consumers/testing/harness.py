@@ -105,25 +105,20 @@ class _Wrapped(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """As the source knows it by now."""
         return self._source.ending
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """As the source knows them by now."""
         return self._source.gaps
 
     @property
     def damage(self) -> str | None:
-        """As the source knows it by now."""
         return self._source.damage
 
     def answered(self) -> Sequence[Outcome]:
-        """As the source knows them by now."""
         return self._source.answered()
 
     def checkpoints(self) -> Sequence[CheckpointMark]:
-        """As the source knows them by now."""
         return self._source.checkpoints()
 
 
@@ -137,7 +132,6 @@ class _CommandsKept(_Wrapped):
     async def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        """As of the source."""
         async for batch in self._source.read(events, after):
             for snapshot in batch:
                 snapshot.bind(self._keep)
@@ -209,7 +203,6 @@ class Stepper:
             self._loop.close()
 
     def _turn(self, to_its_end: bool = False) -> None:
-        """Lets the event loop run until the next snapshot is asked for."""
         _outside_event_loops(self._loop.run_until_complete, self._next_turn(to_its_end))
         if self._task.done():
             error = self._task.exception()
@@ -239,7 +232,6 @@ class _Feed(_Wrapped):
         self._queue.put_nowait(snapshot)
 
     async def asked_for(self) -> None:
-        """Returns when everything that was put here has been handled."""
         await self._asked.wait()
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:

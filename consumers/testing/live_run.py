@@ -113,7 +113,6 @@ class LiveRun:
             )
 
     def _reachable(self, runs: Path) -> Path:
-        """A path to the folder that is short enough for the sockets of its runs, which the system limits."""
         if len(os.fsencode(self.path.absolute())) + _SOCKET_NAME <= _SOCKET_PATH:
             return runs
         runs.mkdir(exist_ok=True)
@@ -276,7 +275,6 @@ class LiveRun:
                 os.kill(broker, signal.SIGKILL)
 
     def _found(self) -> RunInfo | None:
-        """The run, once this attempt of it has begun: its broker can be reached, or has ended already."""
         found = self._found_on_disk()
         if found is None or found.last.number < self._attempt:
             return None

@@ -159,7 +159,6 @@ class MemoryStream(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """How the training ended, once :meth:`finish` was called."""
         return self._ending
 
     def __len__(self) -> int:

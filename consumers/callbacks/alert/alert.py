@@ -100,12 +100,10 @@ class Alert(Callback):
         self._names: dict[str, None] = {}
 
     def demand(self) -> Demand:
-        """The fields that rules are about, with the ends of batches."""
         fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
         return Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: fields})
 
     def state_dict(self) -> dict[str, Any]:
-        """How each rule stands, what the metrics are computed from, and the names that rules were not about."""
         return {
             "rules": {
                 rule.text: {name: state.to_state() for name, state in holding.items()}
@@ -117,7 +115,6 @@ class Alert(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes them up; a rule that is new begins anew."""
         self._holding = [
             {name: RuleState.from_state(one) for name, one in state["rules"].get(rule.text, {}).items()}
             for rule in self._rules
@@ -129,7 +126,6 @@ class Alert(Callback):
         self._names = dict.fromkeys(state["names"])
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Judges the rules by what the event brought."""
         values = _Values()
         values.begin(state)
         for source in self._sources:
@@ -154,7 +150,6 @@ class Alert(Callback):
             self._say_unjudged([rule for rule in self._unjudged.values() if not _may_be_of_evaluation(rule)])
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        """Names the rules that were never judged."""
         self._say_unjudged(list(self._unjudged.values()))
 
     def _note_names(self, logged: Iterable[str], fields: Mapping[str, Any]) -> None:
@@ -229,7 +224,6 @@ def _may_be_of_evaluation(rule: Rule) -> bool:
 
 
 def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What rules can call the numbers among these fields."""
     for name, value in fields.items():
         if isinstance(value, float | int):
             yield name
@@ -238,7 +232,6 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _told_names(rule: Rule, names: Sequence[str]) -> str:
-    """What a rule is about, and what it could have been about."""
     if rule.name is None:
         missing, meant = f"{_LOSSES}... or {_METRICS}...", ""
     else:

@@ -85,7 +85,6 @@ class ExportForInferenceCallback(Callback):
         self._sample: Sample = {}
 
     def demand(self) -> Demand:
-        """The weights at the end, and the inputs of some batches before unless a sample was given."""
         requests = {Event.FIT_END: EventDemand(fields={"weights": 1})}
         if self._sample_input is None:
             # At its end alone: which batch is the last one is not known before, and a training may stop after it.
@@ -94,7 +93,6 @@ class ExportForInferenceCallback(Callback):
         return Demand(requests)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sample that was taken."""
         return {
             "sample": {
                 name: [array.dtype.str, list(array.shape), array.tobytes()] for name, array in self._sample.items()
@@ -102,7 +100,6 @@ class ExportForInferenceCallback(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up the sample."""
         if state["sample"]:
             import numpy as np
 
@@ -112,7 +109,6 @@ class ExportForInferenceCallback(Callback):
             }
 
     def batch_start(self, state: Snapshot, logger: Logger) -> None:
-        """Takes a sample of the inputs."""
         if "inputs" not in state.on_demand:
             return
         try:
@@ -129,11 +125,9 @@ class ExportForInferenceCallback(Callback):
         }
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Takes a sample of the inputs of the last batch."""
         self.batch_start(state, logger)
 
     def fit_end(self, state: Snapshot, logger: Logger) -> None:
-        """Writes the model."""
         module = build(self._model)
         prefix = load_weights(module, state.weights)
         module.eval()

@@ -107,7 +107,6 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def _prefixes(own: Shapes, given: Shapes) -> list[str]:
-    """What may stand before the names of a module's tensors among those that are given."""
     first = next(iter(own), "")
     ends = [name.removesuffix(first) for name in given if name.endswith(first)]
     return [prefix for prefix in ends if not prefix or prefix.endswith(".")]
@@ -135,7 +134,6 @@ def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
 
 
 def _copy(view: "TensorView", target: "torch.Tensor") -> None:
-    """Writes a tensor's bytes into another tensor, through memory of its own only where type or layout differ."""
     import torch
 
     dtype = getattr(torch, _DTYPES[view.dtype])
