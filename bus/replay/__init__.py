@@ -2,3 +2,5 @@
 
 May import: protocol, publisher, recording, runs. Begin with ``replay``.
 """
+
+from offloop.bus.replay.replay import Replay as Replay

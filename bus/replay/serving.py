@@ -65,7 +65,7 @@ class ReplayServer:
     not say how it ended, the run is lost.
 
     ``run_name``, ``runs_dir`` and ``timeouts`` are those of
-    :class:`~offloop.bus.Publisher`; ``start`` and ``until`` those of :class:`~offloop.bus.replay.replay.Replay`.
+    :class:`~offloop.bus.Publisher`; ``start`` and ``until`` those of :class:`~offloop.bus.replay.Replay`.
     ``place`` says where the recording came from, by default its path."""
 
     def __init__(
