@@ -32,7 +32,7 @@ from inputs import (
     spoiled_packed,
 )
 
-from offloop.bus.broker.leases import Leases
+from offloop.bus.broker.consumers import Consumers
 from offloop.bus.errors import (
     BrokerError,
     CheckpointError,
@@ -150,7 +150,7 @@ def _demand(data: bytes) -> None:
                 demand.is_due(event, number) or not demand.due_fields(event, number),
                 "a field is due at an event that is not",
             )
-    leases = Leases()
+    leases = Consumers()
     with contextlib.suppress(BrokerError):
         leases.renew(b"one", demand, 0.0, "name")
         leases.renew(b"two", Demand.of(BASE_EVENTS), 0.0)

@@ -1,20 +1,18 @@
 """The broker: it collects the events of publishers, writes them to the recording and fans them out to consumers."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
 
-from offloop.bus.broker.bridging import Bridges
+from offloop.bus.broker.bridging import BridgeProcess
 from offloop.bus.broker.control import MAX_REASON, ControlHandler
 from offloop.bus.broker.flight import FlightRecorder
-from offloop.bus.broker.peers import Peers
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.broker.run import LIVE_FRAME, BrokerRun
-from offloop.bus.broker.service import BrokerStatistics, RunService
+from offloop.bus.broker.service import RunService
 from offloop.bus.errors import ProtocolError
 from offloop.bus.index.index import add_run
 from offloop.bus.net.sockets import listen
@@ -23,13 +21,10 @@ from offloop.bus.protocol.frames import (
     ALL,
     BASE,
     END,
-    FRAME_BATCH,
-    MAX_BATCH_FRAMES,
-    MAX_HELLO,
-    MAX_TOPIC,
     Topic,
     decode_control,
     decode_frame_batch,
+    encode_control,
     encode_frame_batch,
     encode_heartbeat,
     event_encoder,
@@ -39,19 +34,26 @@ from offloop.bus.protocol.frames import (
 from offloop.bus.protocol.numbering import BASE_STEPS
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs.directory import SOCKET_FILES, RunDirectory, socket_address
-from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")
 
 LIVE_BATCH = 80 * 1024
 """Bytes of a message on the event feed: with the length of its queues it bounds what slow consumers cost."""
-NAMED_REFUSALS = 10
+COLLECT_SECONDS = 0.02
+"""For which it receives before everything else has its turn."""
+RECORD_EVERY = 0.2
+"""Seconds that accepted events wait to be written to disk and acknowledged."""
+HEARTBEAT_EVERY = 0.5
 DUMP_SECONDS = 0.005
 """For which a flight recorder is written at a time."""
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
+FIRST_RUN_SECONDS = 30.0
+"""For which it waits for its first publisher."""
+FINISHED_SECONDS = 2.0
+"""For which a finished run that was taken up again waits for its publishers to come back."""
 
 
 class Broker:
@@ -59,27 +61,18 @@ class Broker:
     endpoint, events at the event feed.
 
     Nothing that a peer sends stops it: what is malformed is counted and named in the log. Each event is recorded
-    and sent out once, in the order in which it came. ``timeouts`` says how long it waits for peers. With ``bridge_to``,
-    addresses of NATS servers, the run is copied there by a process of its own.
+    and sent out once, in the order in which it came. With ``bridge_to``, addresses of NATS servers, the run is copied
+    there by a process of its own.
 
     Raises:
         BrokerError: it cannot listen there.
         ConfigurationError: the path of the directory is too long for a socket, or not UTF-8.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        *,
-        clock: Callable[[], int] | None = None,
-        timeouts: Timeouts | None = None,
-        bridge_to: str | None = None,
-    ) -> None:
+    def __init__(self, directory: RunDirectory, *, bridge_to: str | None = None) -> None:
         self._directory = directory
-        self._bridges = Bridges(bridge_to) if bridge_to else None
-        self._timeouts = timeouts = timeouts or Timeouts.default
-        self._clock = clock or wall_clock()
-        self._unnamed = 0
+        self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
+        self._clock = wall_clock()
         self._heard = 0.0
         self._stopping = False
         self._flight: FlightRecorder | None = None
@@ -87,24 +80,17 @@ class Broker:
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._control_socket = listen(self._context, zmq.ROUTER, self.control_endpoint, timeouts)
-            self._feed_socket = listen(self._context, zmq.PUB, event_feed, timeouts)
+            self._control_socket = listen(self._context, zmq.ROUTER, self.control_endpoint)
+            self._feed_socket = listen(self._context, zmq.PUB, event_feed)
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._poller = zmq.Poller()
-        self._poller.register(self._control_socket, zmq.POLLIN)
-        self._peers = Peers(self._control_socket)
-        self._service = RunService(directory, self.control_endpoint, event_feed, self._poller, self._peers, timeouts)
-        self._control = ControlHandler(self._service, self._peers, timeouts)
+        self._service = RunService(directory, self.control_endpoint, event_feed, self._send)
+        self._control = ControlHandler(self._service, self._send)
 
     def stop(self) -> None:
         """Makes :meth:`serve` end soon; may be called from a signal handler."""
         self._stopping = True
-
-    def statistics(self) -> BrokerStatistics:
-        """How the broker is doing."""
-        return self._service.statistics()
 
     def resume(self) -> None:
         """Resumes the run where the broker before this one left it.
@@ -123,22 +109,20 @@ class Broker:
             while not self._stopping and not self._is_done(begun):
                 flight = self._flight if self._service.run is None else self._service.run.flight
                 is_writing = flight is not None and flight.is_writing
-                ready = dict(self._poller.poll(0 if is_writing else 50))
-                has_time = self._control_socket not in ready or self._collect()
+                has_messages = bool(self._control_socket.poll(0 if is_writing else 50))
+                has_time = not has_messages or self._collect()
                 now = time.monotonic()
-                if self._control_socket in ready:
+                if has_messages:
                     self._heard = now
-                self._reap_dead_publishers(ready, now)
                 run = self._service.run
                 if now >= next_flush or (run is not None and run.flush_soon):
-                    next_flush = now + self._timeouts.record
+                    next_flush = now + RECORD_EVERY
                     self._flush(now)
                 if now >= next_heartbeat:
-                    next_heartbeat = now + self._timeouts.heartbeat
+                    next_heartbeat = now + HEARTBEAT_EVERY
                     self._send_heartbeat()
-                    self._expire_unreachable_publishers(now)
-                    self._look_after_bridges()
-                    self._sum_up_refusals()
+                    self._reap_dead_publishers(now)
+                    self._tend_bridge()
                     if (run := self._service.run) is not None:
                         run.flight.look(now)
                 if is_writing and flight is not None:
@@ -153,15 +137,24 @@ class Broker:
         if self._service.has_ended:
             # What the flight recorder held is written completely.
             return self._flight is None or not self._flight.is_writing
-        return self._service.run is None and time.monotonic() - begun > self._timeouts.first_run
+        return self._service.run is None and time.monotonic() - begun > FIRST_RUN_SECONDS
+
+    def _send(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+        """Sends a control message, which is dropped when the peer does not read; returns whether it is connected."""
+        try:
+            self._control_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
 
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
         """Takes what has come; returns whether that was all."""
         receive = self._control_socket.recv
-        until = time.monotonic() + self._timeouts.collect
-        # Whatever comes in, what is due by the clock is done in between.
+        until = time.monotonic() + COLLECT_SECONDS
         while time.monotonic() < until:
             try:
                 identity = receive(zmq.NOBLOCK)
@@ -172,53 +165,50 @@ class Broker:
             is_whole = not frame.more
             while frame.more:
                 frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
-            if is_whole:
-                self._take_message(identity, frame)
-            else:
-                self._refuse(identity, "a message of several frames")
+            try:
+                if not is_whole:
+                    raise ProtocolError("a message of several frames")
+                self._take_message(identity, frame.bytes)
+            except ProtocolError as error:
+                self._note_refused(identity, error)
         return False
 
-    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
-        try:
-            if self._service.publisher(identity) is None and self._is_for_publishers_only(identity, message):
-                return
-            frame = message.bytes
-            if not frame.startswith(b"\0"):
-                self._take_events(identity, [frame])
-                return
-            events = _events_in(frame)
-            if events is not None:
-                self._take_events(identity, events, frame)
-                return
-            control = decode_control(split_frame(frame)[1])
-            if control.kind != FRAME_BATCH:
-                self._control.take(identity, control)
-                return
-            frames = control.content.get("frames")
-        except ProtocolError as error:
-            self._refuse(identity, str(error))
-            return
-        if not isinstance(frames, list) or len(frames) > MAX_BATCH_FRAMES:
-            self._refuse(identity, f"a batch that is not a list of at most {MAX_BATCH_FRAMES} events")
-            return
-        for event in frames:
-            self._take_event(identity, event)
+    def _take_message(self, identity: bytes, message: bytes) -> None:
+        if not message.startswith(b"\0"):
+            self._take_events(identity, [message])
+        elif is_frame_batch(message):
+            self._take_events(identity, decode_frame_batch(message[1:]), message)
+        else:
+            self._control.take(identity, decode_control(split_frame(message)[1]))
 
     def _take_events(self, identity: bytes, frames: list[bytes], batch: bytes | None = None) -> None:
         """Takes the events of a message, ``batch`` if they came as one: together where they are in order."""
         left = frames
         while left:
             place = self._service.publisher(identity)
-            count = 0
-            if place is not None:
-                base_seq = place[1].base_seq
-                count = place[0].take_in_order(place[1], left)
-                if count:
-                    whole = batch if count == len(frames) else None
-                    self._send_live(*place, left[:count], place[1].base_seq - base_seq, whole)
+            if place is None:
+                # Most likely of a broker before this one, and sent again once the peer has said who it is.
+                split_frame(left[0])
+                self._service.statistics().refused += 1
+                self._control.reject_unknown(identity)
+                return
+            run, rank = place
+            base_seq = rank.base_seq
+            count = run.take_in_order(rank, left)
+            if count:
+                whole = batch if count == len(frames) else None
+                self._send_live(run, rank, left[:count], rank.base_seq - base_seq, whole)
             if count < len(left):
-                self._take_event(identity, left[count])
+                try:
+                    self._take(run, rank, left[count])
+                except ProtocolError as error:
+                    self._note_refused(identity, error)
+                    self._send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
             left = left[count + 1 :]
+
+    def _note_refused(self, identity: bytes, error: ProtocolError) -> None:
+        self._service.statistics().refused += 1
+        _log.warning("skipped a message from %s: %s", identity[:8].hex(), error)
 
     def _send_live(
         self, run: BrokerRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
@@ -229,7 +219,6 @@ class Broker:
         for name in (ALL, BASE) if base else (ALL,):
             topic = Topic(run.name, name, rank.rank).encode()
             if name == BASE and base < len(frames):
-                # Later versions may have further base events; readers know which names they do not know.
                 frames = [frame for frame in frames if BASE_STEPS.get(rank.names[frame.partition(b"\0")[0]], 1)]
                 batch = None
             if batch is not None and len(batch) <= LIVE_BATCH:
@@ -237,46 +226,6 @@ class Broker:
                 continue
             for part in _parts(frames):
                 self._feed_socket.send(topic + encode_frame_batch(part)[1:], zmq.NOBLOCK)
-
-    def _is_for_publishers_only(self, identity: bytes, message: zmq.Frame) -> bool:
-        """Whether a message from a peer that is not known as a publisher is left unread.
-
-        Raises:
-            ProtocolError: no peer may send such a message.
-        """
-        front = bytes(message.buffer[: MAX_TOPIC + 1])
-        is_control = front.startswith(b"\0")
-        if is_control and not is_frame_batch(front):
-            if len(message) > MAX_HELLO:
-                reason = f"{len(message)} bytes from a connection that publishes no run: it may send {MAX_HELLO}"
-                self._peers.send(identity, "refused", {"reason": reason, "error": "ProtocolError"})
-                raise ProtocolError(reason)
-            return False
-        if not is_control:
-            split_frame(front)
-        self._reject_unknown(identity)
-        return True
-
-    def _reject_unknown(self, identity: bytes) -> None:
-        # Most likely of a broker before this one, and sent again once the peer has said who it is.
-        if self._control.reject_unknown(identity):
-            self._refuse(identity, "it has not said hello to this broker")
-        else:
-            self._service.refused += 1
-
-    def _take_event(self, identity: bytes, frame: Any) -> None:
-        place = self._service.publisher(identity)
-        if place is None:
-            # Its run has ended in the same batch.
-            self._reject_unknown(identity)
-            return
-        try:
-            if not isinstance(frame, bytes) or frame.startswith(b"\0"):
-                raise ProtocolError("a batch holds something else than frames of events")
-            self._take(*place, frame)
-        except ProtocolError as error:
-            if self._refuse(identity, str(error)):
-                self._peers.send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
 
     def _take(self, run: BrokerRun, rank: LiveRank, frame: bytes) -> None:
         base_seq = rank.base_seq
@@ -294,26 +243,10 @@ class Broker:
             # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
             run.flush_soon = True
         if rank.ended:
-            self._service.unwatch(rank)
             if rank.identity is not None:
-                self._peers.send(rank.identity, "ended", {})
+                self._send(rank.identity, "ended", {})
             if run.over:
                 self._end_run(run)
-
-    def _refuse(self, identity: bytes, why: str) -> bool:
-        """Counts what is dropped; returns whether it is named in the log, too."""
-        self._service.refused += 1
-        self._unnamed += 1
-        # A log that cannot be written as fast as a peer sends would delay all others.
-        if self._unnamed > NAMED_REFUSALS:
-            return False
-        _log.warning("skipped a message from %s: %s", identity[:8].hex(), why)
-        return True
-
-    def _sum_up_refusals(self) -> None:
-        if self._unnamed > NAMED_REFUSALS:
-            _log.warning("skipped %d more messages", self._unnamed - NAMED_REFUSALS)
-        self._unnamed = 0
 
     # -- what time brings ---------------------------------------------------------------------------------------------
 
@@ -335,19 +268,19 @@ class Broker:
         if run.is_abandoned(now):
             run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever came"))
             self._end_run(run)
-        elif run.over and now - (run.last_end or now) > self._timeouts.finished:
+        elif run.over and now - (run.last_end or now) > FINISHED_SECONDS:
             # It had ended before a broker that did not come to write that down.
             self._end_run(run)
 
     def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
         for identity in run.connections():
-            self._peers.send(identity, kind, content)
+            self._send(identity, kind, content)
 
     def _acknowledge(self, run: BrokerRun) -> None:
         for rank in run.ranks.values():
             number = rank.acknowledgement()
             if number is not None and rank.identity is not None:
-                self._peers.send(rank.identity, "ack", {"seq": number})
+                self._send(rank.identity, "ack", {"seq": number})
 
     def _send_heartbeat(self) -> None:
         run = self._service.run
@@ -358,25 +291,16 @@ class Broker:
         heartbeat = encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
         self._feed_socket.send(heartbeat, zmq.NOBLOCK)
 
-    def _reap_dead_publishers(self, ready: dict[Any, int], now: float) -> None:
-        """Ends the streams of publishers whose processes died, once everything they sent is collected."""
+    def _reap_dead_publishers(self, now: float) -> None:
+        """Ends the streams of publishers that are gone, once everything they sent is collected."""
         run = self._service.run
         for rank in () if run is None else run.ranks.values():
-            if rank.process in ready and rank.died is None:
-                rank.died = now
-            if run is not None and rank.is_dead(self._heard, now, self._timeouts):
-                self._end_as_lost(run, rank, "the trainer's process died")
-
-    def _expire_unreachable_publishers(self, now: float) -> None:
-        """Ends the streams of publishers that have not been connected for a long time and whose processes cannot be
-        watched."""
-        run = self._service.run
-        for rank in () if run is None else run.ranks.values():
-            if run is None or rank.ended or rank.process is not None:
+            if run is None or rank.ended:
                 continue
-            is_connected = rank.identity is not None and self._peers.is_there(rank.identity)
-            if rank.is_unreachable(is_connected, now, self._timeouts):
-                self._end_as_lost(run, rank, f"the trainer could not be reached for {self._timeouts.unreachable:g} s")
+            rank.note_presence(self._service.is_there(rank), now)
+            if rank.is_dead(self._heard, now):
+                why = "the trainer could not be reached" if rank.pid is None else "the trainer's process died"
+                self._end_as_lost(run, rank, why)
 
     def _end_as_lost(self, run: BrokerRun, rank: LiveRank, error: str) -> None:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
@@ -388,21 +312,19 @@ class Broker:
         numbers = rank.seq + 1, rank.base_seq + 1, now
         self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, run.end_context))
 
-    def _look_after_bridges(self) -> None:
+    def _tend_bridge(self) -> None:
         run = self._service.run
-        if self._bridges is None or run is None:
-            return
-        attempts = {run.directory.path: run.attempt}
-        self._bridges.look(attempts)
-        for text in self._bridges.report(attempts).values():
-            self._send_all(run, "notice", {"text": text})
+        if self._bridge is not None and run is not None:
+            self._bridge.tend()
+            if text := self._bridge.report():
+                self._send_all(run, "notice", {"text": text})
 
     def _end_run(self, run: BrokerRun) -> None:
         # Also of a run that was over before the first heartbeat.
-        self._look_after_bridges()
+        self._tend_bridge()
         was_well = run.write_error is None
         unwritten = self._service.end(run)
-        self._control.end(run)
+        self._control.end()
         if unwritten is not None:
             # Where the directory cannot be written, our log most likely cannot either.
             self._send_all(run, "notice", {"text": unwritten})
@@ -422,20 +344,12 @@ class Broker:
             self._end_run(run)
         if self._flight is not None:
             self._flight.finish()
-        if self._bridges is not None:
-            self._bridges.leave()
+        if self._bridge is not None:
+            self._bridge.leave()
         # Where no run came; otherwise it is given back already.
         self._directory.release()
         self._control.close()
         self._context.destroy()
-
-
-def _events_in(message: bytes) -> list[bytes] | None:
-    """The events of a batch that holds nothing else."""
-    if is_frame_batch(message):
-        with contextlib.suppress(ProtocolError):
-            return decode_frame_batch(message[1:])
-    return None
 
 
 def _parts(frames: list[bytes]) -> Iterator[list[bytes]]:

@@ -9,9 +9,15 @@ from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
 from offloop.bus.protocol.numbering import base_seq_problem
 from offloop.bus.protocol.order import SEVERITY
-from offloop.bus.types.timeouts import Timeouts
 
 MAX_TOPICS = 200
+QUIET_SECONDS = 0.2
+"""For which nothing must have come after a publisher's process died for its stream to end as lost."""
+REAP_SECONDS = 2.0
+"""The longest that a broker waits for that silence."""
+UNSEEN_SECONDS = 60.0
+"""For which the connection may be gone of a publisher whose process the broker cannot see."""
+RETRANSMIT_SECONDS = 0.5
 PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
 """The marks that a publisher may send; :attr:`LiveRank.may_cut` is about one more."""
 
@@ -27,17 +33,17 @@ class Placement(enum.Enum):
 
 @dataclass
 class LiveRank:
-    """One rank, without its sockets and processes: they are numbers here. Times are seconds on a steady clock."""
+    """One rank, without its sockets and processes. Times are seconds on a steady clock."""
 
     rank: int
     publisher_id: str = ""
     """The publisher's own id, the same through every connection."""
     identity: bytes | None = None
     """Its connection; ``None`` until it has one to a broker that was started again."""
-    process: int | None = None
-    """A file descriptor of its process (pidfd), readable once that has ended; ``None`` when it cannot be watched."""
     pid: int | None = None
-    """Its process, while that runs on this machine."""
+    """Its process, if that is one of this machine."""
+    started: int | None = None
+    """When that began, see :func:`offloop.bus.processes.start_time`."""
     seq: int = 0
     """The last event that was accepted, or the last one that is known to be lost."""
     base_seq: int = 0
@@ -58,7 +64,7 @@ class LiveRank:
     may_cut: bool = False
     """Whether it may send ``$cut``: it sends a recording again."""
     died: float | None = None
-    """When its process was found dead."""
+    """When its process was found dead, or the connection gone of one that cannot be seen."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """What it last reported of itself."""
     names: dict[bytes, str] = field(default_factory=dict)
@@ -70,7 +76,6 @@ class LiveRank:
     _requested_at: float = 0.0
     _undecodable: int = 0
     """The event in whose place something came that cannot be decoded."""
-    _unreachable_since: float | None = None
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -129,10 +134,10 @@ class LiveRank:
             return False
         return self._requested_after == self.seq
 
-    def should_request(self, now: float, pause: float) -> bool:
+    def should_request(self, now: float) -> bool:
         """Whether to request the events after :attr:`retransmit_after` now, which notes that it is done: not without a
-        connection, and not again before the ``pause`` has passed."""
-        if self.identity is None or now - self._requested_at <= pause:
+        connection, and not twice within :data:`RETRANSMIT_SECONDS`."""
+        if self.identity is None or now - self._requested_at <= RETRANSMIT_SECONDS:
             return False
         self.times_requested = self.times_requested + 1 if self._requested_after == self.seq else 1
         self._requested_at, self._requested_after = now, self.seq
@@ -153,24 +158,18 @@ class LiveRank:
 
     # -- its publisher ------------------------------------------------------------------------------------------------
 
-    def is_dead(self, heard: float, now: float, timeouts: Timeouts) -> bool:
-        """Whether its process has died and everything that it sent has come. A death may be noticed before the last
-        message, so nothing must have been ``heard`` from any peer for a while."""
+    def note_presence(self, is_there: bool, now: float) -> None:
+        """Notes whether its process, or its connection if that is not seen, is there."""
+        self.died = None if is_there else self.died or now
+
+    def is_dead(self, heard: float, now: float) -> bool:
+        """Whether it is gone and everything that it sent has come. A death may be noticed before the last message, so
+        nothing must have been ``heard`` from any peer for a while."""
         if self.died is None or self.ended:
             return False
-        return now - max(self.died, heard) > timeouts.quiet or now - self.died > timeouts.reap
-
-    def is_unreachable(self, is_connected: bool, now: float, timeouts: Timeouts) -> bool:
-        """Whether its connection has been gone for a long time."""
-        if is_connected:
-            self._unreachable_since = None
-        elif self._unreachable_since is None:
-            self._unreachable_since = now
-        return self._unreachable_since is not None and now - self._unreachable_since > timeouts.unreachable
-
-    def is_back(self) -> None:
-        """Its publisher has a connection again."""
-        self.died = self._unreachable_since = None
+        if self.pid is None:
+            return now - self.died > UNSEEN_SECONDS
+        return now - max(self.died, heard) > QUIET_SECONDS or now - self.died > REAP_SECONDS
 
 
 def _end_problem(event: EventBody) -> str | None:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offloop.bus.broker.consumers import Consumers
 from offloop.bus.broker.flight import NOTED, FlightRecorder
-from offloop.bus.broker.leases import ConsumerTable, Leases
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
 from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
@@ -16,27 +16,34 @@ from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import Pause, RunDirectory
 from offloop.bus.types.demand import Demand
-from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
 LIVE_FRAME = 32 * 1024
 """Bytes of an event that is still sent on the event feed; larger ones are read from the recording."""
-MAX_RESUME = 1 << 53  # what is missing is added up, and has to stay a number that can be sent
+JOIN_SECONDS = 30.0
+"""For which a run whose ranks have finished waits for ranks that have not come yet."""
+RETRY_WRITE_SECONDS = 0.5
+STALLED_SECONDS = 300.0
+"""For which a rank with a flight recorder publishes nothing before what it holds is written."""
 
 
 @dataclass
-class Counts:
-    """What has become of the events that came to a broker."""
+class BrokerStatistics:
+    """How a broker is doing; counts since it began."""
 
     collected: int = 0
-    """Taken from publishers and sent out."""
+    """Events taken from publishers and sent out."""
+    recorded: int = 0
+    """Events written to the recording."""
     duplicates: int = 0
-    """Came a second time and were skipped."""
-    missing: int = 0
-    """Given up by publishers before they came: gaps."""
+    """Events that came a second time and were skipped."""
+    refused: int = 0
+    """Messages that were malformed or came from unknown peers."""
     asked_again: int = 0
-    """How often a publisher was requested to send again."""
+    """How often a publisher was asked to send again."""
+    missing: int = 0
+    """Events that publishers had to give up before they came: gaps."""
 
 
 class BrokerRun:
@@ -48,25 +55,21 @@ class BrokerRun:
         attempt: int,
         writer: RecordingWriter,
         world_size: int,
-        timeouts: Timeouts,
-        counts: Counts,
-        local_world_size: int | None = None,
+        local_world_size: int,
+        statistics: BrokerStatistics,
     ) -> None:
-        self._timeouts = timeouts
-        self._counts = counts
+        self._statistics = statistics
         self.directory = directory
         self.name = directory.name
         self.attempt = attempt
         self.writer = writer
         self.world_size = world_size
-        self.local_world_size = world_size if local_world_size is None else local_world_size
+        self.local_world_size = local_world_size
         """How many of the ranks publish here."""
         self.ranks: dict[int, LiveRank] = {}
-        self.leases = Leases(timeouts.lease)
-        self.demand = Demand()
-        self.consumers = ConsumerTable(world_size, timeouts.lease)
-        self.consumers_reported = 0
-        """The version of them that the publishers have received."""
+        self.consumers = Consumers()
+        self.reported: tuple[Demand, int] = Demand(), 0
+        """The demand that the publishers have received, and the version of :attr:`consumers`."""
         self.ending = Ending("finished")
         """How it ended, as far as it has."""
         self.last_end: float | None = None
@@ -75,7 +78,7 @@ class BrokerRun:
         self.lost = 0
         """Events that came but are not in the recording."""
         self.flush_soon = False
-        self.flight = FlightRecorder(directory, attempt, timeouts.stalled)
+        self.flight = FlightRecorder(directory, attempt, STALLED_SECONDS)
         """What is kept of it in memory."""
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
@@ -100,7 +103,7 @@ class BrokerRun:
         """Whether every rank that came has ended, and the others have had their time to come."""
         return (
             self.last_end is not None
-            and now - self.last_end > self._timeouts.join
+            and now - self.last_end > JOIN_SECONDS
             and all(rank.ended for rank in self.ranks.values())
         )
 
@@ -134,7 +137,7 @@ class BrokerRun:
             self._skip_refused(rank, event.seq)
             raise ProtocolError(f"rank {rank.rank} of run {self.name!r}: {error}") from None
         if placement is Placement.NEXT:
-            self._counts.collected += 1
+            self._statistics.collected += 1
             self.record(rank, topic, event, body)
             if name == COMMAND:
                 self._note_command(rank, event)
@@ -146,7 +149,7 @@ class BrokerRun:
                 self.flight.note_end(rank, event.fields)
                 self.note_ending(Ending.from_fields(event.fields))
         elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
-            self._counts.duplicates += 1
+            self._statistics.duplicates += 1
         return placement
 
     def take_in_order(self, rank: LiveRank, frames: Sequence[bytes]) -> int:
@@ -187,7 +190,7 @@ class BrokerRun:
         if events:
             rank.seq = rank.base_seq_at = last.seq
             rank.base_seq, rank.time, rank.last = base_seq, last.time, last
-            self._counts.collected += len(events)
+            self._statistics.collected += len(events)
             if takes_records:
                 self._record_all(rank, events)
         return len(events)
@@ -214,7 +217,7 @@ class BrokerRun:
             self.lost += first - 1 - rank.recorded
             rank.recorded = first - 1
         if first > rank.seq + 1:
-            self._counts.missing += first - rank.seq - 1
+            self._statistics.missing += first - rank.seq - 1
             rank.seq = first - 1
 
     def _note_command(self, rank: LiveRank, event: EventBody) -> None:
@@ -298,7 +301,7 @@ class BrokerRun:
         """Tries to record again after a write error, at most once in a while; returns whether it succeeded."""
         if self.write_error is None or now < self._retry_at:
             return False
-        self._retry_at = now + self._timeouts.retry_write
+        self._retry_at = now + RETRY_WRITE_SECONDS
         try:
             self.writer.recover()
         except (OSError, OffloopError):

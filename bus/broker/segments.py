@@ -9,9 +9,9 @@ from typing import Any
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
 from offloop.bus.tensors.transfer import PIECE
-from offloop.bus.types.timeouts import Timeouts
 
 MAX_OPEN = 64
+IDLE_SECONDS = 10.0
 
 
 @dataclass
@@ -24,7 +24,7 @@ class SegmentServer:
     """The broker's side. A segment that is read is leased until its last piece was read or none was read for
     ``idle`` seconds, so that all pieces are of one image; at most :data:`MAX_OPEN` are leased at a time."""
 
-    def __init__(self, idle: float = Timeouts.segment) -> None:
+    def __init__(self, idle: float = IDLE_SECONDS) -> None:
         self._idle = idle
         self._leases: dict[SegmentReference, _Lease] = {}
 

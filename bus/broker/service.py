@@ -1,104 +1,53 @@
 """The run that a broker serves: how it begins, continues after a restart, and ends, and who publishes it."""
 
-import contextlib
 import json
 import logging
-import os
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-
-import zmq
+from collections.abc import Callable
+from typing import Any
 
 from offloop.bus import processes
-from offloop.bus.broker.content import boolean, container, integer, integer_or_none, text, text_or_none
-from offloop.bus.broker.peers import Peers
+from offloop.bus.broker.messages import HelloMessage
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import BrokerRun, Counts
+from offloop.bus.broker.run import BrokerRun, BrokerStatistics
 from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
 from offloop.bus.protocol.frames import MAX_FRAME, check_run_name
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory, is_name_for
 from offloop.bus.types.demand import Demand
-from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop.broker")
 
 MAX_REQUESTS = 10
 
-
-@dataclass(frozen=True)
-class BrokerStatistics:
-    """How a broker is doing; counts since it began."""
-
-    collected: int
-    """Events taken from publishers and sent out."""
-    recorded: int
-    """Events written to recordings."""
-    duplicates: int
-    """Events that came a second time and were skipped."""
-    refused: int
-    """Messages that were malformed or came from unknown peers."""
-    asked_again: int
-    """How often a publisher was asked to send again."""
-    missing: int
-    """Events that publishers had to give up before they came: gaps."""
-
-
-class _Publisher(NamedTuple):
-    """What a publisher says of itself in ``hello``."""
-
-    identity: bytes
-    rank: int
-    publisher_id: str
-    pid: int | None
-    started: int | None
-    host: str | None
-    is_replay: bool
-    held: Demand | None
-    """The demand that it continues with."""
-    flight: dict[str, Any] | None = None
-    """Where its flight recorder is."""
+Send = Callable[[bytes, str, dict[str, Any]], bool]
+"""Sends a control message to a connection; returns whether that is there."""
 
 
 class RunService:
     """Begins, continues and ends the run of a broker, and knows its publishers.
 
-    ``directory`` is the run's, ``control_endpoint`` and ``event_feed`` are where the broker listens. The publishers'
-    processes are watched by ``poller``."""
+    ``directory`` is the run's, ``control_endpoint`` and ``event_feed`` are where the broker listens."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        control_endpoint: str,
-        event_feed: str,
-        poller: zmq.Poller,
-        peers: Peers,
-        timeouts: Timeouts,
-    ) -> None:
-        self._timeouts = timeouts
+    def __init__(self, directory: RunDirectory, control_endpoint: str, event_feed: str, send: Send) -> None:
         self.event_feed = event_feed
         self.run: BrokerRun | None = None
         """The run while it is live."""
         self.has_ended = False
         """Whether it was live and is not any more."""
-        self.refused = 0
-        """Messages that were malformed or came from unknown peers."""
         self._control_endpoint = control_endpoint
-        self._counts = Counts()
-        self._recorded = 0
+        self._statistics = BrokerStatistics()
         self._directory = directory
-        self._poller = poller
         self._publishers: dict[bytes, LiveRank] = {}
-        self._peers = peers
+        self._send = send
 
     def statistics(self) -> BrokerStatistics:
         """How the broker is doing."""
-        recorded = self._recorded if self.run is None else self.run.writer.written
-        return BrokerStatistics(recorded=recorded, refused=self.refused, **asdict(self._counts))
+        if self.run is not None:
+            self._statistics.recorded = self.run.writer.written
+        return self._statistics
 
     def find(self, name: str) -> BrokerRun:
         """The run, which a request has to name.
@@ -115,12 +64,18 @@ class RunService:
         rank = self._publishers.get(identity)
         return None if rank is None or self.run is None else (self.run, rank)
 
+    def is_there(self, rank: LiveRank) -> bool:
+        """Whether a rank's process runs, or its connection if that process cannot be seen."""
+        if rank.pid is not None:
+            return processes.is_running(rank.pid, rank.started)
+        return rank.identity is not None and self._send(rank.identity, "beat", {})
+
     def request_missing(self, rank: LiveRank) -> None:
         """Requests that a rank's missing events are sent again, unless that was done just now."""
-        if not rank.should_request(time.monotonic(), self._timeouts.retransmit):
+        if not rank.should_request(time.monotonic()):
             return
         assert rank.identity is not None  # only of those it should be requested
-        self._counts.asked_again += 1
+        self._statistics.asked_again += 1
         if rank.times_requested == MAX_REQUESTS:
             # ZeroMQ closes the connection of a message that is too large, and does not report it.
             text = (
@@ -129,85 +84,78 @@ class RunService:
                 "with 'resume'"
             )
             _log.warning("%s: %s", rank.identity[:8].hex(), text)
-            self._peers.send(rank.identity, "notice", {"text": text})
-        self._peers.send(rank.identity, "retransmit", {"after": rank.retransmit_after})
+            self._send(rank.identity, "notice", {"text": text})
+        self._send(rank.identity, "retransmit", {"after": rank.retransmit_after})
 
     # -- it begins ----------------------------------------------------------------------------------------------------
 
-    def greet(self, identity: bytes, hello: dict[str, Any]) -> tuple[BrokerRun, LiveRank]:
+    def greet(self, identity: bytes, hello: HelloMessage) -> tuple[BrokerRun, LiveRank]:
         """Takes in a publisher: of a new attempt, which begins with it, as a further rank, or again after its
         connection or the broker was lost.
 
         Raises:
             OffloopError: it cannot publish here.
         """
-        name, number, world_size = text(hello, "run"), integer(hello, "rank"), integer(hello, "world_size", 1)
-        if number >= world_size:
-            raise ConfigurationError(f"rank {number} of {world_size}: ranks go from 0 to world_size - 1")
-        local = integer_or_none(hello, "local_world_size", 1)
-        local_world_size = world_size if local is None else local
-        if local_world_size > world_size:
-            raise ConfigurationError(f"local_world_size is {local_world_size}: it is at most world_size, {world_size}")
-        publisher_id, attempt = text(hello, "publisher_id"), integer_or_none(hello, "attempt", 1)
-        agreed = integer_or_none(hello, "new_attempt", 1)
-        pid, started = integer_or_none(hello, "pid"), integer_or_none(hello, "started")
-        host, is_replay = text_or_none(hello, "host"), boolean(hello, "replay")
-        info = container(hello, "info", dict)
-        container(hello, "events", list)
-        held = Demand.from_wire(hello["demand"]) if attempt is not None and hello.get("demand") else None
-        flight = container(hello, "flight", dict) or None
-        publisher = _Publisher(identity, number, publisher_id, pid, started, host, is_replay, held, flight)
+        if hello.rank >= hello.world_size:
+            raise ConfigurationError(f"rank {hello.rank} of {hello.world_size}: ranks go from 0 to world_size - 1")
+        if (hello.local_world_size or 1) > hello.world_size:
+            raise ConfigurationError(
+                f"local_world_size is {hello.local_world_size}: it is at most world_size, {hello.world_size}"
+            )
+        held = Demand.from_wire(hello.demand) if hello.attempt is not None and hello.demand else None
         # It is written down as JSON, which does not take everything that travels: seen before anything is made.
-        json.dumps(info, default=str)
+        json.dumps(hello.info, default=str)
         own = self._directory.name
-        if name != own and not (boolean(hello, "new") and is_name_for(own, check_run_name(name))):
-            raise BrokerError(f"this broker serves run {own!r} alone: start a publisher of {name!r} without broker=")
+        if hello.run != own and not (hello.new and is_name_for(own, check_run_name(hello.run))):
+            raise BrokerError(
+                f"this broker serves run {own!r} alone: start a publisher of {hello.run!r} without broker="
+            )
         run = self.run
         if run is None:
             if self.has_ended:
                 raise BrokerError(f"run {own!r} has ended: publish without broker=, which starts another broker")
-            if attempt is not None:
+            if hello.attempt is not None:
                 status = self._directory.describe_status()
-                raise BrokerError(f"attempt {attempt} of run {own!r} cannot continue: {status}")
-            run = self._begin(world_size, info, pid, agreed, local_world_size)
-        return self._admit(run, publisher, attempt or agreed)
+                raise BrokerError(f"attempt {hello.attempt} of run {own!r} cannot continue: {status}")
+            run = self._begin(hello)
+        return run, self._admit(run, identity, hello, held)
 
-    def _admit(self, run: BrokerRun, publisher: _Publisher, attempt: int | None) -> tuple[BrokerRun, LiveRank]:
-        rank = _rank_of(run, publisher.rank, publisher.publisher_id, attempt)
+    def _admit(self, run: BrokerRun, identity: bytes, hello: HelloMessage, held: Demand | None) -> LiveRank:
+        rank = _rank_of(run, hello)
         self.forget_connection(rank)
-        rank.identity, rank.may_cut = publisher.identity, publisher.is_replay
-        self._publishers[publisher.identity] = rank
-        pid, started, host = publisher.pid, publisher.started, publisher.host
-        if publisher.held is not None:
-            run.leases.hold(publisher.rank, publisher.held, time.monotonic())
+        rank.identity, rank.may_cut = identity, hello.replay
+        self._publishers[identity] = rank
+        if held is not None:
+            run.consumers.hold(hello.rank, held, time.monotonic())
         # A container may have the name of its host, and processes of its own.
-        if pid is not None and host == socket.gethostname() and processes.is_running(pid, started):
-            rank.process, rank.pid = self._watch(pid), pid
-        if publisher.flight is not None and (problem := run.flight.attach(rank, publisher.flight)) is not None:
+        is_seen = hello.host == socket.gethostname() and processes.is_running(hello.pid, hello.started)
+        rank.pid, rank.started = (hello.pid, hello.started) if is_seen else (None, None)
+        if hello.flight is not None and (problem := run.flight.attach(rank, hello.flight)) is not None:
             _log.warning("run %s: %s", run.name, problem)
-            self._peers.send(publisher.identity, "notice", {"text": problem})
-        with _said_in_the_log(run):
-            process = {"pid": pid, "started": started, "host": host}
-            run.directory.note_publisher({"rank": publisher.rank, "publisher_id": publisher.publisher_id, **process})
-        return run, rank
+            self._send(identity, "notice", {"text": problem})
+        process = {"pid": hello.pid, "started": hello.started, "host": hello.host}
+        try:
+            run.directory.note_publisher({"rank": hello.rank, "publisher_id": hello.publisher_id, **process})
+        except (OSError, RunDirectoryError) as error:
+            _log.error("run %s: %s", run.name, error)
+        return rank
 
-    def _begin(
-        self, world_size: int, info: dict[str, Any], pid: int | None, agreed: int | None, local_world_size: int
-    ) -> BrokerRun:
-        """Begins the next attempt; ``agreed`` is its number where hosts have agreed on one."""
+    def _begin(self, hello: HelloMessage) -> BrokerRun:
         directory = self._directory
-        _refuse_if_away(directory, pid)
+        _refuse_if_away(directory, hello.pid)
         # The recording first: a reader that finds the run live may open it at once.
         number, recording = directory.next_attempt()
+        agreed = hello.new_attempt
         if agreed is not None and agreed > number:
             number, recording = agreed, recording.with_name(f"recording-{agreed}.mcap")
         elif agreed not in (None, number):
             raise BrokerError(f"attempt {agreed} of run {directory.name!r} cannot begin: another one has begun since")
+        local = hello.local_world_size or hello.world_size
         writer = RecordingWriter(recording, directory.name, number, directory.run_id)
         try:
-            directory.begin_attempt(recording, number, info, world_size, local_world_size=local_world_size)
+            directory.begin_attempt(recording, number, hello.info, hello.world_size, local_world_size=local)
             directory.announce(number, self._control_endpoint, self.event_feed)
-            self.run = BrokerRun(directory, number, writer, world_size, self._timeouts, self._counts, local_world_size)
+            self.run = BrokerRun(directory, number, writer, hello.world_size, local, self._statistics)
         except BaseException:
             writer.discard()
             raise
@@ -224,32 +172,25 @@ class RunService:
         attempt = 0 if entry is None else int(entry["attempt"])
         recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
         writer = RecordingWriter.resume(recording, directory.name, attempt, directory.run_id)
-        run = BrokerRun(directory, attempt, writer, world_size, self._timeouts, self._counts, local_world_size)
+        run = BrokerRun(directory, attempt, writer, world_size, local_world_size, self._statistics)
         directory.announce(attempt, self._control_endpoint, self.event_feed)
-        for known in publishers:
-            self._expect(run, known)
+        for entry in publishers:
+            rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
+            rank.publisher_id = str(entry.get("publisher_id"))
+            if entry.get("host") == socket.gethostname():
+                rank.pid, rank.started = entry.get("pid"), entry.get("started")
         if any(rank.ended for rank in run.ranks.values()):
-            _note_endings(run)
+            for ending in Recording(run.writer.path).read_endings():
+                run.note_ending(ending)
+            run.last_end = time.monotonic()
         _log.warning("attempt %d of run %s continues with a new broker", attempt, directory.name)
         self.run = run
-
-    def _expect(self, run: BrokerRun, entry: dict[str, Any]) -> None:
-        """A publisher of an attempt that is continued, which may come again, or may have died in the meantime."""
-        rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
-        rank.publisher_id = str(entry.get("publisher_id"))
-        if entry.get("host") == socket.gethostname() and not rank.ended:
-            if processes.is_running(entry.get("pid"), entry.get("started")):
-                rank.pid = int(entry["pid"])
-                rank.process = self._watch(rank.pid)
-            else:
-                rank.died = time.monotonic()
 
     # -- it ends ------------------------------------------------------------------------------------------------------
 
     def forget_connection(self, rank: LiveRank) -> None:
-        """Nothing is taken from a rank's connection any more: it has ended, or has another one."""
-        self.unwatch(rank)
-        rank.is_back()
+        """Takes nothing more from a rank's connection: it has ended, or has another one."""
+        rank.died = None
         rank.names.clear()
         if rank.identity is not None:
             self._publishers.pop(rank.identity, None)
@@ -267,28 +208,9 @@ class RunService:
         run.directory.release()
         for rank in run.ranks.values():
             self.forget_connection(rank)
+        self.statistics()
         self.run, self.has_ended = None, True
-        self._recorded = run.writer.written
         return unwritten
-
-    # -- processes ----------------------------------------------------------------------------------------------------
-
-    def _watch(self, pid: int) -> int | None:
-        """A file descriptor that becomes readable when a process of this machine ends, if the system has such."""
-        try:
-            descriptor = os.pidfd_open(pid)
-        except (AttributeError, OSError, OverflowError):
-            return None
-        self._poller.register(descriptor, zmq.POLLIN)
-        return descriptor
-
-    def unwatch(self, rank: LiveRank) -> None:
-        """Stops watching a rank's process."""
-        rank.pid = None
-        if rank.process is not None:
-            self._poller.unregister(rank.process)
-            os.close(rank.process)
-            rank.process = None
 
 
 def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
@@ -306,50 +228,26 @@ def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
             )
 
 
-def _rank_of(run: BrokerRun, number: int, publisher_id: str, attempt: Any) -> LiveRank:
+def _rank_of(run: BrokerRun, hello: HelloMessage) -> LiveRank:
     """The rank that says hello: a new one, or the same one again."""
-    if attempt is not None and attempt != run.attempt:
-        raise BrokerError(_overtaken(attempt, run.name, run.attempt))
+    number, attempt = hello.rank, hello.attempt or hello.new_attempt
+    if attempt not in (None, run.attempt):
+        raise BrokerError(
+            f"attempt {attempt} of run {run.name!r} cannot continue: attempt {run.attempt} has begun since"
+        )
     rank = run.ranks.get(number)
-    if rank is None and number < run.world_size and len(run.ranks) >= run.local_world_size:
-        raise BrokerError(_full(number, run))
     if rank is None and number < run.world_size:
-        rank = run.ranks[number] = LiveRank(number, publisher_id)
+        if len(run.ranks) >= run.local_world_size:
+            raise BrokerError(
+                f"rank {number} of run {run.name!r} is one more than the {run.local_world_size} that publish to this "
+                "broker: name the broker of its own host, or give all ranks here the same local_world_size"
+            )
+        rank = run.ranks[number] = LiveRank(number, hello.publisher_id)
     elif rank is not None and not rank.publisher_id:
         # It could not be written down before the broker was lost.
-        rank.publisher_id = publisher_id
-    elif rank is None or rank.publisher_id != publisher_id:
-        raise BrokerError(_taken(number, run.name))
+        rank.publisher_id = hello.publisher_id
+    elif rank is None or rank.publisher_id != hello.publisher_id:
+        raise BrokerError(
+            f"rank {number} of run {run.name!r} is there already: choose another run name, or wait until it ends"
+        )
     return rank
-
-
-def _overtaken(attempt: int, name: str, other: int) -> str:
-    return f"attempt {attempt} of run {name!r} cannot continue: attempt {other} has begun since"
-
-
-def _taken(rank: int, name: str) -> str:
-    return f"rank {rank} of run {name!r} is there already: choose another run name, or wait until it ends"
-
-
-def _full(rank: int, run: BrokerRun) -> str:
-    return (
-        f"rank {rank} of run {run.name!r} is one more than the {run.local_world_size} that publish to this broker: "
-        "name the broker of its own host, or give all ranks here the same local_world_size"
-    )
-
-
-def _note_endings(run: BrokerRun) -> None:
-    """How the ranks ended that had ended before the broker did, by the recording."""
-    recording = Recording(run.writer.path)
-    for ending in recording.read_endings():
-        run.note_ending(ending)
-    run.last_end = time.monotonic()
-
-
-@contextlib.contextmanager
-def _said_in_the_log(run: BrokerRun) -> Iterator[None]:
-    """What cannot be written down about a run stops neither the broker nor the event feed."""
-    try:
-        yield
-    except (OSError, RunDirectoryError) as error:
-        _log.error("run %s: %s", run.name, error)

@@ -6,11 +6,10 @@ import zmq
 
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.protocol.frames import MAX_FRAME
-from offloop.bus.types.timeouts import Timeouts
 
 RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
-
+HANDSHAKE_MILLISECONDS = 5000
 
 # Without a bound: with one, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
 RECEIVE_QUEUE = 0
@@ -21,9 +20,7 @@ STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 
 
-def listen(
-    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, timeouts: Timeouts
-) -> "zmq.Socket[bytes]":
+def listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -> "zmq.Socket[bytes]":
     """A socket that is bound to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for
     the event feed. When it cannot be had, the context is left to be destroyed.
 
@@ -35,7 +32,7 @@ def listen(
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
     bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
-    bound.setsockopt(zmq.HANDSHAKE_IVL, round(timeouts.handshake * 1000))
+    bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     # With libzmq's 100 a burst of connections keeps others out.
     bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
     if kind == zmq.ROUTER:

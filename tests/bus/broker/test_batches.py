@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.broker.rank import LiveRank
-from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, Counts
+from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, BrokerStatistics
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import CheckpointMark, Missing, StreamOrder
@@ -17,7 +17,6 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.event import Event
-from offloop.bus.types.timeouts import Timeouts
 
 NAMES = ("batch_end", "batch_start", "epoch_end", "$checkpoint", "from_the_future", "$end")
 
@@ -49,15 +48,15 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     return frames + draw(st.sampled_from([[], [frame(seq + 1, base_seq + 1, "$end", status="finished")]]))
 
 
-def live_run(path: Path, counts: Counts) -> BrokerRun:
+def live_run(path: Path, counts: BrokerStatistics) -> BrokerRun:
     directory: Any = SimpleNamespace(name="r")
-    return BrokerRun(directory, 1, RecordingWriter(path, "r", 1), 1, Timeouts.default, counts)
+    return BrokerRun(directory, 1, RecordingWriter(path, "r", 1), 1, 1, counts)
 
 
 def taken(path: Path, frames: list[bytes], together: bool) -> Any:
     """What is recorded of these frames, and how the rank and the counts are then."""
     path.unlink(missing_ok=True)
-    counts = Counts()
+    counts = BrokerStatistics()
     run = live_run(path, counts)
     rank = run.ranks[0] = LiveRank(0)
     left = frames
@@ -82,7 +81,7 @@ def test_the_broker_takes_them_together_as_it_takes_them_alone(tmp_path_factory:
 
 
 def test_those_in_order_are_taken_in_one_call(tmp_path: Path) -> None:
-    run = live_run(tmp_path / "a.mcap", Counts())
+    run = live_run(tmp_path / "a.mcap", BrokerStatistics())
     rank = LiveRank(0)
     frames = [frame(seq, seq) for seq in range(1, 20)]
     run.take(rank, frames[0])

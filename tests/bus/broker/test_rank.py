@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from offloop.bus.broker.rank import MAX_TOPICS, LiveRank, Placement
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import EventBody, Topic, decode_event, event_encoder, pack_map
-from offloop.bus.types.timeouts import Timeouts
-
-TIMES = Timeouts(quiet=0.2, reap=2.0, unreachable=60.0)
 
 
 def event(seq: int, base_seq: int | None = None, **fields: Any) -> EventBody:
@@ -73,7 +70,7 @@ def test_what_bears_no_number_is_lost_when_it_comes_again_in_the_place_of_what_w
     rank = rank_at(5)
     assert not rank.is_lost(None)
     assert not rank.is_lost(None)
-    assert rank.should_request(10.0, 0.5)
+    assert rank.should_request(10.0)
     assert not rank.is_lost(None)
     assert rank.is_lost(None)
 
@@ -81,16 +78,16 @@ def test_what_bears_no_number_is_lost_when_it_comes_again_in_the_place_of_what_w
 def test_missing_events_are_requested_with_pauses_from_what_is_recorded() -> None:
     rank = rank_at(5)
     rank.recorded = 3
-    assert rank.should_request(10.0, 0.5)
+    assert rank.should_request(10.0)
     assert rank.retransmit_after == 3
-    assert not rank.should_request(10.4, 0.5)
-    assert rank.should_request(10.6, 0.5)
+    assert not rank.should_request(10.4)
+    assert rank.should_request(10.6)
     assert rank.times_requested == 2
     rank.take("batch_end", event(6))
-    assert rank.should_request(11.2, 0.5)
+    assert rank.should_request(11.2)
     assert rank.times_requested == 1
     rank.identity = None
-    assert not rank.should_request(20.0, 0.5)
+    assert not rank.should_request(20.0)
 
 
 def test_each_number_is_acknowledged_once_and_to_a_connection() -> None:
@@ -106,27 +103,31 @@ def test_each_number_is_acknowledged_once_and_to_a_connection() -> None:
 
 
 def test_a_publisher_that_died_is_waited_for_until_nothing_more_comes() -> None:
-    rank = rank_at(5)
-    assert not rank.is_dead(0.0, 100.0, TIMES)
-    rank.died = 100.0
-    assert not rank.is_dead(99.0, 100.1, TIMES)
-    assert rank.is_dead(99.0, 100.3, TIMES)
+    rank = rank_at(5, pid=1)
+    rank.note_presence(True, 99.0)
+    assert not rank.is_dead(0.0, 100.0)
+    rank.note_presence(False, 100.0)
+    rank.note_presence(False, 100.1)
+    assert not rank.is_dead(99.0, 100.1)
+    assert rank.is_dead(99.0, 100.3)
     # Others go on sending.
-    assert not rank.is_dead(101.5, 101.6, TIMES)
-    assert rank.is_dead(102.0, 102.1, TIMES)
+    assert not rank.is_dead(101.5, 101.6)
+    assert rank.is_dead(102.0, 102.1)
     rank.ended = True
-    assert not rank.is_dead(99.0, 200.0, TIMES)
+    assert not rank.is_dead(99.0, 200.0)
 
 
-def test_a_publisher_elsewhere_may_be_away_for_a_while() -> None:
+def test_a_publisher_that_is_not_seen_may_be_away_for_a_while() -> None:
     rank = rank_at(5)
-    assert not rank.is_unreachable(False, 100.0, TIMES)
-    assert not rank.is_unreachable(False, 159.0, TIMES)
-    assert not rank.is_unreachable(True, 159.5, TIMES)
-    assert not rank.is_unreachable(False, 165.0, TIMES)
-    assert rank.is_unreachable(False, 226.0, TIMES)
-    rank.is_back()
-    assert not rank.is_unreachable(False, 300.0, TIMES)
+    for is_there, now, is_dead in (
+        (False, 100, 0),
+        (False, 159, 0),
+        (True, 159.5, 0),
+        (False, 165, 0),
+        (False, 226, 1),
+    ):
+        rank.note_presence(is_there, now)
+        assert rank.is_dead(0.0, now) == is_dead
 
 
 def frame_of(topic: str) -> bytes:

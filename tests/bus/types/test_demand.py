@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloop.bus.broker.leases import MAX_LEASES, Leases
+from offloop.bus.broker.consumers import LEASE_SECONDS, Consumers
 from offloop.bus.errors import BrokerError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from offloop.bus.protocol.frames import decode_control, encode_control
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import MAX_INTERVAL, batch_number
-from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.consumers.api.callback import Callback, demand_of
 from offloop.consumers.api.logger import Logger
@@ -226,59 +225,48 @@ def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
 
 
 def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
-    leases, ten, fifteen = Leases(), Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})
+    leases, ten, fifteen = Consumers(), Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})
     leases.renew(b"a", ten, now=100.0, name="alice")
     leases.renew(b"b", fifteen, now=102.0)
     assert leases.merged(102.0) == Demand.merge([ten, fifteen])
     leases.renew(b"b", fifteen, now=104.0)
-    assert leases.merged(100.0 + Timeouts.lease - 0.01) == Demand.merge([ten, fifteen])
-    assert leases.merged(100.0 + Timeouts.lease) == fifteen
-    assert leases.merged(104.0 + Timeouts.lease) == Demand()
+    assert leases.merged(100.0 + LEASE_SECONDS - 0.01) == Demand.merge([ten, fifteen])
+    assert leases.merged(100.0 + LEASE_SECONDS) == fifteen
+    assert leases.merged(104.0 + LEASE_SECONDS) == Demand()
 
 
 def test_the_delay_of_a_consumer_that_is_gone_goes_with_its_lease() -> None:
-    leases, slow, fast = Leases(), Demand.of([INNER]), Demand(max_delay=0.01)
+    leases, slow, fast = Consumers(), Demand.of([INNER]), Demand(max_delay=0.01)
     leases.renew(b"a", slow, now=2.0)
     leases.renew(b"b", fast, now=0.0)
     leases.renew(b"c", Demand(max_delay=0.1), now=1.0)
-    delays = [leases.merged(now).max_delay for now in (2.0, Timeouts.lease, 1.0 + Timeouts.lease)]
+    delays = [leases.merged(now).max_delay for now in (2.0, LEASE_SECONDS, 1.0 + LEASE_SECONDS)]
     assert delays == [0.01, 0.1, None]
-    assert leases.merged(1.0 + Timeouts.lease) == slow
+    assert leases.merged(1.0 + LEASE_SECONDS) == slow
 
 
 def test_what_a_consumer_wants_takes_the_place_of_what_it_wanted() -> None:
-    leases = Leases()
+    leases = Consumers()
     leases.renew(b"a", Demand.of([INNER]), now=0)
     leases.renew(b"a", Demand.of([Event.BATCH_START]), now=1)
     assert leases.merged(1) == Demand.of([Event.BATCH_START])
 
 
 def test_people_are_told_who_wants_what() -> None:
-    leases = Leases()
+    leases = Consumers()
     leases.renew(b"a", Demand.of([INNER, Event.BATCH_START]), now=0, name="alice")
-    leases.renew(b"b", Demand.of([Event.BATCH_END]), now=1, name="b" * 1000)
-    leases.renew(b"c", Demand(), now=1, name={"not": "a name"})
+    leases.renew(b"b", Demand.of([Event.BATCH_END]), now=1, name="bob", report={"lag": 3})
+    leases.renew(b"c", Demand(), now=1)
     assert leases.describe(2) == [
         {"name": "alice", "events": ["after_train_batch", "batch_start"]},
-        {"name": "b" * 100, "events": ["batch_end"]},
+        {"name": "bob", "events": ["batch_end"], "lag": 3},
         {"name": None, "events": []},
     ]
-    assert [one["name"] for one in leases.describe(5.5)] == ["b" * 100, None]
-
-
-def test_further_leases_than_the_limit_are_refused_and_the_others_go_on() -> None:
-    leases, demand = Leases(), Demand.of([INNER])
-    for number in range(MAX_LEASES):
-        leases.renew(str(number).encode(), demand, now=0)
-    with pytest.raises(BrokerError, match="4096 consumers have requested events of this run"):
-        leases.renew(b"one more", demand, now=1)
-    leases.renew(b"17", demand, now=1)
-    assert leases.merged(Timeouts.lease) == demand
-    leases.renew(b"one more", demand, now=Timeouts.lease)
+    assert [one["name"] for one in leases.describe(5.5)] == ["bob", None]
 
 
 def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
-    leases = Leases()
+    leases = Consumers()
     accepted, fields_each = 0, 50
     for consumer in range(3):
         demand = Demand({INNER: EventDemand(1, {f"field_{consumer}_{number}": 1 for number in range(fields_each)})})
@@ -301,7 +289,7 @@ def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
 
 
 def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
-    leases = Leases()
+    leases = Consumers()
     leases.renew(b"a", Demand({INNER: EventDemand(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
     small = Demand({INNER: EventDemand(5, {"queue": 5})})
     leases.renew(b"b", small, now=0)
@@ -309,7 +297,7 @@ def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
     with pytest.raises(BrokerError):
         leases.renew(b"b", Demand({INNER: EventDemand(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
     assert leases.merged(1) == before
-    assert leases.merged(Timeouts.lease) == Demand()
+    assert leases.merged(LEASE_SECONDS) == Demand()
 
 
 # -- what a callback asks for, and sees -------------------------------------------------------------------------------

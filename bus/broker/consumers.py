@@ -1,0 +1,142 @@
+"""The consumers of a run: their demand, as leases that expire, and their progress."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offloop.bus.errors import BrokerError, ProtocolError
+from offloop.bus.types.consumers import ConsumerProgress
+from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
+
+LEASE_SECONDS = 5.0
+"""For how long a demand counts that is not renewed."""
+
+_EVENTS = frozenset(event.value for event in Event)
+_log = logging.getLogger("offloop.broker")
+
+
+@dataclass
+class _Lease:
+    until: float
+    demand: Demand
+    name: str | None
+    report: Mapping[str, float]
+    progress: ConsumerProgress | None = None
+    """``None`` for a consumer that no publisher has to know."""
+
+
+class Consumers:
+    """The consumers of a run, by their connections. Times are seconds on a steady clock.
+
+    Together they demand no more than fits into one message: the merged demand can be sent on."""
+
+    def __init__(self) -> None:
+        self._leases: dict[bytes | int, _Lease] = {}
+        self._merged = Demand()
+        self._is_stale = False
+        self.version = 0
+        """Changes whenever publishers have to know of other consumers, or of other fields or barrier events."""
+
+    def renew(
+        self,
+        consumer: bytes | int,
+        demand: Demand,
+        now: float,
+        name: str | None = None,
+        *,
+        barrier_events: Iterable[Any] = (),
+        handled: Sequence[tuple[int, int]] = (),
+        report: Mapping[str, float] | None = None,
+    ) -> bool:
+        """Records a consumer's demand and what it says of itself; returns whether publishers have to know of it.
+
+        Raises:
+            BrokerError: all consumers together demand too much. What this one demanded before stays.
+        """
+        lease = self._leases.get(consumer)
+        if lease is None or lease.demand != demand:
+            others = [one.demand for key, one in self._leases.items() if key != consumer]
+            # Without a lease that goes, the merged demand needs no merging again.
+            merged = Demand.merge([self.merged(now), demand] if lease is None else [*others, demand])
+            _check_size(merged)
+            self._merged, self._is_stale = merged, False
+        progress = ConsumerProgress(
+            name,
+            frozenset(one for one in barrier_events if isinstance(one, str) and one in _EVENTS),
+            demand.fields,
+            dict(handled),
+        )
+        before = None if lease is None else lease.progress
+        known = progress if progress.barrier_events or progress.fields else None
+        self._leases[consumer] = _Lease(now + LEASE_SECONDS, demand, name, report or {}, known)
+        if _lasting(before) != _lasting(known):
+            self.version += 1
+        return before != known
+
+    def hold(self, rank: int, demand: Demand, now: float) -> None:
+        """Keeps what a rank publishes for consumers of a broker before this one, until they have had time to come
+        again."""
+        try:
+            self.renew(rank, demand, now)
+        except BrokerError as error:
+            _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
+
+    def merged(self, now: float) -> Demand:
+        """The merged demand of all consumers whose leases have not expired."""
+        self._forget_expired(now)
+        if self._is_stale:
+            self._merged = Demand.merge(lease.demand for lease in self._leases.values())
+            self._is_stale = False
+        return self._merged
+
+    def describe(self, now: float) -> list[dict[str, Any]]:
+        """The ``name`` and ``events`` of each consumer, and what it last reported: plain values, for people."""
+        self._forget_expired(now)
+        return [
+            {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
+            for consumer, lease in self._leases.items()
+            if isinstance(consumer, bytes)
+        ]
+
+    def note_handled(self, consumer: bytes, handled: Sequence[tuple[int, int]]) -> None:
+        """Records how far a consumer is."""
+        lease = self._leases.get(consumer)
+        if lease is not None and lease.progress is not None:
+            lease.progress = lease.progress._replace(handled={**lease.progress.handled, **dict(handled)})
+
+    def forget_gone(self, is_there: Callable[[bytes], bool]) -> None:
+        """Forgets the progress of consumers whose connection is gone: one that was killed must not keep borrowed memory
+        until its lease expires."""
+        for consumer, lease in self._leases.items():
+            if isinstance(consumer, bytes) and lease.progress is not None and not is_there(consumer):
+                lease.progress = None
+                self.version += 1
+
+    def to_wire(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
+        """The consumers that a publisher of that rank has to know."""
+        return {
+            consumer.hex(): lease.progress.to_wire(rank)
+            for consumer, lease in self._leases.items()
+            if isinstance(consumer, bytes) and lease.progress is not None and (only is None or consumer in only)
+        }
+
+    def _forget_expired(self, now: float) -> None:
+        for consumer in [key for key, lease in self._leases.items() if lease.until <= now]:
+            if self._leases.pop(consumer).progress is not None:
+                self.version += 1
+            self._is_stale = True
+
+
+def _lasting(progress: ConsumerProgress | None) -> ConsumerProgress | None:
+    return None if progress is None else progress._replace(handled={})
+
+
+def _check_size(demand: Demand) -> None:
+    try:
+        Demand.from_wire(demand.to_wire())
+    except ProtocolError as error:
+        raise BrokerError(
+            f"all consumers of this run together request too much ({error}): request fewer fields or intervals"
+        ) from None
