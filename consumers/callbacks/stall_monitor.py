@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections import deque
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,9 @@ class StallMonitor(Callback):
         self._factor = factor
         self._min_seconds = min_seconds
         self.events = {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if detailed else ())}  # type: ignore[misc]
-        self._steps: deque[float] = deque(maxlen=_WINDOW)
-        self._evaluation_steps: deque[float] = deque(maxlen=_WINDOW)
-        self._count = 0
-        self._last_ns = 0
-        self._step_began_ns = 0
-        self._limit: float | None = None
-        self._last_event: Event | None = None
+        self._seen = _Seen()
         self._phase = ""
         self._batch = 0
-        self._fitting = False
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._alerted = False
@@ -86,46 +79,29 @@ class StallMonitor(Callback):
         self._context = RunContext("run", 1, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """How long batches took, how many stalls there were, and what was expected last."""
-        return {
-            "steps": list(self._steps),
-            "evaluation_steps": list(self._evaluation_steps),
-            "count": self._count,
-            "last_ns": self._last_ns,
-            "step_began_ns": self._step_began_ns,
-            "limit": self._limit,
-            "last_event": None if self._last_event is None else self._last_event.value,
-            "fitting": self._fitting,
-        }
+        """The durations of batches, the number of stalls, and what was expected last."""
+        return asdict(self._seen)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes all of that up."""
-        self._steps.extend(state["steps"])
-        self._evaluation_steps.extend(state["evaluation_steps"])
-        self._count = state["count"]
-        self._last_ns = state["last_ns"]
-        self._step_began_ns = state["step_began_ns"]
-        self._limit = state["limit"]
-        self._last_event = None if state["last_event"] is None else Event(state["last_event"])
-        self._fitting = state["fitting"]
+        """Resume from a state."""
+        self._seen = _Seen(**state)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Judges the time since the event before, and says what is expected from here on."""
-        self._context = logger.context
-        waited = (state.time_ns - self._last_ns - self._paused(self._last_ns, state.time_ns)) / 1e9
+        """Judge the time since the event before, and set the limit of the time to the next one."""
+        self._context, seen = logger.context, self._seen
+        waited = (state.time_ns - seen.last_ns - self._paused(seen.last_ns, state.time_ns)) / 1e9
         # A recording has the batches of evaluations only where somebody asked for them.
-        is_whole_evaluation = self._last_event in _STARTS and event in _ENDS
-        if self._limit is not None and waited > self._limit and not is_whole_evaluation:
-            self._count += 1
-            logger.log_metrics({"stall/seconds": waited, "stall/count": self._count})
-        self._take_in(event, state.time_ns)
-        self._last_event, self._last_ns = event, state.time_ns
-        self._limit, self._phase = self._expected_within(event), _phase(event, state)
-        self._batch = state.timestamp.values.batch
+        is_whole_evaluation = seen.last_event in _STARTS and event in _ENDS
+        if seen.limit is not None and waited > seen.limit and not is_whole_evaluation:
+            seen.count += 1
+            logger.log_metrics({"stall/seconds": waited, "stall/count": seen.count})
+        seen.add(event, state.time_ns)
+        seen.limit = self._limit_after(event)
+        self._phase, self._batch = _phase(event, state), state.timestamp.values.batch
         self._note_arrival()
 
     async def close(self, state: Snapshot, logger: Logger) -> None:
-        """Waits no more."""
+        """Stop waiting."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
@@ -133,7 +109,7 @@ class StallMonitor(Callback):
                 await watch
 
     def _paused(self, since_ns: int, until_ns: int) -> int:
-        """For how many nanoseconds of that time the training was paused."""
+        """Nanoseconds of that time in which the training was paused."""
         paused, began = 0, None
         for outcome in self._answered():
             at = min(max(outcome.time_ns or 0, since_ns), until_ns)
@@ -148,7 +124,6 @@ class StallMonitor(Callback):
         return bool(answered) and answered[-1].command.name == "pause"
 
     def _is_replay(self) -> bool:
-        """Whether the training is over, and its record comes at whatever pace."""
         if self._replayed is None:
             context = self._context
             self._replayed = context.run_dir is not None and (
@@ -157,30 +132,17 @@ class StallMonitor(Callback):
         return self._replayed
 
     def _answered(self) -> list[Outcome]:
-        """The commands by which a pause begins or ends."""
         return [
             outcome
             for outcome in self._context.answered()
             if outcome.error is None and outcome.command.name in ("pause", "resume", "stop")
         ]
 
-    def _take_in(self, event: Event, now_ns: int) -> None:
-        if event is Event.FIT_START:
-            self._fitting = True
-        elif event is Event.FIT_END:
-            self._fitting = False
-        elif event is Event.BATCH_END and self._step_began_ns:
-            self._steps.append((now_ns - self._step_began_ns) / 1e9)
-        elif event in _EVALUATION_BATCHES and self._last_ns:
-            self._evaluation_steps.append((now_ns - self._last_ns) / 1e9)
-        if event not in _PARTS_OF_A_STEP:
-            self._step_began_ns = now_ns
-
-    def _expected_within(self, event: Event) -> float | None:
-        """How many seconds the next event may take; ``None`` when none is expected."""
-        if event in _IDLE or (event is Event.EVAL_AFTER_ALL and not self._fitting):
+    def _limit_after(self, event: Event) -> float | None:
+        """Seconds that the next event may take; ``None`` when none is expected."""
+        if event in _IDLE or (event is Event.EVAL_AFTER_ALL and not self._seen.fitting):
             return None
-        steps = self._evaluation_steps if event in _IN_EVALUATION else self._steps
+        steps = self._seen.evaluation_steps if event in _IN_EVALUATION else self._seen.steps
         usual = statistics.median(steps) if steps else self._min_seconds
         return max(self._factor * usual, self._min_seconds)
 
@@ -199,7 +161,7 @@ class StallMonitor(Callback):
     async def _wait(self) -> None:
         while True:
             await asyncio.sleep(self._left())
-            if self._limit is None or self._alerted or self._left() > 0:
+            if self._seen.limit is None or self._alerted or self._left() > 0:
                 continue
             if self._is_paused():
                 # What is expected next is expected from the end of the pause on.
@@ -213,12 +175,11 @@ class StallMonitor(Callback):
                 self._alert(
                     FIRING,
                     f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
-                    f"{self._limit:.0f} s: the training hangs {self._phase}",
+                    f"{self._seen.limit:.0f} s: the training hangs {self._phase}",
                 )
 
     def _alert(self, status: str, text: str) -> None:
-        """Says it to people, and writes it down for the page of the run."""
-        _say(text)
+        say(text, err=True)
         context = self._context
         if context.run_dir is not None:
             identity = f"stall-{context.attempt}-{time.time_ns()}"
@@ -226,11 +187,37 @@ class StallMonitor(Callback):
             note_alert(context.run_dir, alert)
 
     def _left(self) -> float:
-        """Seconds until it is to be looked at again; 0 when an event is overdue."""
-        if self._limit is None or self._alerted:
+        """Seconds to the next check; 0 when an event is overdue."""
+        if self._seen.limit is None or self._alerted:
             return self._min_seconds / 2
         # The next event may bring a shorter limit.
-        return min(max(self._arrived + self._limit - time.monotonic(), 0), self._min_seconds / 2)
+        return min(max(self._arrived + self._seen.limit - time.monotonic(), 0), self._min_seconds / 2)
+
+
+@dataclass
+class _Seen:
+    """The events so far."""
+
+    steps: list[float] = field(default_factory=list)
+    evaluation_steps: list[float] = field(default_factory=list)
+    """Seconds of the last batches."""
+    count: int = 0
+    last_ns: int = 0
+    last_event: str | None = None
+    step_began_ns: int = 0
+    limit: float | None = None
+    fitting: bool = False
+
+    def add(self, event: Event, now_ns: int) -> None:
+        if event in (Event.FIT_START, Event.FIT_END):
+            self.fitting = event is Event.FIT_START
+        elif event is Event.BATCH_END and self.step_began_ns:
+            self.steps = [*self.steps[1 - _WINDOW :], (now_ns - self.step_began_ns) / 1e9]
+        elif event in _EVALUATION_BATCHES and self.last_ns:
+            self.evaluation_steps = [*self.evaluation_steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
+        if event not in _PARTS_OF_A_STEP:
+            self.step_began_ns = now_ns
+        self.last_ns, self.last_event = now_ns, event.value
 
 
 def _serves_replay(run_dir: Path) -> bool:
@@ -241,7 +228,7 @@ def _serves_replay(run_dir: Path) -> bool:
 
 
 def _phase(event: Event, state: Snapshot) -> str:
-    """What a training that shows no event after this one is at."""
+    """The place at which a training hangs that shows no event after this one."""
     batch, epoch = state.timestamp.values.batch, state.timestamp.values.epoch
     if event is Event.BEFORE_DATALOADER:
         return f"in the dataloader, after batch {batch}"
@@ -258,7 +245,3 @@ def _phase(event: Event, state: Snapshot) -> str:
     if event in _IN_EVALUATION:
         return f"in the evaluation of {state.dataloader_label}, after its batch {state.eval_timestamp.values.batch}"
     return f"after {event.value}, which came after batch {batch}"
-
-
-def _say(text: str) -> None:
-    say(text, err=True)

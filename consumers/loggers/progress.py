@@ -1,11 +1,11 @@
-"""How far a run is, for people who watch it."""
+"""The progress of a run, for people who watch it."""
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TextIO
+from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line
@@ -25,34 +25,33 @@ _MINUTE = 60
 
 @dataclass
 class _Bar:
-    """One thing that goes on: the whole training, an epoch, an evaluation, a prediction."""
+    """The progress of the whole training, an epoch, an evaluation or a prediction."""
 
     label: str
     place: str
     unit: str
     started: float
     first: float
-    """How much was done when it started."""
+    """The count at its start."""
+    total: float | None
     done: float = 0.0
-    total: float | None = None
     time: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
 
-    def line(self) -> str:
-        """The bar in words."""
-        return self._line("", 0, self._details())
+    def __post_init__(self) -> None:
+        self.done, self.time = self.first, self.started
 
-    def drawn(self, full: str, width: int) -> str:
-        """The bar in words and drawn with ``full``, in at most ``width`` characters: the drawing gives way to words,
-        and what does not fit then is left out, the last metrics first."""
+    def line(self, full: str = "", width: int | None = None) -> str:
+        """The bar in words, and drawn with ``full`` where that fits ``width`` characters. What does not fit then is
+        left out, the last metrics first."""
         details = self._details()
-        missing = max(len(self._line(full, _BAR_WIDTH, details)) - width, 0)
-        length = max(_BAR_WIDTH - missing, 0)
-        while details and len(self._line(full, length, details)) > width:
-            details.pop()
-        return self._line(full, length, details)[:width]
+        line = self._line(full, _BAR_WIDTH if full else 0, details)
+        while width is not None and len(line) > width:
+            line = self._line("", 0, details) if details else line[:width]
+            details = details[:-1]
+        return line
 
-    def _line(self, full: str, length: int, details: Sequence[str]) -> str:
+    def _line(self, full: str, length: int, details: list[str]) -> str:
         share = min(self.done / self.total, 1.0) if self.total else None
         drawn = f"|{full * int(share * length):<{length}}|" if length and share is not None else ""
         percent = "" if share is None else f"{share:4.0%}{drawn} "
@@ -71,35 +70,14 @@ class _Bar:
         return details + [f"{name}={format_value(value)}" for name, value in self.metrics.items()]
 
 
-class _View:
-    """Where bars are shown. One that is over leaves a line, the latest of each kind."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self._finished = {label: _Bar(**bar) for label, bar in state.get("finished", {}).items()}
-
-    def show(self, bars: Sequence[_Bar], time: float) -> None:
-        """Shows those that go on; ``time`` is that of the event."""
-
-    def finish(self, bar: _Bar) -> None:
-        """Takes one that is over."""
-        self._finished.pop(bar.label, None)
-        self._finished[bar.label] = bar
-
-    def close(self, bars: Sequence[_Bar]) -> None:
-        """Shows what has not been shown yet."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is still to be shown."""
-        return {}
-
-
 class ProgressLogger(LoggerDestination):
-    """Shows how far the run is, on standard error: bars for the training, the epoch and an evaluation.
+    """Shows the progress of a run on standard error: bars for the training, the epoch and an evaluation.
 
     On a terminal the bars stay at the bottom, and what else the consumer prints goes above them. An epoch or evaluation
     that is over leaves a line with its metrics, by their short names: the latest of each kind, at most once a second.
-    Elsewhere, such as in a file, there are lines only: every ``every`` seconds of the run's own time one for what goes
-    on, and the latest epoch and evaluation that ended since.
+    Elsewhere, such as in a file, there are lines only: every ``every`` seconds of the run's own time one for the
+    current epoch or evaluation, and the latest ones that ended since. They are no record: a consumer that resumes
+    begins with the next event.
 
     Everything comes from the events themselves. What callbacks log (metrics, hyperparameters, images, tables, texts,
     files) is left out: add the logger ``console`` for those.
@@ -115,54 +93,70 @@ class ProgressLogger(LoggerDestination):
             raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
         self._every = every
         self._bars: dict[str, _Bar] = {}
-        self._restored: dict[str, Any] = {}
-        self._view: _View | None = None
+        self._finished: dict[str, _Bar] = {}
+        self._screen: Screen | None = None
+        self._next = self._next_finished = float("-inf")
 
     def open(self, context: RunContext) -> None:
-        """Takes the lower lines of the terminal, if standard error is one."""
+        """Take the lower lines of the terminal, if standard error is one."""
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            self._view = _Drawn(Screen(sys.stderr))
-        else:
-            self._view = _Written(sys.stderr, self._every, self._restored)
+            self._screen = Screen(sys.stderr)
 
     def watch(self, state: Snapshot) -> None:
-        """Takes an event in."""
-        change = _CHANGES.get(state.event)
-        if change is None or self._view is None:
-            return
-        change(self, state)
+        """Show the change that an event makes."""
+        _CHANGES[state.event](self, state)
         if (total := self._bars.get("total")) is not None:
             total.time = state.time
-        self._view.show(list(self._bars.values()), state.time)
+        if self._screen is None:
+            # Of several bars, the others wait for the last one. One that is full is about to be finished.
+            current = [bar for bar in list(self._bars.values())[-1:] if bar.done != bar.total]
+            if state.time >= self._next and (current or self._finished):
+                self._next = state.time + self._every
+                self._leave([*self._finished.values(), *current])
+            return
+        # A drawing is no record: the terminal's time counts, also when a recording is read faster than it was made.
+        now = monotonic()
+        if now >= self._next:
+            self._next = now + _REDRAW_SECONDS
+            if now >= self._next_finished and self._finished:
+                self._next_finished = now + _LINE_SECONDS
+                self._leave(self._finished.values())
+            self._screen.draw([self._line(bar) for bar in self._bars.values()])
 
     def close(self) -> None:
-        """Shows the last of everything, and gives the terminal back."""
-        if self._view is not None:
-            self._view.close(list(self._bars.values()))
-            self._view = None
-        self._bars, self._restored = {}, {}
+        """Show the last of everything, and restore the terminal."""
+        bars = list(self._bars.values())
+        if self._screen is not None:
+            self._screen.draw([])
+        self._leave([*self._finished.values(), *(bars[-1:] if self._screen is None else bars)])
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+        self._bars = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The bars, and the lines that are still to come."""
-        view = {} if self._view is None else self._view.state_dict()
-        return {"bars": {key: asdict(bar) for key, bar in self._bars.items()}, "view": view}
+    def _line(self, bar: _Bar) -> str:
+        if self._screen is None:
+            return bar.line()
+        is_unicode = (self._screen.stream.encoding or "").lower().startswith("utf")
+        return bar.line("█" if is_unicode else "#", self._screen.width)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with those; lines written since then are written again."""
-        self._bars = {key: _Bar(**bar) for key, bar in state["bars"].items()}
-        self._restored = dict(state["view"])
+    def _leave(self, bars: Iterable[_Bar]) -> None:
+        lines = [self._line(bar) for bar in bars]
+        self._finished = {}
+        if self._screen is not None:
+            self._screen.leave(lines)
+        else:
+            for line in lines:
+                print(line, file=sys.stderr, flush=True)
 
     def _begin_training(self, state: Snapshot) -> None:
         self._bars = {}
         if (longest := state.max_duration) is not None:
             done = float(state.timestamp.get(longest.unit))
-            self._bars["total"] = _Bar(
-                "total", "", longest.unit.value, state.time, done, done, longest.value, state.time
-            )
+            self._bars["total"] = _Bar("total", "", longest.unit.value, state.time, done, longest.value)
 
     def _begin(self, label: str, place: str, state: Snapshot, key: str | None = None, done: float = 0.0) -> None:
-        bar = _Bar(label, place, "ba", state.time, done, done, state.dataloader_len, state.time)
-        self._bars[key or label] = bar
+        self._bars[key or label] = _Bar(label, place, "ba", state.time, done, state.dataloader_len)
 
     def _begin_epoch(self, state: Snapshot) -> None:
         done = float(state.timestamp.batch_in_epoch)
@@ -209,7 +203,6 @@ class ProgressLogger(LoggerDestination):
         self._finish("eval", self._named(label, state.eval_metrics.get(label, {}), state))
 
     def _named(self, label: str, metrics: Mapping[str, Any], state: Snapshot) -> dict[str, Any]:
-        """Metrics by their short names."""
         known = {**state.eval_metrics, label: metrics}
         names = MetricNames(f"metrics/{one}/{name}" for one, values in known.items() for name in values)
         return {names.short(f"metrics/{label}/{name}"): value for name, value in metrics.items()}
@@ -220,9 +213,10 @@ class ProgressLogger(LoggerDestination):
 
     def _finish(self, key: str, metrics: Mapping[str, Any]) -> None:
         bar = self._bars.pop(key, None)
-        if bar is not None and self._view is not None:
+        if bar is not None:
             bar.metrics |= {name: value for name, value in metrics.items() if isinstance(value, float | int | str)}
-            self._view.finish(bar)
+            self._finished.pop(bar.label, None)
+            self._finished[bar.label] = bar
 
 
 _CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
@@ -241,66 +235,6 @@ _CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
 
 
 ProgressLogger.watches = tuple(_CHANGES)
-
-
-class _Written(_View):
-    """Bars as lines, at a bounded rate of the run's own time."""
-
-    def __init__(self, stream: TextIO, every: float, state: Mapping[str, Any]) -> None:
-        super().__init__(state)
-        self._stream = stream
-        self._every = every
-        self._next = float(state.get("next", "-inf"))
-
-    def show(self, bars: Sequence[_Bar], time: float) -> None:
-        # Of what goes on at once, the last one is what the others wait for. One that is full is about to be finished.
-        going_on = [bar for bar in bars[-1:] if bar.done != bar.total]
-        if time >= self._next and (going_on or self._finished):
-            self._next = time + self._every
-            self.close(going_on)
-
-    def close(self, bars: Sequence[_Bar]) -> None:
-        for bar in [*self._finished.values(), *bars[-1:]]:
-            print(bar.line(), file=self._stream, flush=True)
-        self._finished = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next, "finished": {label: asdict(bar) for label, bar in self._finished.items()}}
-
-
-class _Drawn(_View):
-    """Bars at the bottom of a terminal. What is drawn there is no record, so how often it is drawn is a matter of the
-    terminal's time, also when a recording is read much faster than it was made."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__({})
-        self._screen = screen
-        self._full = "█" if (screen.stream.encoding or "").lower().startswith("utf") else "#"
-        self._next_drawing = self._next_lines = float("-inf")
-
-    def show(self, bars: Sequence[_Bar], time: float) -> None:
-        now = monotonic()
-        if now < self._next_drawing:
-            return
-        self._next_drawing = now + _REDRAW_SECONDS
-        if now >= self._next_lines and self._finished:
-            self._next_lines = now + _LINE_SECONDS
-            self._leave_lines()
-        self._screen.draw(self._lines(bars))
-
-    def close(self, bars: Sequence[_Bar]) -> None:
-        self._screen.draw([])
-        self._leave_lines()
-        self._screen.leave(self._lines(bars))
-        self._screen.close()
-
-    def _leave_lines(self) -> None:
-        self._screen.leave(self._lines(self._finished.values()))
-        self._finished = {}
-
-    def _lines(self, bars: Iterable[_Bar]) -> list[str]:
-        width = self._screen.width
-        return [bar.drawn(self._full, width) for bar in bars]
 
 
 def _clock(seconds: float) -> str:

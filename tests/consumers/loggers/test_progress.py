@@ -19,7 +19,6 @@ import pytest
 from consumers_stream import record_run
 from helpers import wait_for
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
@@ -174,27 +173,6 @@ def test_texts_of_a_run_cannot_break_the_line(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith("a b\\x1b[2Jc   Epoch ")
 
 
-def test_it_asks_for_the_batches_of_an_evaluation() -> None:
-    demand = EventForwarder(ProgressLogger()).demand()
-    assert {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END, Event.BATCH_END} <= set(demand.events)
-
-
-def test_a_consumer_that_goes_on_writes_the_lines_that_were_to_come(capsys: pytest.CaptureFixture[str]) -> None:
-    stream = training()
-    run(stream, ProgressLogger(every=5))
-    undisturbed = capsys.readouterr().err
-    for cut in range(len(stream) + 1):
-        first = ProgressLogger(every=5)
-        first.open(RunContext("run", 1, None))
-        for state in stream[:cut]:
-            first.watch(state)
-        position, written = first.state_dict(), capsys.readouterr().err
-        again = ProgressLogger(every=5)
-        again.load_state_dict(position)
-        run(stream[cut:], again)
-        assert written + capsys.readouterr().err == undisturbed
-
-
 def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
     directory = record_run(tmp_path, "run", training())
     words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
@@ -206,11 +184,6 @@ def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> 
     assert lines[0] == "total                     0% 0/2 ep [00:00]"
     assert lines[-2] == "total                   100% 2/2 ep [00:12<00:00, 0.167 ep/s]"
     assert sum(line.startswith("eval ") for line in lines) == 3
-
-
-def test_a_negative_interval_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="every"):
-        ProgressLogger(every=-1)
 
 
 # -- a terminal -------------------------------------------------------------------------------------------------------
@@ -355,34 +328,13 @@ def advance(clock: list[float]) -> None:
     clock[0] += 1
 
 
-def test_bars_are_no_wider_than_the_terminal(clock: list[float]) -> None:
-    shown: list[list[str]] = []
-    with Terminal(columns=50) as terminal:
-
-        def look(state: Snapshot) -> None:
-            shown.append(screen(terminal.received(), columns=50))
-            clock[0] += 1
-
-        run(training(), ProgressLogger(), Looks(look))
-        end = screen(terminal.received(), columns=50)
-    assert [len(lines) for lines in shown[:4]] == [1, 2, 2, 2]
-    assert [line[:35] for line in end] == [
-        "train      Epoch   0    100% 4/4 ba",
-        "eval       Epoch   0    100% 2/2 ba",
-        "train      Epoch   1    100% 4/4 ba",
-        "eval       Epoch   1    100% 2/2 ba",
-        "total                   100% 2/2 ep",
-        "",
-    ]
-
-
 def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(clock: list[float]) -> None:
     with Terminal(columns=100) as terminal:
         run(training(), ProgressLogger())
         end = screen(terminal.received(), columns=100)
     words = "2/2 ba [00:02<00:00, 1 ba/s, Accuracy=0.875]"
     assert end[-3:] == [
-        f"eval       Epoch   1    100%|{'█' * 24}| {words}",
+        f"eval       Epoch   1    100% {words}",
         f"total                   100%|{bar(25)}| 2/2 ep [00:12<00:00, 0.167 ep/s]",
         "",
     ]
