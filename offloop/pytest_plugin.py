@@ -2,7 +2,6 @@
 tests that do not ask for it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ if TYPE_CHECKING:
 
     from offloop.bus.recording.recording import Recording
     from offloop.consumers.testing.golden import Golden
-    from offloop.consumers.testing.live_run import LiveRun
     from offloop.consumers.testing.logged import Logged
 
-__all__ = ["golden", "live_run", "recording", "replay"]
+__all__ = ["golden", "recording", "replay"]
 
 UPDATE = "--offloop-update-golden"
 FOLDER = "offloop_recordings"
@@ -66,21 +64,6 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 
 
 @pytest.fixture
-def live_run(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[Callable[..., LiveRun]]":
-    """``live_run("digits", max_duration="1ep")``: trains in a process of its own, in the test's ``tmp_path``, see
-    :class:`offloop.consumers.testing.LiveRun`. A task in a file is found relative to the test's file. Whatever happens,
-    nothing of it is left running when the test ends."""
-    from offloop.consumers.testing.live_run import LiveRun
-
-    with ExitStack() as opened:
-
-        def start(task: str, *arguments: str, **options: Any) -> "LiveRun":
-            return opened.enter_context(LiveRun(tmp_path, _beside(task, request), *arguments, **options))
-
-        yield start
-
-
-@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
     """``golden.check(logged, "name")``: compares with the file ``golden/NAME.jsonl`` beside the test, see
     :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
@@ -121,9 +104,3 @@ def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:
         f"there is no recording {' and no '.join(map(str, places))}: name one relative to the test, or set "
         f"{FOLDER} to the folder that has it"
     )
-
-
-def _beside(task: str, request: pytest.FixtureRequest) -> str:
-    """A task in a file, with the whole path of the file."""
-    file, colon, function = task.rpartition(":")
-    return f"{request.path.parent / file}:{function}" if colon and file.endswith(".py") else task

@@ -1,15 +1,14 @@
-"""For tests of your own callbacks: replay recordings through them, feed them made-up trainings, compare with golden
-files.
+"""For tests of your own callbacks: replay recordings or made-up trainings through them, compare with golden files.
 
-May import: bus.protocol, bus.recording, bus.runs, bus.subscriber, api, runner. Begin with ``harness``.
+May import: bus.protocol, bus.recording, api, runner. Begin with ``harness``.
 
     from offloop.consumers.testing import MemoryStream, replay
 
     logged = replay(Perplexity(), "recordings/digits.mcap")
     assert logged.last["perplexity"] < 2
 
-Everything here works with any test framework. With pytest the fixtures ``recording``, ``replay``, ``live_run`` and
-``golden`` are there by themselves, see :mod:`offloop.pytest_plugin`.
+Everything here works with any test framework. With pytest the fixtures ``recording``, ``replay`` and ``golden``
+are there by themselves, see :mod:`offloop.pytest_plugin`.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from offloop.bus.lazy import lazy_exports
 if TYPE_CHECKING:
     from offloop.consumers.testing.golden import Golden as Golden
     from offloop.consumers.testing.harness import replay as replay
-    from offloop.consumers.testing.live_run import LiveRun as LiveRun
     from offloop.consumers.testing.logged import Logged as Logged
     from offloop.consumers.testing.memory_stream import MemoryStream as MemoryStream
 

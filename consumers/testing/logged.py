@@ -10,10 +10,7 @@ from offloop.consumers.runner.statistics import RunnerStatistics
 
 
 class Logged:
-    """Everything that callbacks logged, in the order in which they did.
-
-    While a stream is attached (:meth:`offloop.consumers.testing.MemoryStream.attach`) it grows with every event.
-    """
+    """Everything that callbacks logged, in the order in which they did."""
 
     def __init__(self, statistics: Callable[[], RunnerStatistics]) -> None:
         self._statistics = statistics
@@ -30,8 +27,8 @@ class Logged:
         self.uploads: list[Upload] = []
         """Files; whether one is still there is up to the callback."""
         self.commands: list[Command] = []
-        """Commands that callbacks sent, such as ``stop``; ``decided_at`` is how many batches were trained then. They go
-        to a live run; in a replay and a made-up training they end here."""
+        """Commands that callbacks sent, such as ``stop``; ``decided_at`` is how many batches were trained then. They
+        end here."""
 
     @property
     def statistics(self) -> RunnerStatistics:

@@ -1,8 +1,6 @@
 """A training that never took place, event by event: for unit tests of callbacks, without processes and files."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 from offloop.bus.errors import ClosedError, ConfigurationError
@@ -14,9 +12,6 @@ from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers.api.callback import Callback, OnError
-from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.testing.logged import Logged
 
 OfBatch: TypeAlias = Callable[[int], Any] | Any
 """A value, or a function of the number of the batch, from 1, that returns it."""
@@ -53,15 +48,13 @@ _START_NS = 1_700_000_000 * 10**9
 
 
 class MemoryStream(RunStream):
-    """A made-up training; iterate over it for its snapshots, give it to :func:`~offloop.consumers.testing.replay`, or
-    :meth:`attach` callbacks and see what they do after each batch.
+    """A made-up training: give it to :func:`~offloop.consumers.testing.replay`, or iterate over its snapshots.
 
         stream = MemoryStream(loss=lambda batch: 1 / batch)
-        with stream.attach(NaNMonitor(action="stop")) as logged:
-            stream.train(batches=3)
-            assert not logged.commands
-            stream.batch(loss=math.nan)
-            assert [command.name for command in logged.commands] == ["stop"]
+        stream.train(batches=3)
+        stream.batch(loss=math.nan)
+        logged = replay(NaNMonitor(action="stop"), stream)
+        assert [(command.name, command.decided_at) for command in logged.commands] == [("stop", 4)]
 
     The events come in the order of a real training, all of them, with counters, durations, times and sequence numbers
     that fit together; a callback gets those that it overrides. What it has to ask a real training for, it has to ask
@@ -124,7 +117,6 @@ class MemoryStream(RunStream):
         self._ranks = ranks
         self._max_duration = None if max_duration is None else Time.from_timestring(max_duration)
         self._snapshots: list[Snapshot] = []
-        self._attached: list[Callable[[Snapshot], None]] = []
         self._numbers = [(0, 0)] * ranks
         self._time_ns = _START_NS
         self._timestamp = Timestamp()
@@ -142,8 +134,6 @@ class MemoryStream(RunStream):
         self._now: dict[str, Any] = {"loss": None, "lr": _rates(_value(lr, 1)), "batch_size": None}
         self._train_metrics: Mapping[str, Any] | None = None
         self._eval_metrics: dict[str, dict[str, float]] = {}
-
-    # -- what is given ------------------------------------------------------------------------------------------------
 
     @property
     def timestamp(self) -> Timestamp:
@@ -163,31 +153,6 @@ class MemoryStream(RunStream):
 
     def __len__(self) -> int:
         return len(self._snapshots)
-
-    @contextlib.contextmanager
-    def attach(
-        self, *callbacks: Callback, loggers: Sequence[LoggerDestination] = (), on_error: OnError = "stop"
-    ) -> Iterator[Logged]:
-        """Runs callbacks on the training: they are given what has happened so far at once, and everything that follows
-        while it happens, before the method that makes it happen returns. At the end of the ``with`` block they are
-        closed. ``loggers`` and ``on_error`` are as for :func:`~offloop.consumers.testing.replay`.
-
-        Raises:
-            ConfigurationError: a callback handles no event.
-        """
-        from offloop.consumers.testing.harness import Stepper
-
-        stepper = Stepper(self, callbacks, loggers, on_error)
-        with stepper:
-            for snapshot in self:
-                stepper.handle(snapshot)
-            self._attached.append(stepper.handle)
-            try:
-                yield stepper.logged
-            finally:
-                self._attached.remove(stepper.handle)
-
-    # -- what happens -------------------------------------------------------------------------------------------------
 
     def batch(
         self,
@@ -282,12 +247,7 @@ class MemoryStream(RunStream):
         self._check_ranks(of_rank or {})
         event = Event(event)
         for rank in range(self._ranks):
-            snapshot = self._snapshot(event, rank, {**fields, **(of_rank or {}).get(rank, {})})
-            self._snapshots.append(snapshot)
-            for handle in tuple(self._attached):
-                handle(snapshot)
-
-    # -- parts --------------------------------------------------------------------------------------------------------
+            self._snapshots.append(self._snapshot(event, rank, {**fields, **(of_rank or {}).get(rank, {})}))
 
     def _begin(self) -> None:
         if self._snapshots:
@@ -330,18 +290,7 @@ class MemoryStream(RunStream):
             for event in _EVALUATION_BATCH[:-1]:
                 self.emit(event)
             self._time_ns += round(self._seconds * 10**9)
-            took = timedelta(seconds=self._seconds)
-            batch, sample = 1, self._batch_size
-            now = Timestamp(
-                batch=batch,
-                sample=sample,
-                batch_in_epoch=batch,
-                sample_in_epoch=sample,
-                total_wct=took,
-                iteration_wct=took,
-                epoch_wct=took,
-                batch_wct=took,
-            )
+            now = Timestamp().advance_batch(self._batch_size, 0, round(self._seconds * 10**6))
             self._context["eval_timestamp"] = list(now.values)
             self.emit(_EVALUATION_BATCH[-1])
             self._eval_metrics = {**self._eval_metrics, label: dict(metrics)}

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,12 +21,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from helpers import wait_for
 from paths import DATA
 
-from offloop.bus import Event, Recording, Snapshot
+from offloop.bus import Event, Recording, Snapshot, Subscriber
+from offloop.bus.runs.directory import read_run
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import ActivationMonitor, Callback, Logger, MemoryMonitor, NaNMonitor, OptimizerMonitor
-from offloop.consumers.testing import LiveRun
+from offloop.consumers import ActivationMonitor, Callback, Logger, MemoryMonitor, NaNMonitor, OptimizerMonitor, Runner
+from offloop.consumers.runner.entries import Subscription
 
 RECORDINGS = DATA / "recordings"
 FACTS = "facts.json"
@@ -129,49 +132,55 @@ class Commands(Callback):
 # -- recordings -------------------------------------------------------------------------------------------------------
 
 
-def train(folder: Path, task: str = "digits", **options: Any) -> LiveRun:
-    """Starts a training with few batches."""
-    chosen = {"seed": 1, "device": "cpu", "train_batches": 12, "no_progress": True, **options}
+def train(
+    folder: Path, task: str = "digits", *callbacks: Callback, ranks: int = 1, status: int = 0, **options: Any
+) -> Path:
+    """Trains a few batches, observed by the callbacks, and returns the recording."""
+    chosen = {"seed": 1, "device": "cpu", "train_batches": 12, "run_name": task, **options}
+    if callbacks:
+        chosen["wait_for"] = JUDGE
     # The name of the task is a hyperparameter: a path of this machine does not belong in a recording.
     (folder / "tasks.py").write_text("from make_recordings import digits, failing, slow\n")
-    return LiveRun(folder, f"tasks.py:{task}", **chosen)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in chosen.items()]
+    command = [sys.executable, *launcher, "-m", "offloop.trainer", f"tasks.py:{task}", "--runs-dir", "runs", *flags]
+    path = folder / "runs" / str(chosen["run_name"])
+    with subprocess.Popen([*command, "--no-progress"], cwd=folder) as process:
+        if callbacks:
+            wait_for(lambda: (path / "run.json").exists() and read_run(path).live, "the run", 120)
+            asked = vars(Subscription.of(callbacks, JUDGE))
+            # A training with wait_for waits for consumers that may decide something.
+            asked |= {name: asked[name] | {Event.BATCH_END} for name in ("events", "barrier_events")}
+            with Subscriber(path, **asked) as stream:
+                Runner(stream, callbacks).run()
+        assert process.wait(300) == status
+    return Recording(path).path
 
 
 def evaluated(folder: Path, task: str = "digits") -> Path:
     """Two epochs, with an evaluation after each."""
-    with train(folder, task, max_duration="2ep", run_name="evaluated") as run:
-        run.wait()
-        return run.recording().path
+    return train(folder, task, max_duration="2ep", run_name="evaluated")
 
 
 def ranks(folder: Path) -> Path:
     """Two ranks, with the phases of their batches."""
-    with train(folder, ranks=2, max_duration="1ep", run_name="ranks", wait_for=JUDGE) as run:
-        run.watch(Phases(), name=JUDGE)
-        run.wait()
-        return run.recording().path
+    return train(folder, "digits", Phases(), ranks=2, max_duration="1ep", run_name="ranks")
 
 
 def resumed(folder: Path) -> Path:
     """The second attempt of a run: it goes on after the first epoch."""
     options = {"run_name": "resumed", "save_folder": folder / "checkpoints", "autoresume": True}
-    for duration in ("1ep", "2ep"):
-        with train(folder, max_duration=duration, **options) as run:
-            run.wait()
-    return run.recording(2).path
+    train(folder, max_duration="1ep", **options)
+    return train(folder, max_duration="2ep", **options)
 
 
 def stopped(folder: Path) -> Path:
     """Commanded: another learning rate, a setting that there is not, and a stop."""
-    with train(folder, max_duration="3ep", run_name="stopped", wait_for=JUDGE) as run:
-        run.watch(Commands(), name=JUDGE)
-        run.wait()
-        return run.recording().path
+    return train(folder, "digits", Commands(), max_duration="3ep", run_name="stopped")
 
 
 def fields(folder: Path) -> Path:
     """Every event, also of microbatches, and fields on demand: norms, activations, phases, memory."""
-    options = {"microbatch_size": 16, "record": "all", "train_batches": 8, "wait_for": JUDGE}
     asking = [
         OptimizerMonitor(batch_log_interval=4),
         OptimizerMonitor(batch_log_interval=3, only_global=True),
@@ -181,17 +190,13 @@ def fields(folder: Path) -> Path:
         Norms(),
         Phases(),
     ]
-    with train(folder, max_duration="1ep", run_name="fields", **options) as run:
-        run.watch(*asking, name=JUDGE)
-        run.wait()
-        return run.recording().path
+    options = {"microbatch_size": 16, "record": "all", "train_batches": 8, "max_duration": "1ep"}
+    return train(folder, "digits", *asking, run_name="fields", **options)
 
 
 def failed(folder: Path) -> Path:
     """Ended by an error in the training."""
-    with train(folder, "failing", max_duration="1ep", run_name="failed") as run:
-        run.wait(check=False)
-        return run.recording().path
+    return train(folder, "failing", max_duration="1ep", run_name="failed", status=1)
 
 
 def cut(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
 from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines, has_chart
 from offloop.consumers.dashboard.web.page import rest_after
 from offloop.consumers.dashboard.web.units import scale_of, value_text
-from offloop.consumers.testing import MemoryStream
+from offloop.consumers.testing import MemoryStream, replay
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})
@@ -235,8 +235,8 @@ def test_values_are_shown_in_their_units(name, value, text):
 
 def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
     stream = MemoryStream(max_duration="2ba")
-    with stream.attach(SpeedMonitor(time_unit="minutes")) as logged:
-        stream.train()
+    stream.train()
+    logged = replay(SpeedMonitor(time_unit="minutes"), stream)
     assert value_text(90.0, scale_of("time/train", logged.hyperparameters)) == "1.5 h"
 
 

@@ -1,7 +1,6 @@
 """Tests of callbacks without a training: ``replay`` and ``MemoryStream``."""
 
 import asyncio
-import contextlib
 import math
 from collections import Counter
 from pathlib import Path
@@ -243,33 +242,6 @@ def test_losses_rates_fields_and_metrics_are_functions_of_the_batch() -> None:
     assert [one.time - 1_700_000_000 for one in ends] == [0.5, 1.0, 2.0, 2.5]
 
 
-def test_attached_callbacks_handle_each_batch_before_the_next() -> None:
-    stream = MemoryStream()
-    stream.batch(loss=3.0)
-    with stream.attach(Loss()) as logged:
-        assert logged.last == {"loss": 3.0}
-        stream.batch(loss=2.0)
-        assert logged.metrics == {"loss": [(1, 3.0), (2, 2.0)]}
-        assert not logged.commands
-        stream.batch(loss=math.nan)
-        assert [command.name for command in logged.commands] == ["stop"]
-        stream.finish("stopped")
-    assert logged.statistics.ending is not None
-    assert logged.statistics.ending.status == "stopped"
-    stream_again = replay(Loss(), stream)
-    assert repr(stream_again.rows) == repr(logged.rows)
-
-
-def test_several_trainings_with_their_callbacks_go_on_side_by_side() -> None:
-    first, second = MemoryStream(run_name="first"), MemoryStream(run_name="second")
-    with first.attach(Loss()) as one, second.attach(Loss(), LRMonitor()) as other:
-        first.batch(loss=1.0)
-        second.batch(loss=2.0)
-        first.batch(loss=3.0)
-    assert [value for _, value in one.metrics["loss"]] == [1.0, 3.0]
-    assert other.last == {"loss": 2.0, "lr-SGD/group0": 0.1}
-
-
 def test_asynchronous_callbacks_are_awaited() -> None:
     class Waits(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:
@@ -281,26 +253,8 @@ def test_asynchronous_callbacks_are_awaited() -> None:
             logger.log_metrics({"closed": True})
 
     stream = MemoryStream()
-    with stream.attach(Waits()) as logged:
-        stream.batch()
-        assert logged.last == {"batch": 1}
-    assert logged.last == {"batch": 1, "closed": True}
-
-
-def test_what_an_attached_callback_raises_comes_out_of_the_batch_that_made_it() -> None:
-    stream = MemoryStream()
-    with contextlib.suppress(ValueError), stream.attach(Raises("batch_end")):
-        with pytest.raises(ValueError, match="a bug") as raised:
-            stream.batch()
-        assert raised.traceback[-1].name == "batch_end"
-    with pytest.raises(ValueError, match="at the end"), stream.attach(Raises("close")):
-        stream.batch()
-    # What the test itself raises is not hidden by what comes of it.
-    with pytest.raises(ZeroDivisionError), stream.attach(Raises("close")):
-        _ = 1 / 0
-    with stream.attach(Raises("batch_end"), on_error="disable") as logged:
-        stream.batch()
-    assert logged.statistics.errors == {"Raises": 1}
+    stream.batch()
+    assert replay(Waits(), stream).last == {"batch": 1, "closed": True}
 
 
 def test_fields_are_seen_by_those_that_ask_for_them_alone() -> None:
@@ -316,15 +270,13 @@ def test_fields_are_seen_by_those_that_ask_for_them_alone() -> None:
             logger.log_metrics({"norm": state.gradient_norm})
 
     stream = MemoryStream()
-    with stream.attach(Asks()) as logged:
-        stream.batch(gradient_norm=1.5)
-        stream.batch(gradient_norm=2.5)
+    stream.batch(gradient_norm=1.5)
+    stream.batch(gradient_norm=2.5)
+    logged = replay(Asks(), stream)
     assert [value for _, value in logged.metrics["norm"]] == [-1, 2.5]
     with pytest.raises(FieldNotAvailableError, match=r"fields = \('gradient_norm',\)"):
         replay(Forgets(), stream)
-    with MemoryStream().attach(NaNMonitor(action="stop")) as logged:
-        pass
-    assert logged.statistics.handled == 0
+    assert replay(NaNMonitor(action="stop"), MemoryStream()).statistics.handled == 0
 
 
 def test_ranks_publish_every_event_with_what_is_others_there() -> None:
@@ -335,9 +287,9 @@ def test_ranks_publish_every_event_with_what_is_others_there() -> None:
             logger.log_metrics({f"loss/{state.rank}": state.loss, f"size/{state.rank}": state.batch_size})
 
     stream = MemoryStream(ranks=2, batch_size=7)
-    with stream.attach(Ranks(), LRMonitor()) as logged:
-        stream.batch(loss=1.0, of_rank={1: {"loss": 2.0}})
-        stream.batch()
+    stream.batch(loss=1.0, of_rank={1: {"loss": 2.0}})
+    stream.batch()
+    logged = replay([Ranks(), LRMonitor()], stream)
     assert [value for _, value in logged.metrics["loss/0"]] == [1.0, 1.0]
     assert [value for _, value in logged.metrics["loss/1"]] == [2.0, 1.0]
     assert (logged.last["size/0"], logged.last["size/1"]) == (4, 3)
@@ -385,9 +337,8 @@ def test_any_event_can_be_made_to_happen() -> None:
             logger.log_metrics({"output": state.outputs})
 
     stream = MemoryStream()
-    with stream.attach(Predictions()) as logged:
-        stream.emit("predict_batch_end", outputs=7, predict_timestamp=[0, 0, 1, *[0] * 11])
-    assert logged.last == {"output": 7}
+    stream.emit("predict_batch_end", outputs=7, predict_timestamp=[0, 0, 1, *[0] * 11])
+    assert replay(Predictions(), stream).last == {"output": 7}
 
 
 @pytest.mark.parametrize(
@@ -431,33 +382,12 @@ def test_a_training_that_has_ended_takes_nothing_more() -> None:
     assert str(ended.ending) == "failed: out of memory"
 
 
-async def test_within_an_event_loop_callbacks_log_the_same() -> None:
-    def steps() -> Logged:
-        stream = MemoryStream()
-        with stream.attach(Loss()) as logged:
-            stream.batch(loss=2.0)
-            assert logged.last["loss"] == 2.0
-            stream.batch(loss=1.0)
-        return logged
-
-    assert steps().rows == (await asyncio.to_thread(steps)).rows
+async def test_within_an_event_loop_callbacks_log_the_same_and_raise() -> None:
     stream = MemoryStream(loss=lambda batch: 3.0 - batch)
     stream.train(batches=2)
-    assert replay(Loss(), stream).rows == steps().rows
-
-
-async def test_what_a_callback_raises_within_an_event_loop_comes_at_the_batch_that_made_it() -> None:
-    class Bug(Callback):
-        def batch_end(self, state: Snapshot, logger: Logger) -> None:
-            assert state.loss != 2.0
-
-    stream = MemoryStream()
-    with stream.attach(Bug(), on_error="continue"):
-        stream.batch(loss=1.0)
-        with pytest.raises(AssertionError), stream.attach(Bug()):
-            stream.batch(loss=2.0)
-    with pytest.raises(AssertionError):
-        replay(Bug(), stream)
+    assert replay(Loss(), stream).rows == (await asyncio.to_thread(replay, Loss(), stream)).rows
+    with pytest.raises(ValueError, match="a bug"):
+        replay(Raises("batch_end"), stream)
 
 
 async def test_a_made_up_training_is_a_stream_for_async_for() -> None:
