@@ -38,19 +38,21 @@ DRAWN = """([chart, last]) => {
     const lines = getElement(Number(board.id.slice(1))).pointsOf(chart);
     return lines.length > 0 && lines[0].x[lines[0].x.length - 1] >= last;
 }"""
-DRAW = """([chart, rounds]) => {
+DRAW = """async ([chart, rounds]) => {
     const board = getElement(Number(document.querySelector(".board").id.slice(1)));
-    return Array.from({ length: rounds }, () => {
+    const took = [];
+    for (let round = 0; round < rounds; round++) {
         const begin = performance.now();
         board.draw(chart, true);
-        board.plots.get(chart).chart.getZr().flush();
-        return performance.now() - begin;
-    });
+        await null;
+        took.push(performance.now() - begin);
+    }
+    return took;
 }"""
 ZOOM = """async ([chart, range]) => {
     const board = getElement(Number(document.querySelector(".board").id.slice(1)));
     const picture = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-    const line = () => board.linesOf(chart).get(0);
+    const line = () => board.lines.get("batch").get(chart).get(0);
     const begin = performance.now(), before = line();
     board.zoom(range);
     await picture();

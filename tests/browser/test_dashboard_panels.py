@@ -75,7 +75,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
         with visit(browser, served.url, viewport={"width": 1280, "height": 3000}) as there:
             page = there.page
             there.waits_for(lambda: len(there.points("loss/train/total")) == 30, "the losses")
-            there.waits_for(lambda: there.pixels("phases/0") > 1000, "phases")
+            there.waits_for(lambda: there.drawn("phases/0"), "phases")
             page.locator('[data-chart="phases/0"] select').select_option("1")
             assert there.points(MARKUP) == [(0, 0.25)]
             ranks = page.get_by_role("row").filter(has_text="%")
@@ -108,7 +108,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
                 place = next(one for one in box.all() if one.get_attribute("data-plot") == chart).bounding_box()
                 assert place is not None
                 page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-                page.locator(".tip").filter(visible=True).first.wait_for()
+                page.locator(".chart-tip").wait_for()
             page.get_by_role("button", name="Keyboard shortcuts").click()
             assert not hacked(page)
 

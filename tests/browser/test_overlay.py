@@ -45,25 +45,17 @@ def lines(there: Visit) -> dict[str, tuple[list[float], list[float]]]:
 
 def sees_all(there: Visit) -> None:
     there.waits_for(lambda: len(lines(there)) == len(NAMES), "a line of each run")
-    there.waits_for(lambda: there.plot(LOSS, "chart.getOption().series.some((one) => one.id === 'crowd')"), "drawn")
+    there.waits_for(lambda: len(there.drawn(LOSS).get("lines", ())) == len(NAMES), "all drawn")
 
 
 def test_the_pointer_and_the_list_of_runs_let_one_of_many_lines_stand_out(served, browser):
     with visit(browser, address(served), viewport=LARGE) as there:
         sees_all(there)
-        box = there.box(LOSS)
-        top = there.plot(LOSS, "chart.convertToPixel({yAxisIndex: 0}, 0.15)")
-        tip = there.page.locator(".crowd-tip")
-
-        def is_named() -> bool:
-            there.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + top + 1)
-            there.page.mouse.move(box["x"] + box["width"] / 2 + 1, box["y"] + top)
-            return tip.locator(".nearest", has_text="rate-0.1-seed-5").count() == 1
-
-        there.waits_for(is_named, "the line under the pointer")
-        assert "more" in tip.inner_text(), "not all are listed"
+        nearest = there.page.locator(".chart-tip .nearest", has_text="rate-0.1-seed-5")
+        there.waits_for(lambda: there.point_at(LOSS, 10, 0.15) or nearest.count() == 1, "the line at the pointer")
+        assert there.tip()[-1] == "and 10 more"
         there.page.mouse.move(2, 2)
-        there.waits_for(lambda: tip.count() == 0, "nothing at the pointer")
+        there.waits_for(lambda: not there.tip(), "nothing at the pointer")
         focused = "getElement(Number(document.querySelector('.board').id.slice(1))).focused"
         there.page.get_by_role("heading", name="rate-0.001-seed-3").hover()
         there.waits_for(lambda: there.page.evaluate(focused) == NAMES.index("rate-0.001-seed-3"), "its line")
@@ -80,7 +72,7 @@ def test_the_wheel_zooms_all_charts_and_what_is_seen_is_asked_for(served, browse
         there.page.keyboard.up("Control")
 
         def span(chart: str) -> float:
-            first, last = there.board("shownRange", chart)
+            first, last = there.drawn(chart)["range"]
             return float(last - first)
 
         there.waits_for(lambda: span(LOSS) < BATCHES / 2, "a part of the axis")

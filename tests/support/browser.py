@@ -214,23 +214,26 @@ class Visit:
                 return list(zip(line["x"], line["y"], strict=True))
         return []
 
-    def plot(self, chart: str, code: str) -> Any:
-        """Asks the ECharts instance of a chart, which the code calls ``chart``; ``None`` where it has none."""
-        call = """([id, code]) => {
-            const chart = getElement(Number(document.querySelector(".board").id.slice(1))).plots.get(id)?.chart;
-            return chart ? new Function("chart", `return ${code}`)(chart) : null;
-        }"""
-        return self.page.evaluate(call, [chart, code])
+    def drawn(self, chart: str) -> dict[str, Any]:
+        """What a chart shows: ``range`` and ``ends`` of its axes, ``lines`` with ``xs`` and ``ys``, ``cut``, ``odd``,
+        ``marks``, and the ``texts`` of both axes; empty before it is drawn."""
+        return dict(self.board("drawnOf", chart) or {})
 
-    def drawn(self, chart: str, series: str) -> list[list[Any]]:
-        """The points of a series as they are drawn."""
-        found = self.plot(chart, f"chart.getOption().series.find((one) => one?.id == {series!r})?.data")
-        return list(found or [])
+    def line(self, chart: str, line: int | str) -> list[float | None]:
+        """The values of a line as they are drawn; empty where it is not."""
+        found = (one["ys"] for one in self.drawn(chart).get("lines", ()) if str(one["id"]) == str(line))
+        return list(next(found, []))
 
-    def labels(self, chart: str) -> list[str]:
-        """The texts that are drawn on a chart."""
-        texts = "chart.getZr().storage.getDisplayList(true).filter((one) => one.type === 'tspan')"
-        return list(self.plot(chart, f"{texts}.map((one) => one.style.text)") or [])
+    def point_at(self, chart: str, x: float, y: float) -> None:
+        """Moves the pointer to a place and a value of a chart."""
+        box, (left, top) = self.box(chart), self.board("pixelsOf", chart, x, y)
+        self.page.mouse.move(box["x"] + left - 1, box["y"] + top)
+        self.page.mouse.move(box["x"] + left, box["y"] + top)
+
+    def tip(self) -> list[str]:
+        """The lines of the box at the pointer."""
+        found = self.page.locator(".chart-tip")
+        return found.first.inner_text().splitlines() if found.count() else []
 
     def count_frames(self, least_seconds: float = 0.0) -> None:
         """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame with
@@ -238,14 +241,11 @@ class Visit:
         code = """(least) => {
             const board = getElement(Number(document.querySelector(".board").id.slice(1)));
             const counted = (window.counted = { begun: 0, text: 0, told: [], set: {}, held: false });
-            board.plots.forEach(({ chart }, id) => {
-                const set = chart.setOption;
-                counted.set[id] = 0;
-                chart.setOption = function (...given) {
-                    counted.set[id]++;
-                    return set.apply(this, given);
-                };
-            });
+            const draw = board.draw;
+            board.draw = (id, ...given) => {
+                counted.set[id] = (counted.set[id] || 0) + 1;
+                return draw(id, ...given);
+            };
             const frame = board.frame;
             board.frame = async (update) => {
                 if (!update.lines.length) {
@@ -265,8 +265,8 @@ class Visit:
 
     def counted(self) -> Any:
         """Since :meth:`count_frames`: ``begun``, how many frames with lines have come; ``text``, how many without;
-        ``told``, the seconds that the page said it took for each that is drawn; ``set``, how often each chart was given
-        something to draw."""
+        ``told``, the seconds that the page said it took for each that is drawn; ``set``, how often each chart was
+        drawn."""
         return self.page.evaluate("counted")
 
     def hold_frames(self, is_held: bool) -> None:

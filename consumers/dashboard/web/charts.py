@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import direction_of, goals_in
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -295,7 +296,20 @@ class Lines:
         self._sent[chart.id, run, "batch"] = _Sent(shown, 0, last, count)
         xs = _short_x(found.batches)
         seconds = {name: _short(values) for name, values in found.seconds.items()}
-        return [{"c": chart.id, "r": run, "o": "batch", "a": 0, "x": xs, "y": [], "p": seconds}]
+        return [{"c": chart.id, "r": run, "o": "batch", "a": 0, "x": xs, "y": [], "n": [], "p": seconds}]
+
+
+def best_values(chart: Chart, view: RunView, x: Axis) -> list[tuple[str, str, float]]:
+    """The best value of a metric with a direction, else the least and the greatest: name, text and place."""
+    extremes = view.series(chart.id).extremes(x)
+    if extremes is None:
+        return []
+    ends = {
+        "min": (value_text(extremes.low, chart.scale), round(extremes.low_at, 4)),
+        "max": (value_text(extremes.high, chart.scale), round(extremes.high_at, 4)),
+    }
+    best = direction_of(chart.id, goals_in([view.hyperparameters]))
+    return [(name, *end) for name, end in ends.items()] if best is None else [("best", *ends[best])]
 
 
 def _range(told: Any) -> tuple[float, float] | None:

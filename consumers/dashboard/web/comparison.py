@@ -199,9 +199,8 @@ class Compared:
         direction = direction_of(metric, self._goals)
         told: dict[str, Any] = {}
         for line, value in shown.items():
-            told[str(line)] = [value_text(value, scale), *difference(direction, value, base, scale)]
-            if line == self.baseline:
-                told[str(line)] = [value_text(value, scale), "", ""]
+            apart, sense = difference(direction, value, None if line == self.baseline else base, scale)
+            told[str(line)] = {"last": value_text(value, scale), "apart": apart, "sense": sense}
         return told
 
 

@@ -31,6 +31,7 @@ def _class_of(script: str) -> "type[Element]":
     # ECharts comes with the class of single charts.
     assert EChart.component is not None
     parts: list[str | Path] = [path for path in sorted(_HERE.glob("page_*.js")) if path.stem != f"page_{script}"]
+    parts.append(_HERE / "vendor" / "uPlot.esm.js")
 
     class Scripted(Element, component=str(_HERE / f"page_{script}.js"), dependencies=parts):
         """Draws what it is sent, and says what of it can be seen: the browser alone knows that."""

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.cards import RunCards
-from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, best_values, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.export import PATH, ChartedRun
-from offloop.consumers.dashboard.web.extremes import extremes_of
 from offloop.consumers.dashboard.web.frames import Frames, element_of
 from offloop.consumers.dashboard.web.marks import MarkNews
 from offloop.consumers.dashboard.web.panels import Panels
@@ -30,7 +29,7 @@ _DRAWING_SHARE = 0.15
 draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
-_STYLES = tuple(_HERE / f"{name}.css" for name in ("page", "page_panels"))
+_STYLES = (_HERE / "vendor" / "uPlot.css", _HERE / "page.css", _HERE / "page_panels.css")
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -142,14 +141,13 @@ class Page:
         lines = [] if rests else self._lines.news(charts, runs, self._look, compared)
         marks = self._marks.news(runs) if self._look.marks and not self._look.hidden and not rests else []
         # In pairs: what a script has by name cannot have the name __proto__, as a metric can.
-        latest = list(self._frames.news(self._latest(charts, runs, compared), "latest").items())
-        extremes = list(self._frames.news(extremes_of(charts, runs, self._look), "extremes").items())
+        values = list(self._frames.news(self._values(charts, runs, compared), "values").items())
         self._cards.update(runs, labels, compared.looks(), self._panels.folders)
         self._panels.update(runs, labels, compared.baseline)
-        if not (frame or lines or latest or extremes or marks):
+        if not (frame or lines or values or marks):
             self._seen = seen
             return
-        frame |= {"lines": lines, "latest": latest, "extremes": extremes, "marks": marks}
+        frame |= {"lines": lines, "values": values, "marks": marks}
         began = time.monotonic()
         is_drawn, seconds = await self._frames.draw(self._board, frame)
         if lines or marks:
@@ -174,11 +172,11 @@ class Page:
             "baseline": baseline,
         }
 
-    def _latest(
+    def _values(
         self, charts: dict[str, Chart], runs: list[MonitoredRun], compared: Compared
     ) -> dict[str, dict[str, Any]]:
-        """The newest value of each line in the charts that can be seen."""
-        latest: dict[str, dict[str, Any]] = {}
+        """The newest value of each line in the visible charts; of one run also the best one."""
+        found: dict[str, dict[str, Any]] = {}
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":
                 continue
@@ -188,8 +186,10 @@ class Page:
                     last = run.view.series(name).last
                     if last is not None:
                         values[number] = last
-            latest[name] = compared.latest(name, values, charts[name].scale)
-        return latest
+            found[name] = compared.latest(name, values, charts[name].scale)
+            if len(runs) == 1 and values:
+                found[name]["0"]["ends"] = best_values(charts[name], runs[0].view, self._look.x)
+        return found
 
     def _exported(self) -> list[ChartedRun]:
         runs = list(self._runs)

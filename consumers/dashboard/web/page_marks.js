@@ -1,14 +1,13 @@
-// Marks in the charts of metrics: commands, checkpoints, evaluations, and where an attempt begins. They lie above a chart
-// and not in it, so that a pointer reaches each. A component that mixes this in has settings, runs, hidden,
-// plots and visible.
+// Marks in charts: commands, checkpoints, evaluations, and where an attempt begins. A mark is a line below the curves and
+// a symbol above the plot.
+import uPlot from "uPlot";
 import { clockText, grouped } from "page_text";
+import { inkOf } from "page_theme";
 
-const MOST_RUNS = 4; // of more the marks are off, unless somebody wants them
+export const MARKS_HEIGHT = 20;
 const APART = 16; // pixels between two symbols, and between two lines of one kind
-const MOST_ROWS = 8;
-const TIP_WIDTH = 320;
-const [KIND, BATCH, SAMPLE, EPOCH, SECONDS, TIME, TEXT] = [0, 1, 2, 3, 4, 5, 6];
-const COLUMNS = { batch: BATCH, sample: SAMPLE, epoch: EPOCH, time: SECONDS };
+const NEAR_PIXELS = 9;
+const PLACES = { batch: 1, sample: 2, epoch: 3, time: 4 };
 // In a box of 10 by 10; where there is no room for all, that which comes first here keeps its place.
 const SYMBOLS = {
   __proto__: null,
@@ -22,184 +21,80 @@ const SYMBOLS = {
   evaluation: "M1.4 5.2l1-1 1.8 1.8 3.6-4 1 1-4.6 5z",
 };
 const KINDS = Object.keys(SYMBOLS);
-export const FAINT = ["evaluation", "checkpoint"]; // what comes again and again
+const FAINT = ["evaluation", "checkpoint"]; // what comes again and again
 
-export const MARKS_SWITCH = `<q-toggle v-model="marksOn" label="marks" title="Commands, checkpoints, evaluations, attempts"></q-toggle>`;
-
-export const MARKS_TIP = `
-  <div v-if="markTip" id="mark-tip" class="mark-tip" role="tooltip" :style="{left: markTip.left + 'px', top: markTip.top + 'px'}">
-    <div v-for="(row, place) in markTip.rows" :key="place">
-      <div class="what"><span v-if="row.run" class="dot" :style="{background: row.color}" aria-hidden="true"></span>{{ row.run }}{{ row.text }}</div>
-      <div class="when">{{ row.when }}</div>
-    </div>
-    <div v-if="markTip.more" class="when">and {{ markTip.more }} more</div>
-  </div>`;
-
-export const marked = {
-  data: () => ({ markTip: null }),
-  computed: {
-    marksOn: {
-      get() {
-        const shown = this.runs.filter((run) => !this.hidden[run.id]);
-        return this.settings.marks ?? (shown.length <= MOST_RUNS && !shown.some((run) => run.isGroup));
-      },
-      set(isOn) {
-        this.settings.marks = isOn;
-      },
-    },
-  },
-  watch: {
-    marksOn() {
-      this.tell();
-      this.layAllMarks();
-    },
-  },
-  created() {
-    this.marks = new Map(); // run -> [kind, its place on each axis, when, text]
-  },
-  methods: {
-    takeMarks(news) {
-      for (const { r, a, m } of news || []) this.marks.set(r, a ? (this.marks.get(r) || []).concat(m) : m);
-    },
-    // Where the horizontal axis of a chart is, and which part of it is shown.
-    layMarks(plot, option) {
-      const { startValue: low, endValue: high } = option.dataZoom[0];
-      const { left, right } = option.grid;
-      plot.area = { left, width: plot.element.clientWidth - left - right, low, high };
-      this.showMarks(plot);
-    },
-    // While somebody zooms, another part is shown of the same axis.
-    moveMarks(plot, [low, high]) {
-      if (!plot.area) return;
-      plot.area = { ...plot.area, low, high };
-      this.showMarks(plot);
-    },
-    layAllMarks() {
-      this.plots.forEach((plot, id) => plot.area && this.visible.has(id) && this.showMarks(plot));
-    },
-    // The marks in the part of a chart that is shown, by their place in pixels.
-    marksIn(plot) {
-      if (!this.marksOn || plot.kind === "phases") return [];
-      const { left, width, low, high } = plot.area;
-      const column = COLUMNS[this.settings.x];
-      const found = [];
-      for (const run of this.runs) {
-        if (this.hidden[run.id]) continue;
-        for (const mark of this.marks.get(run.id) || []) {
-          const at = mark[column];
-          if (at >= low && at <= high) found.push({ run, mark, at, pixel: left + ((at - low) / (high - low || 1)) * width });
-        }
-      }
-      return found.sort((one, other) => one.pixel - other.pixel);
-    },
-    showMarks(plot) {
-      const box = plot.element.parentElement.querySelector(".marks");
-      const found = this.marksIn(plot);
-      box.querySelectorAll(".mark-line").forEach((line) => line.remove());
-      const lines = new Map();
-      for (const one of withoutCrowds(found)) {
-        const pixel = one.pixel.toFixed(0);
-        if (!lines.has(pixel)) lines.set(pixel, []);
-        lines.get(pixel).push(one);
-      }
-      for (const [pixel, marks] of lines) {
-        const line = box.appendChild(document.createElement("span"));
-        line.className = marks.every(({ mark }) => FAINT.includes(mark[KIND])) ? "mark-line faint" : "mark-line";
-        line.style.cssText = `left: ${pixel}px; --run: ${this.markColor(marks)}`;
-      }
-      const known = new Map([...box.querySelectorAll(".chart-mark")].map((symbol) => [symbol.dataset.key, symbol]));
-      const groups = together(found);
-      groups.forEach((group, place) => {
-        const [{ run, mark, pixel }] = group;
-        const key = `${run.id}/${mark[KIND]}/${mark[BATCH]}/${mark[TIME]}`;
-        const symbol = known.get(key) || this.markSymbol(key);
-        known.delete(key);
-        const said = `${group.length}/${group.at(-1).mark[TIME]}/${this.markColor(group)}`;
-        if (symbol.dataset.said !== said) {
-          symbol.dataset.said = said;
-          symbol.innerHTML = `<svg viewBox="0 0 10 10" aria-hidden="true"><path d="${SYMBOLS[mark[KIND]] || SYMBOLS.command}"></path></svg>`;
-          symbol.style.setProperty("--run", this.markColor(group));
-          symbol.ariaLabel = this.rowsOf(group).map((row) => `${row.run}${row.text}, ${row.when}`).join("; ");
-        }
-        symbol.marked = group;
-        symbol.style.left = `${pixel.toFixed(1)}px`;
-        if (box.children[place] !== symbol) box.insertBefore(symbol, box.children[place] || null);
-      });
-      known.forEach((symbol) => {
-        if (symbol === this.tipOf) this.hideTip();
-        symbol.remove();
-      });
-    },
-    // What is of several runs has no run's colour.
-    markColor(marks) {
-      const [{ run }] = marks;
-      return marks.every((one) => one.run === run) ? run.color : "var(--ink-soft)";
-    },
-    markSymbol(key) {
-      const symbol = document.createElement("span");
-      symbol.role = "img";
-      symbol.className = "chart-mark";
-      symbol.dataset.key = key;
-      for (const name of ["pointerenter", "click"]) symbol.addEventListener(name, () => this.showTip(symbol));
-      symbol.addEventListener("pointerleave", () => this.hideTip());
-      return symbol;
-    },
-    rowsOf(group) {
-      return group.slice(0, MOST_ROWS).map(({ run, mark }) => ({
-        run: this.runs.length > 1 ? `${run.label}: ` : "",
-        color: run.color,
-        text: mark[TEXT],
-        when: `${this.markPlace(mark)} · ${timeText(mark[TIME])}`,
-      }));
-    },
-    markPlace(mark) {
-      const axis = this.settings.x;
-      if (axis === "time") return `batch ${grouped(mark[BATCH])} · ${clockText(mark[SECONDS], 0.1)}`;
-      const own = axis === "batch" ? "" : ` · ${axis} ${grouped(Number(mark[COLUMNS[axis]].toPrecision(6)))}`;
-      return `batch ${grouped(mark[BATCH])}${own}`;
-    },
-    showTip(symbol) {
-      const rect = symbol.getBoundingClientRect();
-      const left = Math.max(Math.min(rect.left - 8, window.innerWidth - TIP_WIDTH - 12), 8);
-      this.tipOf = symbol;
-      this.markTip = {
-        rows: this.rowsOf(symbol.marked), more: Math.max(symbol.marked.length - MOST_ROWS, 0), left, top: rect.bottom + 6,
-      };
-    },
-    hideTip() {
-      this.tipOf = this.markTip = null;
-    },
-    // What a test or a reader of the page can ask: kind, place on the axis and pixels of each mark of a chart.
-    marksOf(id) {
-      const plot = this.plots.get(id);
-      return plot?.area ? this.marksIn(plot).map(({ run, mark, at, pixel }) => ({ run: run.id, kind: mark[KIND], at, pixel })) : [];
-    },
-  },
-};
-
-// Of marks of one kind those that are far enough from one another; `found` is in order.
-export function withoutCrowds(found) {
-  const last = new Map();
-  return found.filter(({ run, mark, pixel }) => {
-    const kind = `${run.id} ${mark[KIND]}`;
-    if (pixel - (last.get(kind) ?? -APART) < APART) return false;
-    last.set(kind, pixel);
-    return true;
-  });
+// The marks of some runs on an axis, in order. The server sends each as [kind, batch, sample, epoch, seconds, time, text].
+export function marksOn(axis, runs, marksOf, colorOf) {
+  const marks = runs.flatMap((run) => (marksOf.get(run.id) || []).map((sent) => {
+    const [kind, batch, , , seconds, time, text] = sent;
+    const x = sent[PLACES[axis]];
+    const own = { batch: "", time: ` · ${clockText(seconds, 0.1)}` }[axis] ?? ` · ${axis} ${grouped(Number(x.toPrecision(6)))}`;
+    return {
+      x, kind: SYMBOLS[kind] ? kind : "command", run: run.id, color: colorOf(run),
+      text: (runs.length > 1 ? `${run.label}: ` : "") + text, when: `batch ${grouped(batch)}${own} · ${timeText(time)}`,
+    };
+  }));
+  return marks.sort((one, other) => one.x - other.x);
 }
 
-// The marks that share a symbol, each time with that first whose place and kind it has.
-function together(found) {
-  const groups = [];
+export function drawMarkLines(uplot, marks) {
+  const pen = uplot.ctx;
+  const { top, height } = uplot.bbox;
+  const last = new Map();
+  pen.save();
+  pen.setLineDash([3 * uPlot.pxRatio, 3 * uPlot.pxRatio]);
+  pen.lineWidth = uPlot.pxRatio;
+  for (const { at, mark } of shownOf(uplot, marks)) {
+    const kind = `${mark.run} ${mark.kind}`;
+    if (at - (last.get(kind) ?? -APART) < APART) continue;
+    last.set(kind, at);
+    pen.globalAlpha = FAINT.includes(mark.kind) ? 0.25 : 0.65;
+    pen.strokeStyle = mark.color;
+    pen.beginPath();
+    const x = uplot.bbox.left + at * uPlot.pxRatio;
+    pen.moveTo(x, top);
+    pen.lineTo(x, top + height);
+    pen.stroke();
+  }
+  pen.restore();
+}
+
+// A symbol for each that has room, the more important first.
+export function drawMarkSymbols(uplot, marks) {
+  const shown = shownOf(uplot, marks);
+  const taken = [];
+  const [pen, ratio] = [uplot.ctx, uPlot.pxRatio];
   for (const kind of KINDS) {
-    for (const one of found) {
-      if ((SYMBOLS[one.mark[KIND]] ? one.mark[KIND] : "command") !== kind) continue;
-      const near = groups.find(([first]) => Math.abs(first.pixel - one.pixel) < APART);
-      if (near) near.push(one);
-      else groups.push([one]);
+    for (const { at, mark } of shown) {
+      if (mark.kind !== kind || taken.some((other) => Math.abs(other - at) < APART)) continue;
+      taken.push(at);
+      pen.save();
+      pen.translate(uplot.bbox.left + at * ratio, uplot.bbox.top - 0.5 * MARKS_HEIGHT * ratio);
+      pen.scale(ratio, ratio);
+      pen.beginPath();
+      pen.arc(0, 0, 7, 0, 2 * Math.PI);
+      pen.fillStyle = inkOf("--card");
+      pen.strokeStyle = mark.color;
+      pen.lineWidth = 1.2;
+      pen.fill();
+      pen.stroke();
+      pen.translate(-4.5, -4.5);
+      pen.scale(0.9, 0.9);
+      pen.fillStyle = mark.color;
+      pen.fill(new Path2D(SYMBOLS[kind]));
+      pen.restore();
     }
   }
-  return groups.sort(([one], [other]) => one.pixel - other.pixel);
+}
+
+export function marksNear(uplot, marks, left) {
+  return shownOf(uplot, marks).filter(({ at }) => Math.abs(at - left) <= NEAR_PIXELS).map(({ mark }) => mark);
+}
+
+// Those in the part that is shown, with their pixels from the left end of the plot.
+function shownOf(uplot, marks) {
+  const { min, max } = uplot.scales.x;
+  return marks.filter(({ x }) => x >= min && x <= max).map((mark) => ({ mark, at: uplot.valToPos(mark.x, "x") }));
 }
 
 function timeText(seconds) {

@@ -1,16 +1,12 @@
 // What of a line is drawn, and where: the ends and ticks of axes, and smoothing.
-import { clockText, decimalsOf, grouped, unitOf, valueText } from "page_text";
+import { decimalsOf, grouped, unitOf, valueText } from "page_text";
 
 const NEIGHBOURS = 4;
 const FEWEST_POINTS = 20;
 const FAR_BEYOND = 2;
 const TICKS = 4;
-const LABEL_PIXELS = 60;
 const LOG_DIGITS = 3;
-const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const WIDEST_SMOOTHING = 0.25;
-const FEWEST_SMOOTHED = 10;
-const RATE = /(^|\/)(lr|learning_rate)(?![a-zA-Z])/;
 
 // The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
 // more than twice as far beyond the others as those are apart. What is an outlier is found by a running median, for
@@ -47,26 +43,20 @@ function insert(ordered, value) {
 
 // An exponential moving average by distance on the axis, so that it does not depend on how many points are drawn. The
 // distance after which a value weighs 1/e is up to a quarter of the axis, and for lines of few points some of them.
-// What is beyond the ends of the vertical axis has no part in it.
-export function smoothed(points, amount, low, high) {
-  if (!points.length) return [];
-  const span = points[points.length - 1][0] - points[0][0] || 1;
-  const reach = span * Math.max(WIDEST_SMOOTHING * amount * amount, (2 * amount) / Math.max(points.length - 1, 1));
-  let [mean, weights, before] = [0, 0, points[0][0]];
-  return points.map(([x, y]) => {
-    if (y === null) return [x, null];
-    if ((y < low || y > high) && weights) return [x, mean];
-    weights = weights * Math.exp((before - x) / reach) + 1;
-    before = x;
+// What is beyond those ends has no part in it.
+export function smoothed(xs, ys, amount, low, high) {
+  const span = xs.at(-1) - xs[0] || 1;
+  const reach = span * Math.max(WIDEST_SMOOTHING * amount * amount, (2 * amount) / Math.max(xs.length - 1, 1));
+  let [mean, weights, before] = [0, 0, xs[0]];
+  return ys.map((y, place) => {
+    if (y === null) return null;
+    if ((y < low || y > high) && weights) return mean;
+    weights = weights * Math.exp((before - xs[place]) / reach) + 1;
+    before = xs[place];
     // By the difference: the average of what is constant is the very same number.
     mean += (y - mean) / weights;
-    return [x, mean];
+    return mean;
   });
-}
-
-// Whether a line is drawn smoothed, too: not one of few points, nor a learning rate, which is what somebody chose.
-export function isSmoothed(id, amount, count) {
-  return amount > 0 && count >= FEWEST_SMOOTHED && !RATE.test(id);
 }
 
 // The vertical axis: its ends and ticks at round places, and the text of a tick.
@@ -102,21 +92,6 @@ function logAxis(low, high, scale) {
   }
   ticks = ticks.filter((one) => one >= min && one <= max);
   return { min, max, ticks, text: (value) => valueText(value, scale, LOG_DIGITS) };
-}
-
-// The ticks of the horizontal axis between two places, on so many pixels, and the text of a tick.
-export function horizontalAxis(low, high, axis, pixels) {
-  const rough = (high - low) / Math.max(Math.floor(pixels / LABEL_PIXELS), 2);
-  const isTime = axis === "time";
-  let step = roundStep(rough, [1, 2, 2.5, 5, 10]);
-  if (isTime && rough > 0.5) step = CLOCK_STEPS.find((one) => one >= rough) || 86400 * Math.ceil(roundStep(rough / 86400));
-  else if (axis === "batch" || axis === "sample") step = Math.ceil(step);
-  const ticks = [];
-  for (let place = Math.ceil(low / step - 1e-9); place * step <= high * (1 + 1e-12); place++) ticks.push(place * step);
-  if (isTime) return { ticks, text: (value) => clockText(value, step) };
-  const [factor, suffix] = unitOf(Math.max(Math.abs(low), Math.abs(high)), []);
-  const decimals = decimalsOf(step / factor);
-  return { ticks, text: (value) => grouped(zero(value / factor, step / factor), decimals) + suffix };
 }
 
 function roundStep(rough, steps = [1, 2, 5, 10]) {

@@ -18,7 +18,6 @@ export function settingsOf(hash) {
     closed: [...new Set(given.getAll("closed"))],
     wide: [...new Set(given.getAll("wide"))],
     pinned: [...new Set(given.getAll("pin"))],
-    tables: [...new Set(given.getAll("values"))],
     marks: { 0: false, 1: true }[given.get("marks")] ?? null,
     rank: Number(given.get("rank")) || 0,
   };
@@ -33,7 +32,6 @@ export function hashOf(settings) {
   settings.closed.forEach((title) => told.append("closed", title));
   settings.wide.forEach((id) => told.append("wide", id));
   settings.pinned.forEach((id) => told.append("pin", id));
-  settings.tables.forEach((id) => told.append("values", id));
   if (settings.marks !== null) told.set("marks", settings.marks ? "1" : "0");
   if (settings.rank) told.set("rank", settings.rank);
   KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));

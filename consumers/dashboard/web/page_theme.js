@@ -84,6 +84,11 @@ export function colorOf({ color }) {
   return color.replace(/var\((--[a-z0-9-]+)\)/, (_, name) => inkOf(name)).replace(/(?<=\d%?) /g, ", ");
 }
 
+// A colour of a canvas, that far from transparent.
+export function faded(color, share) {
+  return `color-mix(in srgb, ${color} ${100 * share}%, transparent)`;
+}
+
 // A colour of the theme.
 export function inkOf(name) {
   return getComputedStyle(document.body).getPropertyValue(name).trim();

@@ -92,13 +92,13 @@ def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():
     assert [line["id"] for line in plain.lines() if line.get("baseline")] == [1]
     values = {number: one.view.series("loss").last for number, one in enumerate(runs)}
     assert plain.latest("loss", values, ()) == {
-        "0": ["2", "+1", "worse"],
-        "1": ["1", "", ""],
-        "2": ["1.5", "+0.5", "worse"],
+        "0": {"last": "2", "apart": "+1", "sense": "worse"},
+        "1": {"last": "1", "apart": "", "sense": ""},
+        "2": {"last": "1.5", "apart": "+0.5", "sense": "worse"},
     }
     grouped = compared(runs, baseline="b", group="lr")
     assert grouped.lines()[-1]["label"] == "b"
-    assert grouped.latest("loss", values, ())["group lr = 2"] == ["1.25", "+0.25", "worse"]
+    assert grouped.latest("loss", values, ())["group lr = 2"]["apart"] == "+0.25"
     assert compared(runs, baseline="gone").baseline is None
 
 

@@ -1,0 +1,319 @@
+"""What charts of a run show in a real browser, and what people do with them."""
+
+import csv
+import math
+import random
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Dashboard, Visit, ui_of, visit
+from PIL import Image
+
+from offloop.bus import Event, Publisher
+from offloop.bus.types.commands import Command
+from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.timestamp import Timestamp
+
+pytestmark = pytest.mark.timeout(180)
+
+LOSS, RATE, ACCURACY = "loss/train/total", "lr-SGD/group0", "metrics/eval/accuracy"
+MEMORY, NOISE, STEADY, RARE = "system/memory_used_bytes", "a_group/noise", "system/steady", "system/rare"
+PHASES = "phases/0"
+BATCHES, PER_EPOCH, SAMPLES, BEST, SPIKE, NAN = 2_000, 100, 8, 1_500, 1_200, 1_700
+HAPPENED = [(400, "pause"), (400, "resume"), (500, "evaluation"), (700, "set"), (1_000, "checkpoint")]
+MILLISECOND = 1_000_000
+LARGE = {"width": 1280, "height": 2600}
+"""All charts can be seen at once."""
+
+
+def record(where: Path) -> Path:
+    """A run with a spike, NaN and a best value in its loss, noise, memory in bytes, a constant, four values of another
+    metric, a long step, commands, a checkpoint and an evaluation; its recording."""
+    chance = random.Random(1)
+    with Publisher("marked", runs_dir=where) as publisher:
+        at = {"batch": 0, "sample": 0, "epoch": 0, "dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba"}
+        publisher.publish(Event.FIT_START, **at)
+        for batch in range(1, BATCHES + 1):
+            at |= {"batch": batch, "sample": SAMPLES * batch, "epoch": (batch - 1) // PER_EPOCH}
+            loss = {BEST + 1: 0.125, SPIKE + 1: 1e4, NAN + 1: math.nan}.get(batch, 2 + math.cos(batch / 100))
+            logged = {MEMORY: (7 + batch / BATCHES) * 2**30, NOISE: chance.gauss(0, 1), STEADY: 0.1}
+            if batch % 500 == 1:
+                logged[RARE] = chance.gauss(0, 1)
+            more: dict[str, Any] = {"batch_in_epoch": (batch - 1) % PER_EPOCH + 1, "batch_size": SAMPLES}
+            if batch % 50 == 0:
+                length = 30_000 if batch == BATCHES // 2 else 10
+                spans = [["data", 0, MILLISECOND], ["forward", MILLISECOND, (length - 1) * MILLISECOND]]
+                more["phases"] = {"began": time.time_ns(), "spans": spans, "device": False}
+            publisher.publish(
+                Event.BATCH_END, **at, **more, loss=loss, lr={"SGD": [1000.0 + batch]}, logged=[[batch - 1, logged]]
+            )
+            now = Timestamp(batch=batch).values
+            for kind in (kind for place, kind in HAPPENED if place == batch):
+                if kind == "evaluation":
+                    metrics = {"eval": {"accuracy": 0.75}}
+                    publisher.publish(Event.EVAL_END, **at, dataloader_label="eval", eval_metrics=metrics)
+                elif kind == "checkpoint":
+                    publisher.mark_checkpoint("save", now)
+                else:
+                    arguments = ("lr", 0.1) if kind == "set" else ()
+                    publisher.answer(Command(kind, arguments, f"{kind} {batch}"), Event.BATCH_CHECKPOINT, now)
+        publisher.close("finished")
+    return where / "marked" / "recording-1.mcap"
+
+
+@pytest.fixture(scope="module")
+def recording() -> Iterator[Path]:
+    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
+    yield record(where)
+    shutil.rmtree(where)
+
+
+@pytest.fixture(scope="module")
+def served(recording: Path) -> Iterator[Dashboard]:
+    with ui_of(str(recording)) as started:
+        yield started
+
+
+def _sees_the_whole_run(there: Visit, *charts: str) -> None:
+    for chart in charts or (LOSS, RATE, MEMORY, NOISE):
+        there.waits_for(lambda chart=chart: there.points(chart) and there.points(chart)[-1][0] >= BATCHES - 1, chart)
+        there.waits_for(lambda chart=chart: there.drawn(chart), f"{chart} drawn")
+
+
+def _choose(there: Visit, chart: str, item: str) -> None:
+    """Chooses from the menu of a chart, by the keyboard."""
+    there.page.get_by_role("button", name=f"Menu of {MetricNames([chart]).short(chart)}", exact=True).press("Enter")
+    there.page.get_by_role("listitem").filter(has_text=item).press("Enter")
+    there.page.locator(".chart-menu").wait_for(state="detached")
+
+
+def test_the_pointer_shows_its_place_in_all_charts_and_the_values_of_one(served, browser):
+    with visit(browser, served.url, viewport={"width": 900, "height": 2600}) as there:
+        _sees_the_whole_run(there)
+        cursors = there.page.locator(".u-cursor-x:not(.u-off)")
+
+        def places() -> list[float]:
+            """Where the cursor stands in each chart, on its axis."""
+            code = """() => {
+                const board = getElement(Number(document.querySelector(".board").id.slice(1)));
+                return [...board.plots.values()].map(({ chart }) => chart.uplot)
+                    .map((one) => one.cursor.left < 0 ? -1 : one.posToVal(one.cursor.left, "x"));
+            }"""
+            return list(there.page.evaluate(code))
+
+        there.point_at(LOSS, 1_600, 2)
+        there.waits_for(lambda: there.tip()[:1] == ["batch 1,600"], "the values below the pointer")
+        assert cursors.count() >= 6
+        assert places() == pytest.approx([1_600] * len(places()), abs=5)
+        assert there.page.locator(".chart-tip").count() == 1
+        there.page.mouse.move(1, 1)
+        there.waits_for(lambda: not there.tip() and set(places()) == {-1}, "no place in any chart")
+
+
+def test_marks_stand_at_their_place_on_each_axis_say_what_happened_and_can_be_left_out(served, browser):
+    def marks() -> list[tuple[float, str]]:
+        return [(round(mark["x"], 3), mark["kind"]) for mark in there.drawn(LOSS)["marks"]]
+
+    with visit(browser, served.url, viewport=LARGE) as there:
+        page = there.page
+        _sees_the_whole_run(there)
+        there.waits_for(lambda: marks() == HAPPENED, "marks")
+        there.point_at(LOSS, 700, there.drawn(LOSS)["ends"][1])
+        # The symbol is above the plot, where it covers no curve.
+        page.mouse.move(there.box(LOSS)["x"] + there.board("pixelsOf", LOSS, 700, 1)[0], there.box(LOSS)["y"] + 9)
+        there.waits_for(lambda: "'set lr 0.1' took effect at batch 700" in "".join(there.tip()), "what happened")
+        assert re.search(r"batch 700 · .*\d\d:\d\d:\d\d", "".join(there.tip()))
+        assert "'set lr 0.1' took effect" in str(page.locator(f'[data-plot="{LOSS}"]').get_attribute("aria-label"))
+        for axis, per_batch in (("sample", SAMPLES), ("epoch", 1 / PER_EPOCH), ("batch", 1)):
+            page.get_by_role("button", name=axis, exact=True).click()
+            expected = [(round(batch * per_batch, 3), kind) for batch, kind in HAPPENED]
+            there.waits_for(lambda expected=expected: marks() == expected, f"marks by {axis}")
+        page.get_by_role("switch", name="marks").click()
+        there.waits_for(lambda: not marks(), "no marks")
+        page.reload()
+        _sees_the_whole_run(there, LOSS)
+        assert not marks()
+
+
+def test_captions_have_the_newest_and_the_best_value_and_axes_have_units(served, browser):
+    with visit(browser, served.url, viewport=LARGE) as there:
+        _sees_the_whole_run(there)
+        for text in (f"best 0.125 @ {BEST:,}", "best 0.75 @ 499", "min 7.0005 GiB @ 0"):
+            there.sees(text)
+        told = str(there.page.locator(f'[data-plot="{LOSS}"]').get_attribute("aria-label"))
+        assert f"best 0.125 at batch {BEST:,}" in told
+        assert {"7.0 GiB", "7.5 GiB", "8.0 GiB"} <= set(there.drawn(MEMORY)["texts"][1])
+        assert {"1,000", "2,000", "3,000"} <= set(there.drawn(RATE)["texts"][1])
+        title = there.page.locator(f'[data-chart="{MEMORY}"] .title')
+        assert (title.inner_text(), title.get_attribute("title")) == ("memory_used_bytes", MEMORY)
+        for key in ("x", "x", "x", "l"):
+            there.page.keyboard.press(key)
+        there.waits_for(lambda: there.drawn(MEMORY)["texts"][0][-1].endswith("s"), "seconds on the axis")
+        for chart in (LOSS, RATE, MEMORY, NOISE):
+            for texts in there.drawn(chart)["texts"]:
+                shown = [text for text in texts if text]
+                assert len(shown) == len(set(shown)), (chart, shown)
+
+
+def test_one_spike_does_not_flatten_a_line_and_nan_and_long_steps_are_named(served, browser):
+    with visit(browser, served.url, viewport=LARGE) as there:
+        _sees_the_whole_run(there)
+        assert [SPIKE, 1e4] in [list(point) for point in there.points(LOSS)]
+        assert 3 <= there.drawn(LOSS)["ends"][1] < 4
+        assert [one["x"] for one in there.drawn(LOSS)["cut"]] == [SPIKE]
+        assert [one["x"] for one in there.drawn(LOSS)["odd"]] == [NAN]
+        there.sees("1 not finite")
+        box = there.box(LOSS)
+        there.page.get_by_role("button", name="outlier: 10,000").wait_for()
+        there.page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        there.waits_for(lambda: there.drawn(LOSS)["ends"][1] >= 1e4, "everything")
+        there.page.get_by_role("button", name="all values").click()
+        there.waits_for(lambda: there.drawn(LOSS)["ends"][1] < 4, "it as before")
+        there.sees("1 step is cut off: 30 s")
+        assert 0.01 <= there.drawn(PHASES)["ends"][1] < 0.02
+        assert [one["x"] for one in there.drawn(PHASES)["cut"]] == [BATCHES // 2]
+        there.point_at(PHASES, BATCHES // 2, 0.005)
+        there.waits_for(lambda: any("forward" in line and "30 s" in line for line in there.tip()), "its phases")
+
+
+@pytest.mark.parametrize("amount", [0.1, 0.6])
+def test_smoothing_is_an_average_with_weights_that_fall_with_the_distance(served, browser, amount):
+    with visit(browser, f"{served.url}#smoothing={amount}", viewport=LARGE) as there:
+        _sees_the_whole_run(there)
+        points = there.points(NOISE)
+        xs, ys = (np.array(values) for values in zip(*points, strict=True))
+        distances = (xs[:, None] - xs[None, :]) / (xs[-1] - xs[0])
+        reach = max(0.25 * amount**2, 2 * amount / (len(xs) - 1))
+        weights = np.where(distances >= 0, np.exp(-np.maximum(distances, 0) / reach), 0)
+        assert there.line(NOISE, "0 smoothed") == pytest.approx((weights @ ys / weights.sum(axis=1)).tolist(), abs=1e-6)
+        assert there.line(NOISE, 0) == ys.tolist()
+        # The average of a constant is that constant, and without what is cut off.
+        assert set(there.line(STEADY, "0 smoothed")) == {y for _, y in there.points(STEADY)}
+        assert max(y for y in there.line(LOSS, "0 smoothed") if y is not None) < 4
+        assert not there.line(RATE, "0 smoothed"), "a learning rate is what somebody chose"
+        assert not there.line(RARE, "0 smoothed"), "of few points"
+
+
+def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
+    with visit(browser, served.url, viewport=LARGE) as there:
+        page = there.page
+        _sees_the_whole_run(there)
+        page.get_by_role("button", name="epoch", exact=True).click()
+        for key in ("s", "s", "l", "d"):
+            page.keyboard.press(key)
+        page.get_by_role("button", name="lr 1", exact=True).click()
+        width = there.box(LOSS)["width"]
+        page.get_by_role("button", name="Make larger: loss").click()
+        there.waits_for(lambda: there.box(LOSS)["width"] > 1.8 * width, "a wide chart")
+        for chart in (NOISE, LOSS, ACCURACY):
+            _choose(there, chart, "Pin to the top")
+        _choose(there, ACCURACY, "Move left")
+        page.get_by_label("Find charts by name").fill("o")
+
+        def are_set(there: Visit) -> None:
+            there.page.get_by_role("button", name="Make smaller: loss").wait_for()
+            assert there.page.get_by_role("button", name="epoch", exact=True).get_attribute("aria-pressed") == "true"
+            assert there.page.get_by_role("slider", name="Smoothing").get_attribute("aria-valuenow") == "0.2"
+            assert there.page.get_by_role("switch", name="log scale").get_attribute("aria-checked") == "true"
+            assert there.page.get_by_label("Find charts by name").input_value() == "o"
+            there.waits_for(lambda: there.line(LOSS, "0 smoothed"), "a smoothed line")
+            pinned = there.page.get_by_role("region", name="pinned", exact=True).locator(".chart")
+            assert [one.get_attribute("data-chart") for one in pinned.all()] == [NOISE, LOSS]
+            assert there.points(LOSS)[-1][0] == pytest.approx((BATCHES - 1) / PER_EPOCH), "epochs"
+            there.page.get_by_label("Find charts by name").fill("")
+            there.waits_for(lambda: pinned.count() == 3, "all that are pinned")
+            assert [one.get_attribute("data-chart") for one in pinned.all()] == [NOISE, ACCURACY, LOSS]
+            group = there.page.get_by_role("button", name="lr 1", exact=True)
+            assert group.get_attribute("aria-expanded") == "false"
+            there.page.get_by_label("Find charts by name").fill("o")
+
+        are_set(there)
+        page.get_by_role("link", name="Skip to the charts").press("Enter")
+        there.waits_for(lambda: page.evaluate("document.activeElement.id") == "charts", "the charts")
+        page.reload()
+        are_set(there)
+        page.locator("body.body--dark").wait_for()
+        with visit(browser, page.url, viewport=LARGE) as other:
+            are_set(other)
+            assert other.page.locator("body.body--dark").count() == 0, "a theme is of who looks"
+
+
+def test_a_link_with_nonsense_in_it_opens_the_page_as_usual(served, browser):
+    nonsense = "#x=<b>&smoothing=no&log=2&theme=pink&closed=&wide=nothing&%"
+    with visit(browser, served.url + nonsense, viewport=LARGE) as there:
+        _sees_the_whole_run(there)
+        assert there.page.get_by_role("button", name="batch", exact=True).get_attribute("aria-pressed") == "true"
+        assert not there.line(LOSS, "0 smoothed")
+
+
+@pytest.mark.needs("openssl")
+def test_a_viewer_saves_a_chart_as_a_picture_and_all_values_behind_tokens_and_tls(recording, browser, tmp_path):
+    key, certificate, tokens = (str(tmp_path / name) for name in ("key.pem", "cert.pem", "tokens.txt"))
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    guarded = ("--tokens", tokens, "--certificate", certificate, "--certificate-key", key)
+    with ui_of(str(recording), *guarded) as served:
+        url = served.url
+        view = next(line.split()[1] for line in Path(tokens).read_text().splitlines() if line.startswith("view"))
+        dark = {"viewport": LARGE, "color_scheme": "dark", "ignore_https_errors": True}
+        with visit(browser, f"{url}?token={view}", **dark) as there:
+            _sees_the_whole_run(there)
+
+            def saved(item: str) -> Path:
+                with there.page.expect_download() as download:
+                    _choose(there, LOSS, item)
+                path = tmp_path / download.value.suggested_filename
+                download.value.save_as(path)
+                assert path.name == f"marked-loss-train-total{path.suffix}"
+                return path
+
+            with Image.open(saved("Save as PNG")) as picture:
+                colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or ()}
+                assert picture.width > there.box(LOSS)["width"]
+                assert picture.height > there.box(LOSS)["height"]
+            assert {(0x17, 0x1C, 0x23), (0x58, 0xA6, 0xFF)} <= colours, "the card and the line in dark"
+            with saved("Save all values as CSV").open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        assert [(int(row["batch"]), int(row["sample"])) for row in rows] == [(b, SAMPLES * b) for b in range(BATCHES)]
+        assert [float(row["value"]) for row in rows[BEST : BEST + 2]] == [0.125, 2 + math.cos((BEST + 2) / 100)]
+        assert {row["run"] for row in rows} == {"marked"}
+        assert float(rows[250]["epoch"]) == 2.5
+        with visit(browser, url, ignore_https_errors=True) as stranger:
+            assert stranger.page.evaluate("fetch('/export/none').then((answer) => answer.status)") == 401
+            stranger.errors.clear()
+
+
+OF_EVERY_OBJECT = ["__proto__", "constructor", "hasOwnProperty", "toString"]
+"""What every object of a script has."""
+
+
+def test_names_of_what_every_object_has_and_values_that_are_not_finite_beside_another_run(runs_dir, browser):
+    for number, name in enumerate(("fine", "odd")):
+        with Publisher(name) as publisher:
+            publisher.publish(Event.FIT_START)
+            for batch in range(1, 101):
+                loss = number and {60: math.inf}.get(batch, math.nan if batch > 80 else 0.0)
+                logged = dict.fromkeys(OF_EVERY_OBJECT, number + batch / 100)
+                publisher.publish(Event.BATCH_END, batch=batch, loss=loss or 1 / batch, logged=[[batch, logged]])
+    with ui_of("fine", "odd") as served, visit(browser, served.url, viewport=LARGE) as there:
+        for name in OF_EVERY_OBJECT:
+            there.waits_for(lambda name=name: len(there.points(name, 1)) == 100, f"the points of {name}")
+            chart = there.page.locator(f'[data-chart="{name}"]')
+            chart.locator(".latest", has_text="2").wait_for()
+            assert chart.locator("figcaption").inner_text().split() == [name, "+", "⋮", "1", "2"]
+        there.waits_for(lambda: len(there.not_finite(LOSS)) == 21, "what is not finite")
+        assert [one["x"] for one in there.drawn(LOSS)["odd"] if one["isAbove"]] == [59]
+        for at, text in ((40, "0.0243902"), (89, "NaN"), (59, "inf")):
+            there.point_at(LOSS, at, 0.4)
+            there.waits_for(lambda at=at: there.tip()[:1] == [f"batch {at}"], "the place")
+            rows = {name: value for name, value, *_ in (line.split("\t") for line in there.tip()[1:])}
+            assert set(rows) == {"fine", "odd"}
+            assert rows["odd"] == text
