@@ -36,18 +36,9 @@ _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _PRECISIONS = {"no": None, "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
 
-@contain(
-    "_hook",
-    "_use_pass",
-    "_publish_backward",
-    "_publish_after_backward",
-    "_publish_batch",
-    "_log_values",
-    "_checkpoint_written",
-)
+@contain("_hook", "_use_pass", "_publish_backward", "_publish_batch", "_log_values")
 class AcceleratedRun(WatchedRun):
-    """The run of a training with Accelerate, see :func:`attach`: what :class:`offloop.own_loop.WatchedRun` can do, of
-    which a loop needs only :attr:`stop_requested`."""
+    """The run of a training with Accelerate, see :func:`attach`. A loop needs only :attr:`stop_requested` of it."""
 
     def __init__(
         self,
@@ -70,7 +61,7 @@ class AcceleratedRun(WatchedRun):
         self._handles += [
             Wrapped(accelerator, "backward", self._before_accelerator, self._after_accelerator),
             Wrapped(accelerator, "log", self._log_values),
-            Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved(), self._checkpoint_written),
+            Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved(), self._after_save),
             Wrapped(accelerator, "end_training", self.close),
             Wrapped(passes, "_add_dataloader", self._pass_changes),
             Wrapped(passes, "_remove_dataloader", self._pass_changes),
@@ -81,12 +72,12 @@ class AcceleratedRun(WatchedRun):
             ),
         ]
 
-    def _checkpoint_written(self, path: Any, *_: Any, **__: Any) -> None:
-        self._training.checkpoint_written(path)
+    def _after_save(self, path: Any, *_: Any, **__: Any) -> None:
+        self._publish(AttachedTraining.checkpoint_written, path)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` has said, as ``accelerator.load_state()`` does for what is registered for
-        checkpointing. Within a training that goes back to a checkpoint the counters continue."""
+        """Restore the counters from :meth:`state_dict`, as ``accelerator.load_state()`` does if the run is registered
+        for checkpointing. A training that goes back to a checkpoint continues its counters."""
         if not self._has_begun:
             super().load_state_dict(saved)
 
@@ -96,7 +87,7 @@ class AcceleratedRun(WatchedRun):
             self._pass = weakref.ref(dataloader)
             self._use_pass(dataloader)
             if not self._position.in_epochs:
-                self._publish_epoch()
+                self._publish(AttachedTraining.epoch_start)
         # A model may be called several times for the same batch of the dataloader.
         if self._is_between:
             self._is_between = False
@@ -109,7 +100,7 @@ class AcceleratedRun(WatchedRun):
             self._use(dataloader)
 
     def _pass_changes(self, dataloader: Any) -> None:
-        """A dataloader comes to its end; or begins anew, after a pass that was left before its end."""
+        # The dataloader ends, or begins anew after a pass that was left early.
         if self._pass is not None and self._pass() is dataloader:
             self._pass = None
             if self._position.in_epochs:
@@ -119,7 +110,7 @@ class AcceleratedRun(WatchedRun):
                 self._end_epoch()
 
     def _watch_backward(self, outputs: Any) -> None:
-        """``accelerator.backward()`` is seen itself."""
+        """Not needed: ``accelerator.backward()`` is wrapped."""
 
     def _before_accelerator(self, loss: torch.Tensor, **_: Any) -> None:
         self._publish_backward(loss)
@@ -131,10 +122,7 @@ class AcceleratedRun(WatchedRun):
 
     def _after_accelerator(self, *_: Any, **__: Any) -> None:
         self._is_between = True
-        self._publish_after_backward()
-
-    def _publish_after_backward(self) -> None:
-        self._training.fire(Event.AFTER_BACKWARD)
+        self._fire(Event.AFTER_BACKWARD)
 
     def _step_scaled(self, *_: Any, **__: Any) -> None:
         # With fp16 a step whose gradients overflow is left out, and the batch is over all the same.
@@ -161,7 +149,7 @@ def attach(
     checkpoint: Callable[[], object] | None = None,
     **options: Unpack[Options],
 ) -> AcceleratedRun:
-    """Publishes what a loop with Accelerate does::
+    """Publish a loop with Accelerate as a run::
 
         model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
         run = attach(accelerator, max_duration="3ep")
@@ -179,14 +167,13 @@ def attach(
 
     Args:
         accelerator: after ``prepare()``.
-        model, optimizer, scheduler: what is trained and how, by default what the accelerator has prepared; of several
-            models one has to be given, and one that the accelerator compiles.
-        max_duration: how long the training is to last, such as ``3ep`` or ``1000ba``; for progress bars.
-        evaluate: what ``offloop send RUN set eval now`` calls, between two batches and on every rank.
-        checkpoint: what ``offloop send RUN checkpoint`` calls, by default ``accelerator.save_state`` if the accelerator
-            names its checkpoints itself.
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`.
+        model, optimizer, scheduler: by default those that the accelerator has prepared. Of several models, or where the
+            accelerator compiles it, the model has to be given.
+        max_duration: duration of the training for progress bars, such as ``3ep`` or ``1000ba``.
+        evaluate: function for ``offloop send RUN set eval now``, called between two batches on every rank.
+        checkpoint: function for ``offloop send RUN checkpoint``, by default ``accelerator.save_state`` if the
+            accelerator names its checkpoints itself.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
     started, that is shown, and the training continues without one."""
@@ -247,7 +234,6 @@ def attach(
 
 
 def _inner(wrapper: Any, name: str) -> Any:
-    """torch's object within one that Accelerate has prepared."""
     while isinstance(wrapper, AcceleratedOptimizer | AcceleratedScheduler):
         wrapper = getattr(wrapper, name)
     return wrapper

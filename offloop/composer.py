@@ -3,7 +3,7 @@
 import datetime
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from offloop.attached import (
@@ -38,13 +38,11 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 @contain("run_event", "close", "load_state_dict", "_mark_checkpoint")
 class OffloopCallback(composer.Callback):  # type: ignore[misc]
-    """Publishes what a trainer of Composer does, as a run: all of its events, at its own training time.
-
-    With several ranks each of them has it.
+    """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
     Args:
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`. Without ``run_name`` the run has Composer's name.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. The default of
+            ``run_name`` is Composer's name.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
@@ -52,42 +50,41 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         super().__init__()
         check_options(options)
         self.detached = not is_enabled(options)
-        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
+        """Whether there is no run: it is disabled, or an error of offloop has ended it."""
         self._options = options
         self._training: AttachedTraining | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._restored: list[tuple[Any, str, Any]] = []
+        handlers = {event: getattr(self, f"_on_{event.value}", None) for event in Event}
+        self._handlers = {event: handler for event, handler in handlers.items() if handler is not None}
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        """Publishes an event."""
         training, ours = self._training, _OURS[event]
         if training is None:
             if ours is Event.INIT:
                 self._start(state)
-        elif ours in _HANDLERS:
-            _HANDLERS[ours](self, training, state)
+        elif ours in self._handlers:
+            self._handlers[ours](training, state)
         elif ours in training.requested_events:
-            self._look(training, state)
+            self._copy_state(training, state)
             training.state.timestamp = _time(state.timestamp)
             training.fire(ours)
 
     def close(self, state: Any, logger: Any) -> None:
-        """Ends the run, with the trainer or with the program."""
         training, self._training = self._training, None
         if training is not None:
             training.close(getattr(sys, "last_value", None) if training.state.fitting else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into Composer's checkpoints; asked for when one is written."""
+        # Called when a checkpoint is written.
         self._mark_checkpoint()
         return {} if self._training is None else self._training.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint says."""
         self._resumed = state or None
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours."""
+        """End the run because of an error of offloop."""
         self._restore()
         training, self._training = self._training, None
         if training is not None:
@@ -112,21 +109,20 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         if self._training is not None:
             self._training.checkpoint_saved()
 
-    def _look(self, training: AttachedTraining, state: Any) -> None:
-        """Takes over what consumers may ask for of the state."""
+    def _copy_state(self, training: AttachedTraining, state: Any) -> None:
         ours = training.state
         ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
 
-    def _before_load(self, training: AttachedTraining, state: Any) -> None:
-        """Published with the next event, which knows whether a checkpoint is loaded."""
+    def _on_before_load(self, training: AttachedTraining, state: Any) -> None:
+        """Published by :meth:`_on_after_load`, which knows whether a checkpoint was loaded."""
 
-    def _after_load(self, training: AttachedTraining, state: Any) -> None:
+    def _on_after_load(self, training: AttachedTraining, state: Any) -> None:
         training.open(self._resumed, continues=int(state.timestamp.batch) > 0)
         for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD):
             if event in training.requested_events:
                 training.fire(event)
 
-    def _begin_fit(self, training: AttachedTraining, state: Any) -> None:
+    def _on_fit_start(self, training: AttachedTraining, state: Any) -> None:
         ours = training.state
         ours.model = unwrapped(state.model)
         ours.optimizers, ours.schedulers = list(state.optimizers), list(state.schedulers)
@@ -141,15 +137,15 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         )
         self._resumed = None
 
-    def _begin_epoch(self, training: AttachedTraining, state: Any) -> None:
-        self._look(training, state)
+    def _on_epoch_start(self, training: AttachedTraining, state: Any) -> None:
+        self._copy_state(training, state)
         training.epoch_start()
 
-    def _begin_batch(self, training: AttachedTraining, state: Any) -> None:
-        self._look(training, state)
+    def _on_batch_start(self, training: AttachedTraining, state: Any) -> None:
+        self._copy_state(training, state)
         training.batch_start(state.batch)
 
-    def _end_batch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_batch_end(self, training: AttachedTraining, state: Any) -> None:
         losses = state.total_loss_dict or {}
         if _TOTAL in losses:
             # Composer has read them, and reduced them over the ranks.
@@ -159,49 +155,51 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         training.batch_end(timestamp=_time(state.timestamp))
         self._stop_if_asked(training, state)
 
-    def _checkpoint_place(self, training: AttachedTraining, state: Any) -> None:
+    def _on_batch_checkpoint(self, training: AttachedTraining, state: Any) -> None:
         training.save_place()
 
-    def _begin_fetching(self, training: AttachedTraining, state: Any) -> None:
+    _on_epoch_checkpoint = _on_batch_checkpoint
+
+    def _on_before_dataloader(self, training: AttachedTraining, state: Any) -> None:
         self._restore()
         training.fire(Event.BEFORE_DATALOADER)
 
-    def _end_epoch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_epoch_end(self, training: AttachedTraining, state: Any) -> None:
         self._restore()
         training.epoch_end(timestamp=_time(state.timestamp))
         self._stop_if_asked(training, state)
 
-    def _begin_evaluation(self, training: AttachedTraining, state: Any) -> None:
+    def _on_eval_start(self, training: AttachedTraining, state: Any) -> None:
         length = state.dataloader_len
         training.eval_start(state.dataloader_label, batches=None if length is None else int(length), alone=False)
 
-    def _begin_evaluation_batch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_eval_batch_start(self, training: AttachedTraining, state: Any) -> None:
         training.eval_batch_start(state.batch)
 
-    def _end_evaluation_batch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_eval_batch_end(self, training: AttachedTraining, state: Any) -> None:
         training.state.outputs = state.outputs
         training.eval_batch_end()
 
-    def _end_evaluation(self, training: AttachedTraining, state: Any) -> None:
+    def _on_eval_end(self, training: AttachedTraining, state: Any) -> None:
         names = state.eval_metrics.get(state.dataloader_label, ())
         found = {name: state.eval_metric_values[name] for name in names if name in state.eval_metric_values}
         training.eval_end(found, alone=False)
 
-    def _begin_prediction(self, training: AttachedTraining, state: Any) -> None:
+    def _on_predict_start(self, training: AttachedTraining, state: Any) -> None:
         length = state.dataloader_len
         training.predict_start(batches=None if length is None else int(length))
 
-    def _begin_prediction_batch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_predict_batch_start(self, training: AttachedTraining, state: Any) -> None:
         training.predict_batch_start(state.batch)
 
-    def _end_prediction_batch(self, training: AttachedTraining, state: Any) -> None:
+    def _on_predict_batch_end(self, training: AttachedTraining, state: Any) -> None:
         training.state.outputs = state.outputs
         training.predict_batch_end()
 
-    def _end_prediction(self, training: AttachedTraining, state: Any) -> None:
+    def _on_predict_end(self, training: AttachedTraining, state: Any) -> None:
         training.predict_end()
 
-    def _end_fit(self, training: AttachedTraining, state: Any) -> None:
+    def _on_fit_end(self, training: AttachedTraining, state: Any) -> None:
         self._restore()
         training.fit_end()
 
@@ -223,7 +221,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
             self._make_due(one, "save_interval")
 
     def _make_due(self, owner: Any, interval: str) -> None:
-        """Makes due, until the next batch is fetched, what Composer asks an interval for."""
+        # Composer asks the interval whether something is due; it is restored when the next batch is fetched.
         self._restored.append((owner, interval, getattr(owner, interval)))
         setattr(owner, interval, lambda *_: True)
 
@@ -232,34 +230,10 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
             setattr(*self._restored.pop())
 
 
-_HANDLERS: dict[Event, Callable[[OffloopCallback, AttachedTraining, Any], None]] = {
-    Event.BEFORE_LOAD: OffloopCallback._before_load,
-    Event.AFTER_LOAD: OffloopCallback._after_load,
-    Event.FIT_START: OffloopCallback._begin_fit,
-    Event.EPOCH_START: OffloopCallback._begin_epoch,
-    Event.BEFORE_DATALOADER: OffloopCallback._begin_fetching,
-    Event.BATCH_START: OffloopCallback._begin_batch,
-    Event.BATCH_END: OffloopCallback._end_batch,
-    Event.BATCH_CHECKPOINT: OffloopCallback._checkpoint_place,
-    Event.EPOCH_END: OffloopCallback._end_epoch,
-    Event.EPOCH_CHECKPOINT: OffloopCallback._checkpoint_place,
-    Event.EVAL_START: OffloopCallback._begin_evaluation,
-    Event.EVAL_BATCH_START: OffloopCallback._begin_evaluation_batch,
-    Event.EVAL_BATCH_END: OffloopCallback._end_evaluation_batch,
-    Event.EVAL_END: OffloopCallback._end_evaluation,
-    Event.PREDICT_START: OffloopCallback._begin_prediction,
-    Event.PREDICT_BATCH_START: OffloopCallback._begin_prediction_batch,
-    Event.PREDICT_BATCH_END: OffloopCallback._end_prediction_batch,
-    Event.PREDICT_END: OffloopCallback._end_prediction,
-    Event.FIT_END: OffloopCallback._end_fit,
-}
-
-
 def _text(duration: Any) -> str | None:
     return None if duration is None else duration.to_timestring()
 
 
 def _time(timestamp: Any) -> Timestamp:
-    """Composer's training time as one of ours."""
     counts = [getattr(timestamp, name).value for name in _COUNTS]
     return Timestamp.from_values(counts + [getattr(timestamp, name) // _MICROSECOND for name in _DURATIONS])

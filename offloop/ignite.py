@@ -33,17 +33,16 @@ _FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=O
 
 
 class OffloopLogger:
-    """Makes each ``run()`` of a trainer a run::
+    """Publishes each ``run()`` of a trainer as a run::
 
         OffloopLogger(run_name="mnist").attach(trainer, optimizer, evaluators={"val": evaluator})
         trainer.run(loader, max_epochs=10)
 
-    With several ranks each of them attaches one. Put it into ``to_save`` of a ``Checkpoint``, and into ``to_load``, so
-    that consumers keep their callbacks' states, and a resumed training continues the counters.
+    All ranks attach one. Put it into ``to_save`` and ``to_load`` of a ``Checkpoint``: consumers then save their
+    callbacks' states, and a resumed training continues the counters.
 
     Args:
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 
@@ -66,19 +65,18 @@ class OffloopLogger:
         evaluate: Callable[[], object] | None = None,
         checkpoint: Callable[[], object] | None = None,
     ) -> "OffloopLogger":
-        """Attaches to the engines; returns the logger.
+        """Attach to the engines; returns the logger.
 
         Args:
-            trainer, optimizer: what trains, and with what; a list for several optimizers.
-            evaluators: engines that evaluate, by the label of their data.
-            model: what is trained, by default the module with the optimizer's parameters that the trainer's function
-                uses.
+            trainer, optimizer: the training engine and its optimizer, or a list of optimizers.
+            evaluators: evaluating engines, by the label of their data.
+            model: by default the module with the optimizer's parameters that the trainer's function uses.
             scheduler: torch's schedulers, which then follow a rate that is set by command.
-            output_transform: what makes the loss of ``trainer.state.output``, or a map of ``loss`` and other numbers;
-                by default an output that is a number, a tensor of one, or a map of such.
+            output_transform: function from ``trainer.state.output`` to the loss, or to a map of ``loss`` and other
+                numbers; by default the output itself.
             gradient_accumulation_steps: iterations that go into a step of the optimizer.
-            evaluate, checkpoint: what ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint`` call,
-                between two iterations and on every rank.
+            evaluate, checkpoint: functions for ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint``,
+                called between two iterations on every rank.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
         optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
@@ -141,7 +139,7 @@ class OffloopLogger:
 
     @property
     def run(self) -> "IgniteRun | None":
-        """The run of the training at work or of the last one."""
+        """The current run or the last one."""
         return self._run
 
     def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
@@ -150,25 +148,23 @@ class OffloopLogger:
             self._run.log(values, step=step, **more)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into a checkpoint, which is about to be written then."""
+        """State for a checkpoint, which is announced by this call."""
         if self._run is None:
             return {}
         self._run.checkpoint_saved()
         return self._run.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` has said, for the next ``trainer.run()``."""
+        """Restore the counters from :meth:`state_dict`, for the next ``trainer.run()``."""
         self._resumed = saved or None
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run, if the trainer has not."""
+        """End the run, if the trainer has not."""
         if self._run is not None:
             self._run.close(error)
 
 
-@contain("_hook", "_resume", "_begin_fit", "_publish_fetched", "_publish_iteration", "_take_output", "_log_metrics")
-@contain("_publish_evaluation", "on_evaluation_iteration_started", "on_evaluation_iteration_completed")
-@contain("on_evaluation_completed")
+@contain("_hook", "_resume", "_begin_fit", "_take_output", "_log_metrics")
 class IgniteRun(WatchedRun):
     """The run of one ``trainer.run()``, see :class:`OffloopLogger`."""
 
@@ -237,35 +233,23 @@ class IgniteRun(WatchedRun):
         self._is_open = True
 
     def on_epoch_started(self, engine: Engine) -> None:
-        """An epoch begins."""
-        self._publish_epoch()
+        self._publish(AttachedTraining.epoch_start)
 
     def on_get_batch_started(self, engine: Engine) -> None:
-        """A batch is about to be fetched."""
         self._publish_fetch()
 
     def on_get_batch_completed(self, engine: Engine) -> None:
-        """A batch was fetched."""
-        self._publish_fetched()
-
-    def _publish_fetched(self) -> None:
-        self._training.fire(Event.AFTER_DATALOADER)
+        self._fire(Event.AFTER_DATALOADER)
 
     def on_iteration_started(self, engine: Engine) -> None:
-        """The trainer's function is about to be called."""
         samples, tokens = self._position.add(engine.state.batch)
-        self._publish_iteration(engine.state.batch, samples, tokens)
-
-    def _publish_iteration(self, batch: Any, samples: int, tokens: int) -> None:
-        self._training.batch_start(batch, samples=samples, tokens=tokens)
+        self._publish(AttachedTraining.batch_start, engine.state.batch, samples=samples, tokens=tokens)
 
     def on_iteration_completed(self, engine: Engine) -> None:
-        """The trainer's function has returned."""
         if self.stop_requested:
             engine.terminate()
 
     def on_epoch_completed(self, engine: Engine) -> None:
-        """An epoch ends."""
         if engine.state.epoch != self._epoch:
             self._epoch = engine.state.epoch
             self._end_epoch()
@@ -274,35 +258,26 @@ class IgniteRun(WatchedRun):
             engine.terminate()
 
     def on_terminate(self, engine: Engine) -> None:
-        """The trainer stops, perhaps without further events."""
         if engine.should_terminate == "skip_completed":
             self.close()
 
     def on_completed(self, engine: Engine) -> None:
-        """The training ends."""
         self.close()
 
     def on_evaluation_started(self, engine: Engine, label: str) -> None:
-        """An evaluation begins, perhaps in a handler that comes before those of this run."""
         self._end_batch()
         if self._trainer.last_event_name == Events.EPOCH_COMPLETED:
             self.on_epoch_completed(self._trainer)
-        self._publish_evaluation(label, engine.state.epoch_length)
-
-    def _publish_evaluation(self, label: str, batches: int | None) -> None:
-        self._training.eval_start(label, batches=batches)
+        self._publish(AttachedTraining.eval_start, label, batches=engine.state.epoch_length)
 
     def on_evaluation_iteration_started(self, engine: Engine) -> None:
-        """A batch of an evaluation comes."""
-        self._training.eval_batch_start(engine.state.batch)
+        self._publish(AttachedTraining.eval_batch_start, engine.state.batch)
 
     def on_evaluation_iteration_completed(self, engine: Engine) -> None:
-        """A batch of an evaluation ends."""
-        self._training.eval_batch_end()
+        self._publish(AttachedTraining.eval_batch_end)
 
     def on_evaluation_completed(self, engine: Engine) -> None:
-        """An evaluation ends."""
-        self._training.eval_end(numbers_in(engine.state.metrics))
+        self._publish(AttachedTraining.eval_end, numbers_in(engine.state.metrics))
 
     def _end_batch(self) -> None:
         # Within the trainer's function the output is not there yet.
@@ -330,7 +305,6 @@ class IgniteRun(WatchedRun):
 
 
 def _find_model(trainer: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> torch.nn.Module:
-    """The module that the trainer's function uses, and whose parameters the optimizers have."""
     owned = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
     function = getattr(trainer._process_function, "__wrapped__", trainer._process_function)
     used = inspect.getclosurevars(function) if inspect.isroutine(function) else None

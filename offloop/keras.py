@@ -48,24 +48,23 @@ _FRAMEWORK = Framework(
 _OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
 _open: "weakref.WeakSet[OffloopCallback]" = weakref.WeakSet()
-"""Those that are in a fit(), or were when an exception of another callback or of the data left it."""
+"""Callbacks within fit(), or in one that was left by an exception of another callback or of the data."""
 
 
-@contain()
-@contain("_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint", "_announce")
+@contain("_begin", "_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint")
+@contain("_announce", hooks=True, outside="on_train_begin")
 class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Publishes what ``fit()`` does, as a run.
+    """Publishes a ``fit()`` as a run.
 
     Args:
         save_folder: where ``offloop send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has
     another backend than torch."""
 
-    # Keras waits for the device after each batch when a callback has a method for its end: this one has none, and sees
-    # batches by the functions that Keras does them with.
+    # Keras waits for the device after each batch when a callback has a method for its end: this one wraps the functions
+    # that Keras does batches with.
 
     def __init__(self, *, save_folder: str | PathLike[str] | None = None, **options: Unpack[Options]) -> None:
         super().__init__()
@@ -75,20 +74,23 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "KERAS_BACKEND=torch before Keras is imported"
             )
         check_options(options)
-        self.detached = not is_enabled(options)
-        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
+        self.detached = True
+        """Whether there is no run: outside of ``fit()``, if it is disabled, or after an error of offloop."""
         self._options = options
         self._save_folder = save_folder
-        self._training: AttachedTraining | None = None
+        self._training: AttachedTraining
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras is about to train."""
-        model = self.model
         name = self._options.get("run_name")
         for one in list(_open):
-            if one is self or one.model is model or (name and one._options.get("run_name") == name):
+            if one is self or one.model is self.model or (name and one._options.get("run_name") == name):
                 one._fail(_left())
+        self.detached = not is_enabled(self._options)
+        self._begin()
+
+    def _begin(self) -> None:
+        model = self.model
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         self._accumulation = optimizer.gradient_accumulation_steps or 1
         without = dict(_FRAMEWORK.without)
@@ -126,49 +128,41 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self._replace(one, "update_state", _keeping(self._losses, one.update_state))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins; the first one may have a later number, in a training that resumes."""
-        if self._training is not None:
-            self._begin(self._training, epoch)
-            self._training.epoch_start()
-            self._training.fire(Event.BEFORE_DATALOADER)
+        self._begin_fit(epoch)
+        self._training.epoch_start()
+        self._training.fire(Event.BEFORE_DATALOADER)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """An epoch has ended, and its validation."""
-        if self._training is not None and not self._training.is_stopped:
+        if not self._training.is_stopped:
             self._training.epoch_end()
             self.model.stop_training |= self._training.is_stopped
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The validation begins."""
-        if self._training is not None:
-            self._training.eval_start()
-            step = self._watched(self.model.test_function, self._begin_eval_batch, self._end_eval_batch)
-            self._replace(self.model, "test_function", step)
+        self._training.eval_start()
+        step = self._watched(self.model.test_function, self._begin_eval_batch, self._end_eval_batch)
+        self._replace(self.model, "test_function", step)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """The validation has ended."""
-        if self._training is not None:
-            self._put_back(keep=len(self._replaced) - 1)
-            self._training.eval_end(logs or {})
+        self._put_back(keep=len(self._replaced) - 1)
+        self._training.eval_end(logs or {})
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The training has ended."""
-        if self._training is not None:
-            self._begin(self._training, 0)
-            self._training.fit_end()
-            self._leave().close()
+        self._begin_fit(0)
+        self._training.fit_end()
+        self._leave().close()
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours."""
-        if self._training is not None:
+        """End the run because of an error of offloop."""
+        if hasattr(self, "_training"):
             self._leave().detach(error)
 
-    def _begin(self, training: AttachedTraining, epoch: int) -> None:
+    def _begin_fit(self, epoch: int) -> None:
+        # The first epoch of a training that resumes has a later number.
         if not self._has_begun:
             self._has_begun = True
             steps = self.params["steps"]
             self._iterations = int(self._optimizer.source._iterations)
-            training.fit_start(
+            self._training.fit_start(
                 batches_per_epoch=steps // self._accumulation if steps and not steps % self._accumulation else None,
                 batches_done=self._iterations // self._accumulation if epoch else 0,
                 epochs_done=epoch,
@@ -191,8 +185,6 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _begin_batch(self, data: Any) -> None:
         training = self._training
-        if training is None:
-            return
         if self.model.history is not self._history:
             self._fail(_left())
             return
@@ -200,7 +192,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         training.batch_start(data[0])
         self._losses.clear()
         if self.model.jit_compile:
-            # What is put into compiled code would have it compiled anew.
+            # A changed function would be compiled anew.
             self._sums = [(one.total.value.clone(), one.count.value.clone()) for one in self._trackers]
         self._optimizer.read_rate(self._iterations)
         self._iterations += 1
@@ -209,8 +201,6 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end_batch(self, logs: Any) -> None:
         training = self._training
-        if training is None:
-            return
         for tracker, (total, count) in zip(self._trackers, self._sums, strict=False):
             self._losses.append((tracker.total.value - total) / (tracker.count.value - count))
         if self._losses:
@@ -228,13 +218,11 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         training.fire(Event.BEFORE_DATALOADER)
 
     def _begin_eval_batch(self, data: Any) -> None:
-        if self._training is not None:
-            self._losses.clear()
-            self._training.eval_batch_start(data[0])
+        self._losses.clear()
+        self._training.eval_batch_start(data[0])
 
     def _end_eval_batch(self, logs: Any) -> None:
-        if self._training is not None:
-            self._training.eval_batch_end()
+        self._training.eval_batch_end()
 
     def _marking(self, save: Callable[..., Any]) -> Callable[..., Any]:
         def marking(*args: Any, **kwargs: Any) -> Any:
@@ -246,34 +234,29 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return marking
 
     def _mark_checkpoint(self) -> None:
-        if self._training is not None:
-            self._training.checkpoint_saved()
+        self._training.checkpoint_saved()
 
     def _announce(self, path: Any) -> None:
-        if self._training is not None:
-            self._training.checkpoint_written(path)
+        self._training.checkpoint_written(path)
 
     def _save(self) -> Path | None:
-        assert self._training is not None
         assert self._save_folder is not None
         state = self._training.state
-        if state.rank == 0:
-            folder = Path(self._save_folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"ba{state.timestamp.values.batch}.keras"
-            self.model.save(path)
-            return path
-        return None
+        if state.rank:
+            return None
+        path = Path(self._save_folder, f"ba{state.timestamp.values.batch}.keras")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.model.save(path)
+        return path
 
     def _fail(self, error: BaseException | None) -> None:
-        if self._training is not None:
-            self._leave().close(error)
+        self._leave().close(error)
 
     def _leave(self) -> AttachedTraining:
         _open.discard(self)
         self._put_back()
-        training, self._training = self._training, None
-        assert training is not None
+        self.detached, training = True, self._training
+        del self._training
         return training
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
@@ -293,14 +276,13 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _StandIn(torch.optim.Optimizer):
-    """What torch's hooks, and fields, see of an optimizer of Keras. The step is Keras's own."""
+    """An optimizer of Keras as torch's hooks and fields see it. The step is Keras's own."""
 
     source: Any
     _read_at: Any = None
 
     @classmethod
     def of(cls, optimizer: Any, model: Any) -> "_StandIn":
-        """The stand-in for a model's optimizer, under the name of its class."""
         options = {
             name: value for name, value in optimizer.get_config().items() if isinstance(value, int | float | bool)
         }
@@ -316,10 +298,10 @@ class _StandIn(torch.optim.Optimizer):
         return made
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Runs the hooks."""
+        """Only runs the hooks."""
 
     def read_rate(self, iterations: int) -> None:
-        """Takes over the rate; one in a variable, which may be on a GPU, is read when it has been set."""
+        # A rate in a variable, which may be on a GPU, is read only after it was set.
         rate = self.source._learning_rate
         in_variable = isinstance(rate, keras.Variable)
         now = (rate.value, rate.value._version) if in_variable else iterations
@@ -332,12 +314,11 @@ class _StandIn(torch.optim.Optimizer):
             with keras.device("cpu"):
                 value = float(rate(iterations))
         else:
-            # A function of the user's, which might count how often it is called.
+            # A user's function, which might count its calls.
             value = math.nan
         self.param_groups[0]["lr"] = value
 
     def set_rate(self, rate: float) -> None:
-        """Sets the rate."""
         self.source.learning_rate = rate
         self.param_groups[0]["lr"] = rate
 
@@ -347,8 +328,6 @@ def _left() -> Exception:
 
 
 def _keeping(losses: list[Any], update: Callable[..., Any]) -> Callable[..., Any]:
-    """A metric's update that keeps the loss it is given."""
-
     def keeping(values: Any, *args: Any, **kwargs: Any) -> Any:
         losses.append(values)
         return update(values, *args, **kwargs)

@@ -28,7 +28,7 @@ from offloop.attached import (
 
 
 def _installed(*names: str) -> tuple[type, ...]:
-    """The classes of callbacks in these namespaces: they differ, and a trainer takes those of its own only."""
+    """The callback classes of these namespaces: a trainer takes those of its own only."""
     found, trouble = [], None
     for name in names:
         try:
@@ -54,44 +54,42 @@ _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time
 """With these intervals Lightning finds after the next batch that an evaluation is due."""
 
 
-@contain()
-@contain("teardown", "state_dict", "_before_fetch", "_checkpoint_written")
+@contain("teardown", "_begin", "_before_fetch", "_checkpoint_written", hooks=True, outside="on_train_start")
 class OffloopCallback(_Callback):  # type: ignore[misc]
     """Publishes what Lightning's ``Trainer.fit`` does::
 
         Trainer(callbacks=[OffloopCallback()])
 
-    A batch is a step of the optimizer; those of the dataloader that are accumulated for it are its microbatches. With
-    manual optimization a batch is one of the dataloader in which an optimizer has stepped. Each ``fit`` is a run.
+    A batch is a step of the optimizer; dataloader batches that are accumulated for it are its microbatches. With manual
+    optimization a batch is a dataloader batch in which an optimizer has stepped. Each ``fit`` is a run.
 
     Args:
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)
-        self.detached = False
-        """Whether there is no run: it is disabled, or an error of ours has ended it; the training continues."""
+        self.detached = True
+        """Whether there is no run: outside of ``fit``, if it is disabled, or after an error of offloop."""
         self._options = options
-        self._training: AttachedTraining | None = None
-        self._trainer: Any = None
-        self._saving: Wrapped
+        self._training: AttachedTraining
+        self._trainer: Any
+        self._wrapped: list[Wrapped] = []
         self._resumed: Mapping[str, Any] | None = None
         self._reached: dict[str, Any] = {}
-        self._steps = 0
         self._losses: list[Any] = []
-        self._has_stepped = False
         self._epoch_values: dict[str, Any] = {}
         self._intervals: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begins anew: a later ``fit`` is another run."""
-        self.detached, self._resumed = not is_enabled(self._options), None
+        self._resumed = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The run begins, once the model is on its device and a checkpoint is loaded."""
+        self.detached = not is_enabled(self._options)
+        self._begin(trainer, pl_module)
+
+    def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._training = training = AttachedTraining(
             Framework("Lightning", type(trainer).__module__.partition(".")[0].replace("_", "-"), _EVENTS),
             self._options,
@@ -109,9 +107,11 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()
-        self._hear_fetches(trainer.fit_loop.epoch_loop)
-        # The hook comes before a checkpoint is written, without its name.
-        self._saving = Wrapped(trainer, "save_checkpoint", after=self._checkpoint_written)
+        self._wrapped = [
+            Wrapped(trainer.fit_loop.epoch_loop, "_on_before_fetch", self._before_fetch),
+            # The hook comes before a checkpoint is written, without its name.
+            Wrapped(trainer, "save_checkpoint", after=self._checkpoint_written),
+        ]
         resumed, batches = self._resumed, trainer.global_step
         if resumed is not None and not pl_module.automatic_optimization:
             # Lightning counts the steps of every optimizer.
@@ -119,40 +119,29 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         training.fit_start(**_data(trainer), resumed=resumed, batches_done=batches, epochs_done=trainer.current_epoch)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch begins; what was logged of the last one has been computed by now."""
-        if (training := self._training) is not None:
-            self._log_epoch(training, trainer)
-            training.use_data(**_data(trainer))
-            training.epoch_start()
+        self._log_epoch(trainer)
+        self._training.use_data(**_data(trainer))
+        self._training.epoch_start()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A microbatch begins."""
-        if (training := self._training) is not None:
-            training.fire(Event.AFTER_DATALOADER)
-            training.batch_start(batch)
-            training.fire(Event.BEFORE_FORWARD)
+        self._training.fire(Event.AFTER_DATALOADER)
+        self._training.batch_start(batch)
+        self._training.fire(Event.BEFORE_FORWARD)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Loss is computed."""
-        if (training := self._training) is not None:
-            training.fire(Event.AFTER_LOSS)
-            training.fire(Event.BEFORE_BACKWARD)
+        self._training.fire(Event.AFTER_LOSS)
+        self._training.fire(Event.BEFORE_BACKWARD)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Gradients of a microbatch are there."""
-        if self._training is not None:
-            self._training.fire(Event.AFTER_BACKWARD)
+        self._training.fire(Event.AFTER_BACKWARD)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """The gradients of the batch are complete, and not clipped."""
-        if self._training is not None and not self._has_stepped:
+        if not self._has_stepped:
             self._has_stepped = True
             self._training.fire(Event.AFTER_TRAIN_BATCH)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A microbatch ends, and with it the batch if an optimizer has stepped."""
-        if (training := self._training) is None:
-            return
+        training = self._training
         if outputs and (loss := outputs.get("loss")) is not None:
             self._losses.append(loss)
         if (steps := trainer.global_step) == self._steps:
@@ -168,126 +157,95 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """An evaluation begins."""
-        if self._training is not None:
-            self._restore_intervals(trainer)
-            self._training.eval_start("val", batches=_finite(sum(trainer.num_val_batches)))
+        self._restore_intervals(trainer)
+        self._training.eval_start("val", batches=_finite(sum(trainer.num_val_batches)))
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch of it begins."""
-        if self._training is not None:
-            self._training.eval_batch_start(batch)
+        self._training.eval_batch_start(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch of it ends."""
-        if self._training is not None:
-            self._training.eval_batch_end()
+        self._training.eval_batch_end()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """An evaluation ends."""
-        if self._training is not None:
-            self._training.eval_end(_logged(trainer, on_step=False))
-            self._stop_if_asked(trainer)
+        self._training.eval_end(_logged(trainer, on_step=False))
+        self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch ends, unless the training is stopped in its middle."""
-        if self._training is not None and trainer.is_last_batch:
+        # Also called where the training is stopped within an epoch.
+        if trainer.is_last_batch:
             self._training.epoch_end()
             self._stop_if_asked(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The training ends."""
-        if (training := self._training) is not None:
-            self._log_epoch(training, trainer)
-            training.fit_end()
+        self._log_epoch(trainer)
+        self._training.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training fails, or Ctrl-C was pressed."""
         self._end(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The run ends."""
         self._end(None)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is about to be written."""
-        if self._training is not None:
-            self._training.checkpoint_saved()
+        self._training.checkpoint_saved()
 
     def _checkpoint_written(self, _: Any, filepath: Any, *__: Any, **more: Any) -> None:
-        if (training := self._training) is not None:
-            training.checkpoint_written(filepath, **self._score_of(training, str(filepath)))
+        self._training.checkpoint_written(filepath, **self._score_of(str(filepath)))
 
-    def _score_of(self, training: AttachedTraining, path: str) -> dict[str, Any]:
-        """What a ``ModelCheckpoint`` compares a checkpoint by."""
+    def _score_of(self, path: str) -> dict[str, Any]:
+        """The metric, value and mode that a ``ModelCheckpoint`` compares a checkpoint by."""
         for one in self._trainer.checkpoint_callbacks:
             name = getattr(one, "monitor", None)
             if name is not None and path in (scores := getattr(one, "best_k_models", {})):
-                label = "val" if name in training.state.eval_metric_values.get("val", {}) else "train"
+                label = "val" if name in self._training.state.eval_metric_values.get("val", {}) else "train"
                 return {"metric": f"metrics/{label}/{name}", "value": scores[path], "mode": one.mode}
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training that resumes from a checkpoint continues with."""
-        return self._reached if self._training is None else self._training.state_dict()
+        return self._reached if self.detached else self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` has said."""
         self._resumed = state_dict
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours."""
-        if (training := self._release()) is not None:
-            training.detach(error)
+        """End the run because of an error of offloop."""
+        if hasattr(self, "_training"):
+            self._release().detach(error)
 
     def _end(self, error: BaseException | None) -> None:
-        if (training := self._release()) is not None:
-            self._reached = training.state_dict()
-            training.close(error)
+        self._reached, self.detached = self._training.state_dict(), True
+        self._release().close(error)
 
-    def _release(self) -> AttachedTraining | None:
-        """Leaves the trainer as it was found."""
-        training, self._training = self._training, None
-        trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            self._restore_intervals(trainer)
-            vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
-            self._saving.remove()
-            del self._saving
+    def _release(self) -> AttachedTraining:
+        self._restore_intervals(self._trainer)
+        for wrapped in self._wrapped:
+            wrapped.remove()
+        training = self._training
+        del self._training, self._trainer
+        self._wrapped.clear()
         return training
 
-    def _hear_fetches(self, loop: Any) -> None:
-        fetching = loop._on_before_fetch
-
-        def before_fetch() -> None:
-            self._before_fetch()
-            fetching()
-
-        loop._on_before_fetch = before_fetch
-
     def _before_fetch(self) -> None:
-        if self._training is not None:
-            self._training.save_place()
-            self._training.fire(Event.BEFORE_DATALOADER)
+        self._training.save_place()
+        self._training.fire(Event.BEFORE_DATALOADER)
 
     def _stop_if_asked(self, trainer: Any) -> None:
-        if self._training is not None and self._training.is_stopped:
+        if self._training.is_stopped:
             trainer.should_stop = True
 
-    def _log_epoch(self, training: AttachedTraining, trainer: Any) -> None:
-        """Logs the metrics of the last epoch, which Lightning has computed after its last hook."""
+    def _log_epoch(self, trainer: Any) -> None:
+        # Lightning computes them after the last hook of an epoch.
         results, found = trainer._results, trainer.callback_metrics
         names = [results._forked_name(one, False)[1] for one in results.values() if one.meta.on_epoch]
         values = {name: found[name] for name in names if found.get(name) is not self._epoch_values.get(name)}
         self._epoch_values.update(values)
-        training.log({f"metrics/train/{name}": value for name, value in values.items()})
+        self._training.log({f"metrics/train/{name}": value for name, value in values.items()})
 
     def _evaluate(self) -> None:
-        """Has Lightning find that an evaluation is due."""
         trainer = self._trainer
         if not trainer.enable_validation:
             raise ConfigurationError(
@@ -295,7 +253,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             )
         for name, value in _AT_ONCE.items():
             interval = getattr(trainer, name, None)
-            # What is None is not in use, except that batches are not counted where time is.
+            # An interval of None is not in use; that of batches is None where evaluations go by time.
             if name not in self._intervals and (interval is not None or name == "val_check_batch"):
                 self._intervals[name] = interval
                 setattr(trainer, name, value)
@@ -306,10 +264,9 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
 
 
 class AutomaticCallback(OffloopCallback):
-    """What ``offloop run`` attaches: it leaves a trainer alone to which a script has attached offloop itself."""
+    """The callback of ``offloop run``: it does nothing in a trainer to which a script has attached offloop itself."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The run begins, if it is the only one."""
         if sum(isinstance(one, OffloopCallback) for one in trainer.callbacks) == 1:
             super().on_train_start(trainer, pl_module)
 
@@ -325,8 +282,8 @@ def _save(trainer: Any) -> str:
 
 
 def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
-    """What the module has logged: of the batch, or of the evaluation that has ended. It is what
-    ``trainer.callback_metrics`` has, which also reads what the progress bar shows, and so waits for a GPU."""
+    """Values that the module has logged, of the batch or of the finished evaluation, without those of the progress bar:
+    ``trainer.callback_metrics`` reads these too, and so waits for a GPU."""
     results = trainer._results
     return {
         results._forked_name(one, on_step)[1]: value
@@ -336,7 +293,7 @@ def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
 
 
 def _data(trainer: Any) -> dict[str, Any]:
-    """What is trained on. With manual optimization the number of steps in an epoch is unknown."""
+    # With manual optimization the number of steps in an epoch is unknown.
     accumulated = trainer.accumulate_grad_batches
     batches = _finite(trainer.num_training_batches) if trainer.lightning_module.automatic_optimization else None
     return {
@@ -357,7 +314,7 @@ def _max_duration(trainer: Any) -> str | None:
         return f"{steps}ba"
     if epochs != -1:
         return f"{epochs}ep"
-    # What max_time= becomes.
+    # Lightning makes one of max_time=.
     timers = [one for one in trainer.callbacks if type(one).__name__ == "Timer"]
     seconds = [left for one in timers if (left := one.time_remaining()) is not None]
     return f"{round(min(seconds))}sec" if seconds else None

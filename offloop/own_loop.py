@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import torch
 
@@ -31,17 +31,18 @@ _DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _STEP = {Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
 OWN_LOOP = Framework("a loop of one's own", None, ALWAYS | EVALUATION | _DATALOADER | _STEP | {Event.AFTER_TRAIN_BATCH})
 _Batch = TypeVar("_Batch")
+_P = ParamSpec("_P")
 
 
 class SizedIterator(Iterator[_Batch]):
-    """An iterator with a length: how many items it gives from first to last."""
+    """An iterator with a length: the number of its items from first to last."""
 
     def __init__(self, items: Iterator[_Batch], length: Callable[[], int]) -> None:
         self._items = items
         self._length = length
 
     def __iter__(self) -> Iterator[_Batch]:
-        # A loop takes the items themselves: nothing of ours is called between two batches.
+        # The loop iterates over the items themselves: no call is added between two batches.
         return self._items
 
     def __next__(self) -> _Batch:
@@ -51,18 +52,13 @@ class SizedIterator(Iterator[_Batch]):
         return self._length()
 
 
-@contain(
-    "_hook", "_start", "_begin_fit", "_use", "_publish_epoch", "_publish_fetch", "_start_batch", "_publish_forward"
-)
-@contain(
-    "_publish_outputs", "_before_backward", "_after_backward", "_before_step", "_publish_batch", "_publish_epoch_end"
-)
-@contain("_begin_evaluation", "_end_evaluation", "_publish_checkpoint", "_log", "_end_fit", "_close")
+@contain("_hook", "_start", "_begin_fit", "_use", "_publish", "_fire", "_publish_fetch", "_start_batch", "_log")
+@contain("_publish_outputs", "_before_backward", "_publish_batch")
 class WatchedRun:
-    """The run of a training that is watched, see :func:`watch`. Use it as a context manager, or let it end with
-    :meth:`epochs`; otherwise it ends with the program."""
+    """The run of a watched training, see :func:`watch`. It is a context manager, and ends with :meth:`epochs` or the
+    program, too."""
 
-    # What is contained publishes; the rest counts, and does so without a run.
+    # Contained methods publish; the others count, with a run and without one.
 
     _training: AttachedTraining
 
@@ -74,7 +70,7 @@ class WatchedRun:
         gradient_accumulation_steps: int,
     ) -> None:
         self.detached = make_training is None
-        """Whether there is no run: it is disabled, or an error of ours has ended it. The loop continues."""
+        """Whether there is no run: it is disabled, or an error of offloop has ended it."""
         self._is_disabled = make_training is None
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
@@ -94,18 +90,26 @@ class WatchedRun:
             *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
         ]
 
+    def _publish(
+        self, method: Callable[Concatenate[AttachedTraining, _P], object], *args: _P.args, **more: _P.kwargs
+    ) -> None:
+        method(self._training, *args, **more)
+
+    def _fire(self, event: Event) -> None:
+        self._training.fire(event)
+
     def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
         self._training = make_training()
         self._training.at_exit = self.close
 
     @property
     def run_name(self) -> str | None:
-        """The run's name; ``None`` when it is disabled or could not be started."""
+        """The run's name; ``None`` where there is none: it is disabled or could not be started."""
         return self._training.state.run_name if hasattr(self, "_training") else None
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the training is to end here. A batch whose optimizer has stepped ends with this question."""
+        """Whether to stop here. A batch whose optimizer has stepped ends with this call."""
         self._end_batch()
         return self._is_stopped
 
@@ -115,12 +119,12 @@ class WatchedRun:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why, and who has asked."""
+        """Reason and sender of the stop."""
         return None if self.detached else self._training.stop_reason
 
     def epochs(self, count: int) -> "SizedIterator[int]":
-        """The numbers of the epochs that are left, of so many; it ends when the training is to be stopped. ``len()`` is
-        how many are left, as progress bars ask it."""
+        """The numbers of the remaining epochs, of ``count``; it ends when the training is stopped. ``len()`` is their
+        number."""
         position = self._position
         done = position.reached.values.epoch + (not self._has_begun and position.resumed == "ended")
         return SizedIterator(self._epochs(count), lambda: max(0, count - done))
@@ -130,7 +134,7 @@ class WatchedRun:
         position = self._position
         position.in_epochs = True
         for epoch in range(position.reached.values.epoch, count):
-            self._publish_epoch()
+            self._publish(AttachedTraining.epoch_start)
             position.in_body = True
             try:
                 yield epoch
@@ -142,11 +146,11 @@ class WatchedRun:
         self.close()
 
     def batches(self, dataloader: Iterable[_Batch]) -> "SizedIterator[_Batch]":
-        """The batches of a dataloader; it ends when the training is to be stopped. Outside of :meth:`epochs` each such
-        pass is an epoch. ``len()`` is that of the dataloader, if it has one.
+        """The batches of a dataloader; it ends when the training is stopped. Outside of :meth:`epochs` a pass is an
+        epoch. ``len()`` is that of the dataloader, if it has one.
 
-        All that the dataloader gives is used, also in an epoch that is resumed in its middle: there it has to give
-        what is left. After a state that was saved in the last batch of an epoch nothing is left."""
+        In an epoch that is resumed in its middle the dataloader has to give the remaining batches. After a state that
+        was saved in the last batch of an epoch there are none."""
         is_trained = self._position.in_epochs and self._position.resumed == "trained"
         return SizedIterator(self._batches(dataloader), lambda: 0 if is_trained else len(dataloader))  # type: ignore[arg-type]
 
@@ -158,7 +162,7 @@ class WatchedRun:
         if is_epoch:
             if is_trained:
                 self._end_epoch()
-            self._publish_epoch()
+            self._publish(AttachedTraining.epoch_start)
         self._use(dataloader)
         number = position.begin_pass(dataloader)
         if is_trained and not is_epoch:
@@ -188,31 +192,31 @@ class WatchedRun:
             self._end_epoch()
 
     def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
-        """Logs numbers by name; tensors are read without waiting for their device. ``step`` is by default the number
-        of batches before the one at work. ``loss`` is the loss of that batch, whatever the step; of several
+        """Log numbers by name; tensors are read without waiting for their device. ``step`` defaults to the number of
+        batches before the current one. ``loss`` is the loss of the current batch, whatever the step; of several
         microbatches it is the mean."""
         self._log(values, more, step)
 
     @contextmanager
     def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
-        """Surrounds an evaluation: training time does not pass meanwhile. What is put into the map that it gives are
-        the metrics, numbers by name."""
+        """Context of an evaluation, in which no training time passes. Put its metrics, numbers by name, into the dict
+        that it yields."""
         self._end_batch()
         began = self._position.pause()
-        self._begin_evaluation(label)
+        self._publish(AttachedTraining.eval_start, label)
         metrics: dict[str, Any] = {}
         yield metrics
-        self._end_evaluation(metrics)
+        self._publish(AttachedTraining.eval_end, metrics)
         self._position.unpause(began)
 
     def checkpoint_saved(self) -> None:
-        """Call it just before a checkpoint is written: consumers keep what their callbacks know by now."""
+        """Announce a checkpoint just before it is written: consumers save their callbacks' states."""
         self._end_batch()
-        self._publish_checkpoint()
+        self._publish(AttachedTraining.checkpoint_saved)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into a checkpoint, so that a training that resumes continues the counters: with the next epoch
-        where :meth:`batches` has given all of this one's."""
+        """State for a checkpoint, so that a resumed training continues the counters: with the next epoch where
+        :meth:`batches` has given all batches of this one."""
         self._end_batch()
         resumed = None if self._resumed is None else self._resumed["run_name"]
         return {
@@ -222,7 +226,7 @@ class WatchedRun:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` has said; before the first epoch.
+        """Restore the counters from :meth:`state_dict`, before the first epoch.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and in a training that has begun."""
         if self._has_begun:
@@ -231,18 +235,18 @@ class WatchedRun:
         self._resumed = saved
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run; the loop that follows is not watched. Can be called more than once."""
+        """End the run; the loop that follows is not watched. Can be called more than once."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         if error is None:
             self._end_batch()
-            self._end_fit()
+            self._publish(AttachedTraining.fit_end)
         self._is_open = False
-        self._close(error)
+        self._publish(AttachedTraining.close, error)
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours."""
+        """End the run because of an error of offloop."""
         if hasattr(self, "_training"):
             self._training.detach(error)
 
@@ -256,8 +260,7 @@ class WatchedRun:
 
     @property
     def _known_time(self) -> Timestamp | None:
-        """The training time where the run counts it; within a command that comes at the end of a batch, that batch is
-        done."""
+        # Within a command at the end of a batch, that batch is done.
         return self._training.state.timestamp if self._is_open and not self.detached else None
 
     def _begin(self, max_duration: str | None = None) -> None:
@@ -274,9 +277,6 @@ class WatchedRun:
         self._training.fit_start(resumed=self._resumed, timestamp=self._position.reached)
         self._is_open = True
 
-    def _publish_epoch(self) -> None:
-        self._training.epoch_start()
-
     def _use(self, dataloader: Any) -> None:
         length = length_of(dataloader)
         batches = None if length is None else -(-length // self._accumulation)
@@ -284,11 +284,8 @@ class WatchedRun:
 
     def _end_epoch(self) -> None:
         self._end_batch()
-        self._publish_epoch_end()
+        self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time)
-
-    def _publish_epoch_end(self) -> None:
-        self._training.epoch_end()
 
     def _publish_fetch(self) -> None:
         self._training.save_place()
@@ -308,14 +305,11 @@ class WatchedRun:
         if not self._fetches:
             self._begin()
             self._take_inputs(inputs[0] if len(inputs) == 1 and not keywords else keywords if not inputs else [*inputs])
-        self._publish_forward()
+        self._fire(Event.BEFORE_FORWARD)
 
     def _take_inputs(self, batch: Any) -> None:
         samples, tokens = self._position.add(batch)
         self._start_batch(batch, samples, tokens)
-
-    def _publish_forward(self) -> None:
-        self._training.fire(Event.BEFORE_FORWARD)
 
     def _after_forward(self, model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
         if model.training:
@@ -341,11 +335,11 @@ class WatchedRun:
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
-        self._training.fire(Event.AFTER_BACKWARD)
+        self._fire(Event.AFTER_BACKWARD)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._has_stepped:
-            self._training.fire(Event.AFTER_TRAIN_BATCH)
+            self._fire(Event.AFTER_TRAIN_BATCH)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         self._has_stepped = True
@@ -379,21 +373,6 @@ class WatchedRun:
         if values:
             self._training.log(values, step)
 
-    def _begin_evaluation(self, label: str) -> None:
-        self._training.eval_start(label)
-
-    def _end_evaluation(self, metrics: dict[str, Any]) -> None:
-        self._training.eval_end(metrics)
-
-    def _publish_checkpoint(self) -> None:
-        self._training.checkpoint_saved()
-
-    def _end_fit(self) -> None:
-        self._training.fit_end()
-
-    def _close(self, error: BaseException | None) -> None:
-        self._training.close(error)
-
 
 def watch(
     model: torch.nn.Module,
@@ -406,7 +385,7 @@ def watch(
     checkpoint: Callable[[], object] | None = None,
     **options: Unpack[Options],
 ) -> WatchedRun:
-    """Publishes what a loop of one's own does, from hooks of its model and its optimizer::
+    """Publish a training loop as a run, by hooks of its model and its optimizer::
 
         run = offloop.watch(model, optimizer, max_duration="10ep")
         for epoch in run.epochs(10):
@@ -423,9 +402,7 @@ def watch(
         gradient_accumulation_steps: batches of the dataloader that go into a step of the optimizer.
         evaluate, checkpoint: what ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint`` call, between
             two batches and on every rank.
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`. With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the
-            environment, the loop is left as it is: no hook, no process, no file.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
     started, that is shown, and the training continues without one."""
@@ -450,7 +427,6 @@ def watch(
 
 
 def _with_gradient(outputs: Any) -> torch.Tensor | None:
-    """A tensor among a model's outputs that a gradient goes through."""
     if isinstance(outputs, torch.Tensor):
         return outputs if outputs.requires_grad else None
     parts = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, list | tuple) else ()

@@ -42,25 +42,16 @@ _OF_WEIGHTS = (
     *("optimizer_norms", "weights", "weights_checkpoint"),
 )
 _IN_EVENTS = ("loss", "learning_rate", "epoch")
-"""What is logged and is in every event already."""
+"""Logged values that every event has already."""
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
-@contain("_begin", "_end", "_fire", "_begin_fetching", "_begin_step", "_end_step")
-@contain(
-    "_begin_evaluation",
-    "_end_evaluation",
-    "_begin_evaluation_batch",
-    "_end_evaluation_batch",
-    "on_epoch_begin",
-    "on_pre_optimizer_step",
-    "on_step_end",
-)
-@contain("on_epoch_end", "on_evaluate", "on_log", "on_save", "on_train_end")
+@contain("_begin", "_end", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
+@contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
 class OffloopCallback(TrainerCallback):
-    """Makes each ``train()`` of a trainer a run::
+    """Publishes each ``train()`` of a trainer as a run::
 
         trainer = Trainer(...)
         trainer.add_callback(OffloopCallback(trainer))
@@ -70,8 +61,8 @@ class OffloopCallback(TrainerCallback):
     Args:
         trainer: a ``Trainer``, a ``Seq2SeqTrainer``, TRL's ``SFTTrainer``, ``DPOTrainer`` or ``GRPOTrainer``, or
             another one that is derived from ``Trainer``.
-        options: what :class:`offloop.trainer.Trainer` knows by the same names, see
-            :class:`offloop.attached.options.Options`. Without ``run_name`` the run has that of ``TrainingArguments``.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. The default of
+            ``run_name`` is that of ``TrainingArguments``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
@@ -83,7 +74,7 @@ class OffloopCallback(TrainerCallback):
             )
         check_options(options)
         self.detached = True
-        """Whether there is no run: it is disabled, an error of ours has ended it, or this is outside of ``train()``."""
+        """Whether there is no run: outside of ``train()``, if it is disabled, or after an error of offloop."""
         self._trainer: Any = trainer
         self._options = options
         self._training: AttachedTraining
@@ -104,9 +95,9 @@ class OffloopCallback(TrainerCallback):
         return result
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The training begins, or begins again with smaller batches (``auto_find_batch_size``)."""
         name = None
         if not self.detached:
+            # With auto_find_batch_size the training begins again with smaller batches.
             name = self._training.state.run_name
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
@@ -160,15 +151,12 @@ class OffloopCallback(TrainerCallback):
         )
 
     def on_epoch_begin(self, *_: Any, **parts: Any) -> None:
-        """An epoch begins."""
         self._training.epoch_start()
 
     def on_pre_optimizer_step(self, *_: Any, **parts: Any) -> None:
-        """The gradients are there, and clipped."""
         self._training.fire(Event.AFTER_TRAIN_BATCH)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The optimizer has stepped."""
         self._control = control
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
@@ -177,14 +165,12 @@ class OffloopCallback(TrainerCallback):
         self._after_commands(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """An epoch ends; also called when the training ends within one."""
         if not (control.should_training_stop and state.epoch % 1):
             self._control = control
             self._training.epoch_end()
             self._after_commands(state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The trainer logs: the means of some steps, or what it has found in an evaluation."""
         if self._evaluates:
             self._evaluated.update(parts["logs"])
         else:
@@ -192,21 +178,19 @@ class OffloopCallback(TrainerCallback):
             self._training.log({f"metrics/train/{name}": one for name, one in found.items()})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """An evaluation has ended."""
         found = {**self._evaluated, **parts["metrics"]}
         found.pop("epoch", None)
         self._evaluates = False
         self._training.eval_end({name.removeprefix(self._prefix): value for name, value in found.items()})
 
     def on_save(self, args: Any, state: Any, *_: Any, **parts: Any) -> None:
-        """A checkpoint has been written."""
         self._save_requested = False
         self._training.checkpoint_saved()
         path = os.path.join(self._trainer._get_output_dir(trial=None), f"checkpoint-{state.global_step}")
         self._training.checkpoint_written(path, **self._score_of(args, state))
 
     def _score_of(self, args: Any, state: Any) -> dict[str, Any]:
-        """What the trainer compares checkpoints by, if it has measured that at this step."""
+        """The metric, value and mode that the trainer compares checkpoints by, if it was measured at this step."""
         if (metric := args.metric_for_best_model) is None:
             return {}
         metric_name = f"eval_{metric.removeprefix('eval_')}"
@@ -220,11 +204,10 @@ class OffloopCallback(TrainerCallback):
         return {}
 
     def on_train_end(self, *_: Any, **parts: Any) -> None:
-        """The training has ended."""
         self._training.fit_end()
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours."""
+        """End the run because of an error of offloop."""
         self._unwrap()
         if hasattr(self, "_training"):
             self._training.detach(error)

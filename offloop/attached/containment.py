@@ -1,4 +1,4 @@
-"""Errors inside an adapter: shown once, and never the training's."""
+"""Errors of an adapter: shown once, never raised in the training."""
 
 import functools
 import logging
@@ -14,12 +14,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def contained(method: _Function) -> _Function:
-    """Makes a method of an adapter one that raises nothing: the first error detaches the adapter, by its method
-    ``detach(error)``, and all later calls do nothing. Ctrl-C and the like go through."""
+    """Wrap a method of an adapter so that it raises nothing and does nothing while the adapter is ``detached``. The
+    first error detaches it, by its method ``detach(error)``. Ctrl-C and the like go through."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "detached", False):
+        if self.detached:
             return None
         try:
             return method(self, *args, **kwargs)
@@ -36,13 +36,13 @@ def contained(method: _Function) -> _Function:
     return call  # type: ignore[return-value]
 
 
-def contain(*names: str) -> Callable[[_Adapter], _Adapter]:
-    """Makes these methods of a class :func:`contained`, of those that it defines itself; without names all whose names
-    begin with ``on_``."""
+def contain(*names: str, hooks: bool = False, outside: str = "") -> Callable[[_Adapter], _Adapter]:
+    """Make these methods of a class :func:`contained`, and with ``hooks`` all that begin with ``on_``, but the one
+    ``outside``, which ends the time without a run."""
 
     def decorate(adapter: _Adapter) -> _Adapter:
         for name, method in list(vars(adapter).items()):
-            if name in names or (not names and name.startswith("on_")):
+            if name in names or (hooks and name.startswith("on_") and name != outside):
                 setattr(adapter, name, contained(method))
         return adapter
 

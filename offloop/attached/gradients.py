@@ -15,8 +15,7 @@ _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
 
 
 class GradientProbe:
-    """Computes a field as soon as the optimizer has stepped, in the batches that it is asked of: the gradients are
-    those that it used, also where the step itself computes and clips them, in a closure."""
+    """Computes a field right after the optimizer's step, from the gradients that it used, where the field is due."""
 
     def __init__(self, compute: FieldFunction, state: State, is_due: Callable[[], bool]) -> None:
         self._compute = compute
@@ -28,10 +27,10 @@ class GradientProbe:
         hook_optimizers(register_optimizer_step_post_hook, self._after_step)
 
     def found(self) -> Any:
-        """What was computed in the batch that has just ended.
+        """The value of the batch that has just ended.
 
-        Raises :class:`offloop.trainer.fields.field.FieldNotReadyError` for a batch that began before the field was
-        asked for."""
+        Raises:
+            FieldNotReadyError: the batch began before the field was requested."""
         found, self._found = self._found, None
         if self._trouble is not None:
             raise self._trouble
@@ -54,7 +53,7 @@ class GradientProbe:
 
 
 def keep_gradients(fields: FieldRegistry) -> None:
-    """Has the fields of gradients computed right after the step, and sent when the batch has ended."""
+    """Compute the fields of gradients right after the step, and send them at the end of the batch."""
     for name in _NAMES:
         field = fields[name]
         fields.replace(name, _at_step(field))

@@ -15,17 +15,14 @@ PATIENCE = 60.0
 _attached: Ranks | None = None
 _group: Any = None
 _times = 0
-"""How often the ranks have come together; the same number on all of them."""
+"""Number of joins, the same on all ranks."""
 
 
 def join_ranks() -> Ranks | None:
-    """The ranks of torch's default process group; ``None`` for a process by itself.
-
-    All ranks have to call it, and wait for each other for a limited time: offloop attached on some of the
-    ranks only would wait forever otherwise.
+    """The ranks of torch's default process group; ``None`` for a single process. All ranks have to call it.
 
     Raises:
-        RankError: the others have not come.
+        RankError: not all ranks have called it within :data:`PATIENCE`.
         ConfigurationError: there are several processes, and no process group."""
     global _attached, _group, _times
     if not (dist.is_available() and dist.is_initialized()):

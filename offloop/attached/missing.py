@@ -1,4 +1,4 @@
-"""What to install where Python lacks a package."""
+"""Messages about packages that are not installed."""
 
 from collections.abc import Collection
 
@@ -6,8 +6,8 @@ from collections.abc import Collection
 def missing(
     error: ModuleNotFoundError, needed_by: str, install: str, brings: Collection[str] = ()
 ) -> ModuleNotFoundError:
-    """The error to raise in the place of one that ``import`` has raised: it says what to install. One about a module
-    that ``install`` does not bring stays as it is; ``brings`` are modules that are not in its name."""
+    """Replace an import error by one that says what to install. Errors about other modules than those of ``install``
+    and ``brings`` are returned as they are."""
     module = (error.name or "").partition(".")[0]
     # pytorch-ignite brings ignite.
     if module not in (*install.replace("-", " ").split(), *brings):

@@ -1,4 +1,4 @@
-"""What every adapter can be given."""
+"""Options of every adapter."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -14,13 +14,13 @@ from offloop.trainer.stream.run_stream import TrainingStream
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of every adapter; they mean what they mean in :class:`offloop.trainer.Trainer`.
+    """Keyword arguments of every adapter, as in :class:`offloop.trainer.Trainer`.
 
     With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the environment, the adapter leaves the training as it is: no
     hook, no process, no file.
 
-    ``on_set`` has what ``offloop send RUN set NAME VALUE`` can set beside ``lr`` and ``eval``: functions of the value,
-    by name. They are called between two batches, on every rank, and raise for a value that is not allowed."""
+    ``on_set`` has functions of the value, by name, for ``offloop send RUN set NAME VALUE``, besides ``lr`` and
+    ``eval``. They are called between two batches, on every rank, and raise for an invalid value."""
 
     run_name: str | None
     runs_dir: PathInput | None
@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
 
 
 def check_options(options: Options) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for what is not allowed, before anything is started."""
+    """Raise :class:`offloop.bus.errors.ConfigurationError` for invalid options, before anything is started."""
     allowed = list(Options.__annotations__)
     for name in options:
         if name not in allowed:
@@ -56,9 +56,9 @@ def check_options(options: Options) -> None:
 
 
 def is_enabled(options: Options) -> bool:
-    """Whether the training is to be a run: neither ``enabled=False`` nor ``OFFLOOP_DISABLED`` says otherwise.
+    """False with ``enabled=False`` or ``OFFLOOP_DISABLED``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` where one of them is neither yes nor no."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` if one of them is neither yes nor no."""
     enabled = options.get("enabled", True)
     if not isinstance(enabled, bool):
         raise ConfigurationError(f"enabled is {enabled!r}: use True or False", name="enabled", value=enabled)
@@ -66,9 +66,9 @@ def is_enabled(options: Options) -> bool:
 
 
 def make_stream(options: Options, config: Mapping[str, Any]) -> TrainingStream:
-    """The stream of a training; ``config`` is what its framework was configured with."""
+    """The stream of a training; ``config`` is the framework's configuration."""
     own = {name: value for name, value in options.items() if name in StreamConfig.__dataclass_fields__}
-    # What people configure frameworks with may be any object.
+    # A framework's configuration may have any object.
     own["config"] = plain_value({**config, **(options.get("config") or {})})
     given = StreamConfig(**own)  # type: ignore[arg-type]
     return TrainingStream(given, options.get("callbacks"), options.get("loggers"))

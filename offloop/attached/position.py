@@ -1,4 +1,4 @@
-"""How far a loop of one's own is: counted with a run and without one."""
+"""The counters of a watched loop, with a run and without one."""
 
 import sys
 from collections.abc import Mapping
@@ -12,24 +12,23 @@ from offloop.trainer.data.resume import is_stateful
 from offloop.trainer.data.spec import count_samples, count_tokens
 
 EpochState = Literal["open", "trained", "ended"]
-"""How a training resumes in the epoch of a state: ``open``, with what its dataloader gives; ``trained``, after its last
-batch, with what follows in the epoch; ``ended``, with the next epoch."""
+"""How a training resumes an epoch: ``open``, with the batches of its dataloader; ``trained``, after its last batch;
+``ended``, with the next epoch."""
 
 
 class LoopPosition:
-    """Counts epochs, batches, samples, tokens and training time of a loop, and knows where in its epoch it is.
+    """Counts epochs, batches, samples, tokens and training time of a loop, and tracks its place in the epoch.
 
-    Nothing in here depends on a run: a loop counts the same where offloop could not be attached, or was detached."""
+    Independent of a run: a loop counts the same where offloop could not be attached, or was detached."""
 
     def __init__(self) -> None:
         self.reached = Timestamp()
         """The training time."""
         self.samples = self.tokens = 0
-        """Those of the batch at work, on this rank."""
+        """In the current batch, on this rank."""
         self.resumed: EpochState = "open"
-        """How the epoch was left from which the training resumes."""
         self.in_epochs = self.in_body = False
-        """Whether the loop takes its epochs from the run, and whether it is in one."""
+        """Whether the loop iterates over epochs of the run, and whether it is in one."""
         self._clock = wall_clock()
         self._began = self._clock()
         self._fetched = self._trained = 0
@@ -39,20 +38,17 @@ class LoopPosition:
         self._handled: BaseException | None = None
 
     def start(self) -> None:
-        """The training begins."""
         self._began = self._clock()
 
     def pause(self) -> int:
-        """Returns when an evaluation began, for :meth:`unpause`."""
         return self._clock()
 
     def unpause(self, began: int) -> None:
-        """Training time has not passed since then."""
         self._began += self._clock() - began
 
     def begin_pass(self, dataloader: Any) -> int:
-        """The batches of a dataloader begin. One that knows its own place also knows when it has come to its end.
-        Returns the number of the pass, for :meth:`leave_pass`."""
+        """Start a pass over a dataloader; returns its number for :meth:`leave_pass`."""
+        # A stateful dataloader knows itself when it is at its end.
         self._length = None if is_stateful(dataloader) else length_of(dataloader)
         self._fetched = self._trained = 0
         self._is_over = self._is_left = False
@@ -61,59 +57,56 @@ class LoopPosition:
         return self._pass
 
     def fetch(self, batch: Any) -> tuple[int, int]:
-        """The dataloader has given a batch: its samples and tokens."""
+        """Count a new dataloader batch; returns its samples and tokens."""
         self._fetched += 1
         return self.add(batch)
 
     def is_batch_complete(self, accumulation: int) -> bool:
-        """Whether the newest dataloader batch is the last of a batch of so many microbatches."""
+        """Whether the newest dataloader batch is the last microbatch of ``accumulation``."""
         return self._fetched % accumulation == 0 or self._fetched == self._length
 
     def add(self, batch: Any) -> tuple[int, int]:
-        """Counts what is in a batch of the dataloader, one of the microbatches of the batch at work."""
+        """Add a microbatch to the current batch; returns its samples and tokens."""
         samples, tokens = found = count(batch)
         self.samples += samples
         self.tokens += tokens
         return found
 
     def end_pass(self) -> None:
-        """The dataloader has come to its end."""
         self._is_over = True
 
     def stop_pass(self) -> None:
-        """The training is stopped in a pass, which is over if that was after its last batch."""
+        # Stopped after the last batch, the pass is complete.
         self._is_over = self._fetched > 0 and self._trained == self._length
 
     def leave_pass(self, number: int) -> None:
-        """The loop has left a pass, by ``break`` or because of an exception. What it holds of an earlier pass may be
-        collected at any time."""
+        # The iterator of an earlier pass may be garbage-collected at any time.
         self._is_left = self._is_left or number == self._pass
 
     def take_batch(self) -> tuple[int, int]:
-        """The optimizer has stepped: the samples and tokens of the batch, which ends."""
+        """Finish the batch whose optimizer has stepped; returns its samples and tokens."""
         self._trained = self._fetched
         found = self.samples, self.tokens
         self.samples = self.tokens = 0
         return found
 
     def end_batch(self, samples: int, tokens: int, known: Timestamp | None) -> None:
-        """A batch has ended; ``known`` is the training time where the run has counted it, over all ranks."""
+        """Add a batch; ``known`` is the training time over all ranks, where the run counts it."""
         now = self._clock()
         if known is None:
-            # The other ranks cannot be asked: their parts are taken to be as large as this one's.
+            # The other ranks cannot be asked: their batches are assumed to be as large as this one's.
             ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
             known = self.reached.advance_batch(samples * ranks, tokens * ranks, (now - self._began) // 1000)
         self.reached, self._began = known, now
 
     def end_epoch(self, known: Timestamp | None) -> None:
-        """An epoch has ended."""
         self.reached = known or self.reached.to_next_epoch()
         self.resumed = "open"
         self._is_over = self._is_left = False
         self._fetched = self._trained = 0
 
     def epoch_state(self, is_stopped: bool) -> EpochState:
-        """How a training resumes here. A loop that has left its pass and is still in the epoch has ended it, unless it
+        """How a training resumes here. A loop that has left its pass within the epoch has ended the epoch, unless it
         was stopped or handles an exception that is newer than the pass."""
         handled = sys.exception()
         is_broken_off = is_stopped or (handled is not None and handled is not self._handled)
@@ -124,7 +117,7 @@ class LoopPosition:
         return "open" if self._fetched else self.resumed
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Resumes from what :meth:`offloop.own_loop.WatchedRun.state_dict` has returned.
+        """Resume from :meth:`offloop.own_loop.WatchedRun.state_dict`.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
         try:
@@ -145,16 +138,15 @@ class LoopPosition:
 
 
 def length_of(dataloader: Any) -> int | None:
-    """The number of a dataloader's batches, if it has one."""
     try:
         return len(dataloader)
-    # Asked for by us, of an object of the user's which may raise anything.
+    # A user's object may raise anything.
     except Exception:  # noqa: BLE001
         return None
 
 
 def count(batch: Any) -> tuple[int, int]:
-    """Samples and tokens in a batch; 0 where they cannot be counted."""
+    """Samples and tokens in a batch; 0 if they cannot be counted."""
     try:
         return count_samples(batch), count_tokens(batch)
     # A batch may be any object of the user's.

@@ -1,4 +1,4 @@
-"""A training in another framework's loop: what an adapter reports becomes events of a run."""
+"""A training in another framework's loop: an adapter's reports become events of a run."""
 
 import atexit
 import contextlib
@@ -43,13 +43,11 @@ ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT}
     | {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END}
 )
-"""The events that every framework reports."""
+"""Events of every framework."""
 EVALUATION = frozenset({Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL})
-"""The events of an evaluation whose batches are not seen."""
+"""Events of an evaluation without those of its batches."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
-"""Those of an evaluation's batches."""
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
-"""The events of a prediction."""
 
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
@@ -57,52 +55,47 @@ _WITHOUT = {"checkpoint": "the training is saved by its own loop; take the weigh
 
 
 class Framework(NamedTuple):
-    """What a source of events is, and what it can tell."""
+    """A source of events."""
 
     name: str
-    """As people know it: ``Lightning``."""
     package: str | None = None
-    """The distribution whose version is written down."""
+    """Its distribution."""
     events: frozenset[Event] = ALWAYS
     """The events that it reports. No consumer ever gets the others."""
     without: Mapping[str, str] = {}
-    """Fields that cannot be had, and why, in a few words that follow the field's name and a colon."""
+    """Reason, by name, of each field that cannot be had."""
     keeps_gradients: bool = False
-    """Whether the gradients of a batch are still there when it has ended."""
+    """Whether the gradients of a batch still exist at its end."""
 
     @property
     def version(self) -> str | None:
-        """The version that is installed."""
         with contextlib.suppress(PackageNotFoundError):
             return None if self.package is None else version(self.package)
         return None
 
 
 class AttachedTraining:
-    """The run of a training in another framework's loop. An adapter makes it when the training is about to begin,
-    and calls the methods that are named after events when these happen, in the order of
-    :class:`offloop.bus.types.event.Event`.
+    """The run of a training in another framework's loop. An adapter makes it when the training begins, and calls the
+    methods named after events in the order of :class:`offloop.bus.types.event.Event`. All ranks call the same methods
+    in the same order.
 
-    The run begins with :meth:`open`, by default with the first event: by then a checkpoint is loaded, if one is, which
-    decides whether this is the next attempt of a run.
-
-    A batch is a step of the optimizer; each dataloader batch that goes into it is a microbatch. With several ranks,
-    each has one, and all of them call the same methods in the same order.
+    The run begins with :meth:`open`, by default with the first event: a loaded checkpoint decides whether this is the
+    next attempt of a run. A batch is a step of the optimizer; each dataloader batch that goes into it is a microbatch.
 
     Args:
-        framework: what the events come from.
-        options: what the user gave to the adapter.
-        model: what is trained.
-        optimizers: torch's, without any wrapper, or what has ``param_groups`` with an ``lr`` each.
+        framework: the source of the events.
+        options: the user's options of the adapter.
+        model: the trained module, wrapped or not.
+        optimizers: torch's, without any wrapper, or objects that have ``param_groups`` with an ``lr`` each.
         schedulers: torch's, which continue from a rate that is set.
-        max_duration: how long the training is to last, such as ``5ep``; ``None`` where that is unknown.
-        precision: as the framework calls it; ``None`` where it does not say, see :meth:`note_precision`.
-        config: what the framework was configured with, for the run's hyperparameters.
-        evaluate, checkpoint, set_lr: what does on command what its name says; or why that cannot be done. ``set_lr`` is
+        max_duration: such as ``5ep``; ``None`` if unknown.
+        precision: the framework's name of it; ``None`` if unknown, see :meth:`note_precision`.
+        config: the framework's configuration, for the hyperparameters.
+        evaluate, checkpoint, set_lr: functions for these commands, or the reason why they are refused. ``set_lr`` is
             called with the rate; by default it is set in the optimizers.
 
-    Raises :class:`offloop.bus.errors.RankError` or :class:`offloop.bus.errors.ConfigurationError` when the ranks do not
-    come together.
+    Raises:
+        RankError, ConfigurationError: not all ranks attach.
     """
 
     def __init__(
@@ -138,7 +131,7 @@ class AttachedTraining:
             schedulers=list(schedulers),
         )
         self.called = model
-        """The model as it was given: hooks on what ``torch.compile`` has put around it are not compiled."""
+        """The model as given: hooks on the wrapper of ``torch.compile`` are not compiled."""
         state.max_duration = max_duration
         del state.evaluators
         self._clock = wall_clock()
@@ -163,10 +156,10 @@ class AttachedTraining:
             },
         }
         self.publisher: Publisher | None = None
-        """What the run is published by, once it has begun."""
+        """The publisher, once the run has begun."""
         self.fire: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
-        """The events to tell now: what costs something to find out is looked up here first."""
+        """The events that are requested now."""
         self._samples = self._tokens = 0
         self._microbatches = 1
         self._in_batch = False
@@ -175,19 +168,18 @@ class AttachedTraining:
         self._began = self._paused_at = 0
         self._train_data: DataSpec | None = None
         self.at_exit: Callable[[BaseException | None], object] = self.close
-        """What ends the run of a loop that was left, when the program ends: called with the error that ends it."""
+        """Ends the run of an abandoned loop when the program ends; called with the program's error."""
         self.error_if_left: BaseException | None = None
-        """What a loop that was left has failed with, where the framework calls a hook at every other end."""
+        """The error of an abandoned loop, where the framework calls a hook at every other end."""
         self._is_introduced = False
         self.has_noted_precision = False
-        """Whether :meth:`note_precision` was called."""
         watch_main_thread()
         _open.add(self)
 
     def open(self, resumed: Mapping[str, Any] | None = None, *, continues: bool = False) -> None:
-        """Begins the run, unless it has begun. It is the next attempt of the run of its name, or with ``resumed``, what
-        :meth:`state_dict` said, of the run with that name and a number; also if it ``continues`` an earlier training in
-        another way. Otherwise, and with the state of a run of another name, it is another run than all before.
+        """Begin the run, unless it has begun. With ``resumed``, an earlier :meth:`state_dict`, or if it ``continues``
+        an earlier training in another way, it is the next attempt of that run; otherwise, and with the state of a run
+        of another name, it is a new run.
 
         Raises :class:`offloop.bus.errors.OffloopError` when it cannot be started."""
         if self.publisher is not None:
@@ -223,19 +215,16 @@ class AttachedTraining:
         self.open()
         self.fire(event)
 
-    # What an adapter asks.
-
     @property
     def is_stopped(self) -> bool:
-        """Whether the training is to end here: by command, or because a callback says so."""
+        """Whether a command or a callback has stopped the training."""
         return self.state.stopped
 
     @property
     def stop_reason(self) -> str | None:
-        """Why."""
         return self.state.stop_reason
 
-    # What an adapter reports, in the order of the loop.
+    # The loop, in its order.
 
     def fit_start(
         self,
@@ -249,14 +238,12 @@ class AttachedTraining:
         timestamp: Timestamp | None = None,
         begins_again: bool = False,
     ) -> None:
-        """The training begins.
+        """Start the training.
 
         Args:
-            dataloader: what is trained on, where that is known.
-            batches_per_epoch: optimizer steps in an epoch, where that is known.
-            microbatches: dataloader batches that go into a step.
-            resumed: what :meth:`state_dict` said in the checkpoint that the training resumes from.
-            batches_done, epochs_done: what the framework's own counters say; they win over ``resumed``.
+            dataloader, batches_per_epoch, microbatches: see :meth:`use_data`.
+            resumed: the :meth:`state_dict` in the checkpoint that the training resumes from.
+            batches_done, epochs_done: the framework's own counters; they win over ``resumed``.
             timestamp: the training time, where the framework has all of it; it wins over both.
             begins_again: whether this is another attempt of the run from the beginning.
         """
@@ -279,8 +266,8 @@ class AttachedTraining:
         self._began = self._clock() // 1000
 
     def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
-        """Says what is trained on from now on, how many optimizer steps there are in an epoch, ``None`` for what is not
-        known, and how many dataloader batches go into a step."""
+        """Set the training data, the optimizer steps in an epoch, and the dataloader batches in a step; ``None`` for
+        what is unknown."""
         self._microbatches = microbatches
         state, size = self.state, getattr(dataloader, "batch_size", None)
         if size is None:
@@ -294,14 +281,14 @@ class AttachedTraining:
         state.set_dataloader(self._train_data, "train")
 
     def epoch_start(self) -> None:
-        """An epoch begins, or one resumes in its middle, which has no event."""
+        # An epoch that resumes in its middle has no event.
         self.save_place()
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """A dataloader batch comes: the first one of a batch, or a further microbatch of it. ``samples`` and ``tokens``
-        are those in it, where they are not to be counted."""
+        """Start a batch, or a further microbatch of it. ``samples`` and ``tokens`` of the dataloader batch are counted
+        where they are not given."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
             self.save_place()
@@ -317,8 +304,8 @@ class AttachedTraining:
             self.fire(Event.BATCH_START)
 
     def note_precision(self, output: torch.Tensor | None) -> None:
-        """Notes what the first forward pass computed in, where the framework has not said so; ``output`` is a tensor
-        with a gradient that came of it. Not noted where weights are cast within the model, as by an autocast there."""
+        """Record the precision of the first forward pass, if the framework has not reported it; ``output`` is a result
+        with a gradient. It stays unknown where weights are cast within the model."""
         self.has_noted_precision = True
         state = self.state
         if state.precision is None:
@@ -330,16 +317,16 @@ class AttachedTraining:
             state.context_changed = True
 
     def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        """The loss of a microbatch, on its device, and what share of it the batch's loss has."""
+        """Add ``share`` of a microbatch's loss, on its device, to the batch's loss."""
         # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
         part = loss.detach() if share == 1.0 and self._microbatches == 1 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
-        """The optimizer has stepped. Commands are applied here; afterwards :attr:`is_stopped` may be true.
+        """End the batch and apply commands; afterwards :attr:`is_stopped` may be true.
 
-        ``tokens`` are those of the batch on this rank, where they are not to be counted; ``timestamp`` is the training
-        time, where the framework has all of it."""
+        ``tokens`` are those of the batch on this rank, and are counted by default; ``timestamp`` is the training time,
+        where the framework has all of it."""
         state, now, samples = self.state, self._clock() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
@@ -359,8 +346,7 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
-        """All batches of an epoch are done. Stops are applied here, too: one that an evaluation has caused comes before
-        the next epoch."""
+        """End the epoch and apply stops, so that one caused by an evaluation comes before the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
@@ -370,15 +356,15 @@ class AttachedTraining:
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:
-        """What may follow a batch or an epoch, such as an evaluation, has ended. Comes by itself with the next batch,
-        and with the end of the epoch or the training."""
+        """Fire the checkpoint event of the last batch or epoch, after evaluations that may follow it. The next batch
+        and the end of the epoch or the training call it, too."""
         event, self._save_event = self._save_event, None
         if event is not None:
             self.fire(event)
 
     def eval_start(self, label: str = "eval", *, batches: int | None = None, alone: bool = True) -> None:
-        """An evaluation begins: of which data, and how many batches of it. One that is ``alone`` is all there is to
-        evaluate now; for several the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL itself."""
+        """Start an evaluation. If it is not the only one now (``alone``), the adapter fires EVAL_BEFORE_ALL and
+        EVAL_AFTER_ALL."""
         state = self.state
         self.open()
         self._paused_at = self._clock() // 1000
@@ -389,20 +375,18 @@ class AttachedTraining:
         self.fire(Event.EVAL_START)
 
     def eval_batch_start(self, batch: Any = None) -> None:
-        """A batch of the evaluation comes."""
         self.state.batch = batch
         self.state.batch_size = count(batch)[0] or None
         self.fire(Event.EVAL_BATCH_START)
 
     def eval_batch_end(self) -> None:
-        """A batch of the evaluation is done."""
         state = self.state
         state.eval_timestamp = state.eval_timestamp.advance_batch(state.batch_size or 0, 0, 0)
         self.fire(Event.EVAL_BATCH_END)
 
     def eval_end(self, metrics: Mapping[str, Any], *, alone: bool = True) -> None:
-        """The evaluation has ended; ``metrics`` is what it has found, numbers by name. Tensors among them are read,
-        which on a GPU waits: evaluations have done that already."""
+        """End the evaluation with its metrics, numbers by name. Reading tensors waits for a GPU, as evaluations have
+        done already."""
         state, label = self.state, self.state.dataloader_label or "eval"
         state.eval_metric_values = {**state.eval_metric_values, label: self._logger.numbers_of(metrics)}
         took = self._clock() // 1000 - self._paused_at
@@ -419,30 +403,26 @@ class AttachedTraining:
         self.state.set_dataloader(self._train_data if is_fitting else None, "train" if is_fitting else None)
 
     def predict_start(self, *, batches: int | None = None) -> None:
-        """A prediction begins."""
         self.state.set_dataloader(_sized(batches), "predict")
         self.state.predict_timestamp = Timestamp()
         self.fire(Event.PREDICT_START)
 
     def predict_batch_start(self, batch: Any = None) -> None:
-        """A batch of the prediction comes."""
         self.state.batch = batch
         self.state.batch_size = count(batch)[0] or None
         self.fire(Event.PREDICT_BATCH_START)
 
     def predict_batch_end(self) -> None:
-        """A batch of the prediction is done."""
         state = self.state
         state.predict_timestamp = state.predict_timestamp.advance_batch(state.batch_size or 0, 0, 0)
         self.fire(Event.PREDICT_BATCH_END)
 
     def predict_end(self) -> None:
-        """The prediction has ended."""
         self.fire(Event.PREDICT_END)
         self._use_training_data()
 
     def fit_end(self) -> None:
-        """The training has ended; the run has not, until :meth:`close`."""
+        """End the training; :meth:`close` ends the run."""
         self.save_place()
         state = self.state
         if not state.fitting:
@@ -454,30 +434,30 @@ class AttachedTraining:
         self._control.reject_pending()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run: as failed with an error, as stopped after a Ctrl-C or a command. Waits for a limited time until
+        """End the run: as failed with an error, as stopped after Ctrl-C or a command. Waits for a limited time until
         everything is recorded. Can be called more than once."""
         _open.discard(self)
         status, text, reason = ending_for(error)
         if error is None and self.state.stopped:
             status, reason = "stopped", self.state.stop_reason
         if self.publisher is None and error is not None and self.ranks is None:
-            # What has ended the training before its first event is to be seen.
+            # Shows what has ended the training before its first event.
             self.open()
         self._stream.close(status, text, reason, drain=error is None)
 
     def detach(self, error: BaseException) -> None:
-        """Ends the run because of an error of ours: the training continues. Other ranks do the same."""
+        """End the run because of an error of offloop; other ranks do the same."""
         _open.discard(self)
         if self.ranks is not None and not self.ranks.closed:
             # They wait for this one in the next batch, and get an error when it leaves.
             self.ranks.disconnect()
         self._stream.close("failed", f"offloop was detached: {type(error).__name__}: {error}", None, drain=False)
 
-    # What an adapter reports at any time.
+    # At any time.
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs numbers by name, by default for the batch that has ended last or is at work. Tensors are read without
-        waiting. A step that is not a whole number is left out."""
+        """Log numbers by name, by default for the current or last batch. Tensors are read without waiting. A step that
+        is not a whole number is ignored."""
         if not values:
             return
         if step is not None:
@@ -490,11 +470,11 @@ class AttachedTraining:
         self._logger.log_metrics(values, step if step is not None else done if self._in_batch else max(done - 1, 0))
 
     def leave_out(self, name: object, reason: object) -> None:
-        """Notes what cannot be published: it is reported once, and counted."""
+        """Report once, and count, a value that cannot be published."""
         self._logger.left_out.add(name, reason)
 
     def as_loss(self, value: Any) -> "torch.Tensor | float | None":
-        """A loss as :meth:`add_loss` takes it; ``None`` for what is not a number, which is left out."""
+        """The loss for :meth:`add_loss`; ``None`` if it is not a number, which is reported."""
         if (
             isinstance(value, torch.Tensor)
             and value.layout is torch.strided
@@ -505,22 +485,21 @@ class AttachedTraining:
         return self._logger.numbers_of({"loss": value}).get("loss")
 
     def apply_commands(self, event: Event) -> None:
-        """Applies commands that have come, between two batches; training time does not pass meanwhile. With several
-        ranks all have to call this at the same place."""
+        """Apply waiting commands, between two batches and on all ranks at the same place. No training time passes."""
         began = self._clock()
         self._control.apply(event)
         self._began += (self._clock() - began) // 1000
 
     def checkpoint_saved(self) -> None:
-        """A checkpoint is about to be written: consumers keep what their callbacks know by now."""
+        """Announce a checkpoint before it is written: consumers save their callbacks' states."""
         if self.state.rank == 0 and self.publisher is not None:
             self.publisher.mark_checkpoint("save", self.state.timestamp.values)
 
     def checkpoint_written(
         self, path: "str | os.PathLike[str]", metric: str | None = None, value: Any = None, mode: Mode = "min"
     ) -> None:
-        """A checkpoint has been written: it is listed with the run, and those who asked for it learn where it is.
-        ``metric`` and ``value`` are what the framework compares it by, and ``mode`` is which value is the best."""
+        """List a checkpoint with the run and report its path to the command that asked for it. The framework compares
+        checkpoints by ``metric``, here ``value``, of which ``mode`` is the best."""
         if self.state.rank == 0 and self.publisher is not None:
             reached = self.state.timestamp.values
             number = None if metric is None else self._logger.numbers_of({metric: value}).get(metric)
@@ -529,7 +508,7 @@ class AttachedTraining:
         self._control.checkpoint_written(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes into the framework's checkpoints, so that a training that resumes continues the counters."""
+        """State for the framework's checkpoints, so that a resumed training continues the counters."""
         return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
 
     def _say(self, line: str) -> None:
@@ -558,7 +537,7 @@ class _ValueLogger(AlgorithmLogger):
             self.entries.append([self._state.timestamp.values.batch if step is None else step, values])
 
     def numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Those of the values that are numbers, read at once; others are left out."""
+        """The values that are numbers, read at once; others are reported."""
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
             try:
@@ -577,13 +556,12 @@ class _ValueLogger(AlgorithmLogger):
 
 
 def precision_of(model: torch.nn.Module) -> str | None:
-    """What a model computes in without automatic mixed precision: by its first weights that are floating-point."""
+    """The precision without automatic mixed precision: that of the first floating-point weights."""
     dtypes = (one.dtype for one in model.parameters() if one.is_floating_point())
     return _PRECISIONS.get(next(dtypes, torch.float32))
 
 
 def _casts_weights(output: torch.Tensor) -> bool:
-    """Whether a weight was cast on the way to a tensor."""
     waiting: list[Any] = [output.grad_fn]
     seen: set[Any] = set()
     while waiting:
@@ -601,7 +579,7 @@ def _casts_weights(output: torch.Tensor) -> bool:
 def time_reached(
     resumed: Mapping[str, Any] | None, batches: int, epochs: int, batches_per_epoch: int | None
 ) -> Timestamp:
-    """The training time by a framework's own counters, and by :meth:`AttachedTraining.state_dict` of the same time."""
+    """The training time by a framework's own counters, and by an :meth:`AttachedTraining.state_dict` of that time."""
     if resumed is not None:
         saved = Timestamp.from_values(resumed["timestamp"])
         if saved.values.batch == batches:
@@ -612,7 +590,6 @@ def time_reached(
 
 
 def _evaluate(state: State, value: Any) -> None:
-    """``set eval now``, within a training."""
     if not state.fitting:
         raise ConfigurationError("the training has come to its end")
     evaluate(state, value)
@@ -659,7 +636,7 @@ def _sized(batches: int | None) -> DataSpec | None:
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that can be logged: numbers, and tensors of one."""
+    """The values that can be logged: numbers, and tensors with one element."""
     return {
         name: value
         for name, value in values.items()
@@ -668,7 +645,7 @@ def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model without what ``torch.compile`` and ``DistributedDataParallel`` have put around it."""
+    """The model without the wrappers of ``torch.compile`` and ``DistributedDataParallel``."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, DistributedDataParallel):
@@ -679,20 +656,20 @@ def unwrapped(model: Any) -> Any:
 
 
 _run_names: dict[str, str] = {}
-"""The name of the last run of this program, by the name that was asked for."""
+"""The name of this program's last run, by the requested name."""
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 
 
 def _end_left(name: str) -> None:
-    """Ends the run of this name whose loop was left, as by the cell of a notebook that is run again."""
+    # Such as the run of a notebook's cell that is executed again.
     for training in [one for one in _open if one._asked_name == name]:
         training.at_exit(KeyboardInterrupt("another training of this program has its name"))
 
 
 def _close_forgotten() -> None:
-    """At exit, ends the runs of loops that were left, as failed if an exception ended the program."""
+    """End the runs of abandoned loops, as failed if an exception ended the program."""
     for training in list(_open):
-        # Ranks that have left their group agree on nothing any more.
+        # Ranks that have left their group cannot agree any more.
         end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
         error = error_at_exit(training.error_if_left) or training.error_if_left
         has_ended = training.publisher is not None and training.publisher.fit_has_ended

@@ -1,4 +1,4 @@
-"""Methods of a framework's objects that have no hook."""
+"""Hooks for methods of a framework that have none."""
 
 import functools
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 
 class Wrapped:
-    """Calls functions before and after a method of one object, with the method's arguments, until it is removed;
-    ``after`` is given what the method has returned before them."""
+    """Calls functions before and after a method of one object, with the method's arguments; ``after`` gets the result
+    as its first argument."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Wrapped:
         setattr(owner, name, call)
 
     def remove(self) -> None:
-        """Calls them no more; the method is what it was, unless another one has wrapped it since."""
+        """Stop the calls, and restore the method unless it was wrapped again since."""
         self._before = self._after = None
         if vars(self._owner).get(self._name) is not self._call:
             return
