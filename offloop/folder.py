@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from offloop import folder_html
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
-from offloop.bus.index import query
-from offloop.bus.index.annotations import Annotations, annotate
+from offloop.bus.index.annotations import annotate
 from offloop.bus.index.checkpoints import Checkpoint
-from offloop.bus.index.entry import MetricValues, Mode, RunEntry, newest_first
+from offloop.bus.index.entry import MetricValues, Mode, RunEntry
 from offloop.bus.index.index import RunIndex
+from offloop.bus.index.table import RunTable
 from offloop.bus.printing import escape
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.summary import Point
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metric_names import MetricNames
@@ -59,48 +58,26 @@ def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False
         RunDirectoryError: the folder cannot be read.
     """
     opened = _Folder(folder)
-
-    def choose() -> list[RunEntry]:
-        found = [entry for entry in opened.entries.values() if archived or not entry.archived]
-        by_name = sorted(found, key=lambda entry: entry.run)
-        return sorted(newest_first(by_name), key=lambda entry: not entry.pinned)
-
-    return Runs(opened, choose)
+    return Runs(opened, lambda: opened.table.choose("", archived=archived).entries)
 
 
 class _Folder:
-    """What all objects for the runs of a folder share: its index."""
+    """The index of a folder, which all objects for its runs share."""
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         self._index = RunIndex(where)
         self.root = self._index.root
-        self.entries: dict[str, RunEntry] = {}
-        self._columns: query.Columns | None = None
+        self.series = self._index.series
         # The user of a notebook closes nothing.
         weakref.finalize(self, self._index.close)
         self.refresh()
 
     def refresh(self) -> None:
-        """Looks at the folder again."""
         self._index.refresh()
-        self.entries = dict(self._index.entries)
-        self._columns = None
+        self.table = RunTable(dict(sorted(self._index.entries.items())))
 
-    @property
-    def columns(self) -> query.Columns:
-        """What names stand for, by what any run of the folder has: also where none of those that are chosen has it."""
-        if self._columns is None:
-            self._columns = query.Columns(self.entries.values())
-        return self._columns
-
-    def series(self, run: str, metric: str) -> list[Point]:
-        """A metric, thinned to some hundred points."""
-        return self._index.series(run, metric)
-
-    def take(self, run: str, annotations: Annotations) -> None:
-        """Takes in what was just said of a run."""
-        if run in self.entries:
-            self.entries[run] = self.entries[run].annotated(annotations)
+    def replace(self, entry: RunEntry) -> None:
+        self.table = RunTable({**self.table.entries, entry.run: entry}, self.table)
 
 
 class Runs(Sequence["Run"]):
@@ -146,13 +123,13 @@ class Runs(Sequence["Run"]):
         return any(run in (one, one.name) for one in self._runs)
 
     def where(self, expression: str) -> "Runs":
-        """Those of which an expression such as ``lr > 0.01 and status == finished`` is true: see
-        :func:`offloop.bus.index.query.where`.
+        """Those for which an expression such as ``lr > 0.01 and status == finished`` is true: see
+        :func:`offloop.bus.index.filters.parse_filter`.
 
         Raises:
             ConfigurationError: it is not a filter, or names what no run of the folder has.
         """
-        return Runs(self._folder, lambda: query.where(self._choose(), expression, self._folder.columns))
+        return Runs(self._folder, lambda: self._folder.table.where(self._choose(), expression))
 
     def sort(self, name: str) -> "Runs":
         """The same in the order of a hyperparameter, a metric or another column; with a minus before the name the
@@ -161,10 +138,7 @@ class Runs(Sequence["Run"]):
         Raises:
             ConfigurationError: no run of the folder has that column.
         """
-        column, reverse = name.removeprefix("-"), name.startswith("-")
-        return Runs(
-            self._folder, lambda: query.sort(self._choose(), column, reverse=reverse, columns=self._folder.columns)
-        )
+        return Runs(self._folder, lambda: self._folder.table.sort(self._choose(), name))
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
         """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; it is not needed for
@@ -175,7 +149,7 @@ class Runs(Sequence["Run"]):
                 are better.
             RunNotFoundError: none of these runs has a finite value of it.
         """
-        found = query.best(self._entries, metric, mode, self._folder.columns)
+        found = self._folder.table.best(self._entries, metric, mode)
         if found is None:
             raise RunNotFoundError(f"none of these {len(self):,} runs has a finite value of {metric!r}")
         return self[found.run]
@@ -214,8 +188,8 @@ class Runs(Sequence["Run"]):
             ]
             names = dict.fromkeys((*_OF_EVERY_RUN, *(name for row in rows for name in row)))
             return as_table({name: [row.get(name) for row in rows] for name in names}, to)
-        found = {name: self._folder.columns.find(name) for name in columns}
-        table = {name: [_cell(whole, get(entry)) for entry in entries] for name, (whole, get) in found.items()}
+        found = {name: self._folder.table.column(name) for name in columns}
+        table = {name: [_cell(one.name, one.value(entry)) for entry in entries] for name, one in found.items()}
         return as_table(table, to)
 
     def plot(self, metric: str, ax: Any = None) -> Any:
@@ -225,10 +199,11 @@ class Runs(Sequence["Run"]):
         Raises:
             ConfigurationError: no run of the folder has that metric, or matplotlib is not installed.
         """
-        name = self._folder.columns.find_metric(metric)
+        names = self._folder.table.known.metric_names
+        name = names.find(metric, "no run has the metric")
         series = {run.name: self._folder.series(run.name, name) for run in self}
         drawn = {run: tuple(zip(*points, strict=True)) for run, points in series.items() if points}
-        return _draw(drawn, self._folder.columns.metric_names.short(name), ax)
+        return _draw(drawn, names.short(name), ax)
 
     @property
     def _entries(self) -> list[RunEntry]:
@@ -241,7 +216,7 @@ class Runs(Sequence["Run"]):
         return escape(f"<{count} of {in_words(self._folder.root)}{f': {names}{more}' if names else ''}>")
 
     def _repr_html_(self) -> str:
-        return folder_html.show_runs(self._entries, in_words(self._folder.root))
+        return folder_html.show_runs(self._folder.table, self._entries, in_words(self._folder.root))
 
 
 class Run:
@@ -348,7 +323,7 @@ class Run:
         """
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
-        self._folder.take(self.name, said)
+        self._folder.replace(self._entry.annotated(said))
 
     def refresh(self) -> "Run":
         """Looks at the folder again; returns itself.
@@ -403,9 +378,10 @@ class Run:
             RecordingError: its recording cannot be read.
             RunNotFoundError: it has no such attempt.
         """
-        chosen = metrics or folder_html.main_metrics([self._entry])[:1]
-        if not chosen:
+        main = folder_html.main_metric(self._entry)
+        if main is None:
             raise ConfigurationError(f"run {self.name} has no metric yet")
+        chosen = metrics or [main]
         names = MetricNames(self._entry.metrics)
         found = {names.short(name): points for name, points in self._history(chosen, attempt).items()}
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
@@ -428,7 +404,7 @@ class Run:
     @property
     def _entry(self) -> RunEntry:
         # One that was deleted stays as it was known last.
-        self._known = self._folder.entries.get(self.name, self._known)
+        self._known = self._folder.table.entries.get(self.name, self._known)
         return self._known
 
     def _recordings(self, attempt: int | None) -> list[Recording]:
@@ -468,12 +444,12 @@ class Run:
 
     def _repr_html_(self) -> str:
         entry = self._entry
-        drawn = folder_html.main_metrics([entry])[:1]
-        return folder_html.show_run(entry, {name: self._folder.series(self.name, name) for name in drawn})
+        main = folder_html.main_metric(entry)
+        return folder_html.show_run(entry, {} if main is None else {main: self._folder.series(self.name, main)})
 
 
 class _ByName(Mapping[str, Value]):
-    """Values by full or short name, as :class:`offloop.bus.index.query.Columns` finds them."""
+    """Values by full or short name, as :class:`offloop.bus.index.columns.Columns` finds them."""
 
     def __init__(self, values: Mapping[str, Value], missing: str) -> None:
         self._values = values

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloop.bus.cli.options import json_option, place_options
-from offloop.bus.cli.tables import Rows, number_text, say_table, short_text
+from offloop.bus.cli.tables import Rows, say_table, short_text
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
@@ -123,7 +124,7 @@ def compare_runs(
 
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
     from offloop.bus.index.index import read_entry
-    from offloop.bus.index.query import differences
+    from offloop.bus.index.table import differences
     from offloop.bus.runs.directory import find_run
     from offloop.bus.types.metric_names import MetricNames
 
@@ -132,12 +133,14 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     infos = [find_run(run, runs_dir) for run in runs]
     entries = [read_entry(info) for info in infos]
     names = [info.name for info in infos]
-    differing = [one for one in differences(entries) if everything or is_of_the_training(one.name)]
+    differing = {
+        name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
+    }
     first, compared, trouble = _first_difference(infos) if len(infos) == 2 else (None, 0, None)
     if as_json:
         described: dict[str, Any] = {
             "runs": names,
-            "hyperparameters": {one.name: one.values for one in differing},
+            "hyperparameters": differing,
             "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
         }
         if len(infos) == 2:
@@ -147,9 +150,9 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         return
     rows: Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
     rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
-    for one in differing:
-        cells = ("" if value is None else short_text(value_text(value)) for value in one.values)
-        rows.append((f"  {one_line(one.name)}", "", *cells))
+    for name, values in differing.items():
+        cells = ("" if value is None else short_text(value_text(value)) for value in values)
+        rows.append((f"  {one_line(name)}", "", *cells))
     metrics = _metric_names(entries)
     rows += [("metrics", "", *("" for _ in names))] if metrics else []
     short = MetricNames(metrics).short

@@ -1,11 +1,9 @@
 """The details of a run or a recording, which ``offloop show`` prints: as values and as lines for people."""
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import chosen_first, hyperparameters_in, value_text
 from offloop.bus.types.source import Source
+from offloop.bus.types.units import lasted, when
 
 _LISTED = 20
 _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
@@ -296,41 +295,3 @@ def _commit(described: dict[str, Any]) -> str:
 
 def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def when(seconds: float | None) -> str:
-    """A time as people write it, in the local zone; empty for one that is not known, and ``?`` for one that has no
-    date, which the time of a file may be."""
-    if seconds is None:
-        return ""
-    try:
-        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "?"
-
-
-def lasted(started: float | None, ended: float | None, *, live: bool) -> str:
-    """How long something took, or has taken so far."""
-    end = time.time() if live else ended
-    return "?" if end is None or started is None else duration(max(end - started, 0.0))
-
-
-def size_text(size: int) -> str:
-    """So many bytes, for people to read."""
-    if size < 1000:
-        return f"{size} bytes"
-    scaled = float(size)
-    for unit in ("kB", "MB", "GB"):
-        scaled /= 1000
-        if scaled < 999.95:
-            return f"{scaled:.1f} {unit}"
-    return f"{scaled / 1000:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """So many seconds, for people to read."""
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -85,9 +85,9 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
     Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept.
     """
-    from offloop.bus.cli.describe import size_text
     from offloop.bus.index.entry import size_of
     from offloop.bus.index.manage import check_ended, remove_run
+    from offloop.bus.types.units import BYTES, number_text
 
     if archived and where is None:
         raise click.UsageError("--archived goes with --where: a run that is named is deleted in any case")
@@ -97,24 +97,25 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
     for path in paths:
         check_ended(path)
     sizes = [size_of(path) for path in paths]
-    what = f"{len(paths)} run{'s' * (len(paths) > 1)}, {size_text(sum(sizes))}"
+    what = f"{len(paths)} run{'s' * (len(paths) > 1)}, {number_text(sum(sizes), BYTES)}"
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError(f"{what} would be deleted: without a terminal to ask in, add --yes")
-        for line in table([(str(path), size_text(size)) for path, size in zip(paths, sizes, strict=True)]):
+        for line in table([(str(path), number_text(size, BYTES)) for path, size in zip(paths, sizes, strict=True)]):
             say(line)
         if not click.confirm(f"Delete {what}?"):
             say("nothing was deleted")
             return EXIT_KEPT
     for path, size in zip(paths, sizes, strict=True):
         remove_run(path)
-        say(f"run {path.name} is deleted: {size_text(size)} freed")
+        say(f"run {path.name} is deleted: {number_text(size, BYTES)} freed")
     return 0
 
 
 def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
     """The directories of the runs that are named or for which an expression is true; says when it is true of none."""
     from offloop.bus.cli.runs import choose, read_index
+    from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import find_run
     from offloop.bus.runs.directory import runs_dir as chosen
 
@@ -123,7 +124,8 @@ def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, arc
     if runs:
         # One that is named twice, or as ".", is found to be no link before it is resolved.
         return list(dict.fromkeys(find_run(run, runs_dir).path.resolve() for run in runs))
-    paths = [chosen(runs_dir) / entry.run for entry in choose(read_index(runs_dir), where, archived=archived)]
+    known = RunTable({entry.run: entry for entry in read_index(runs_dir)})
+    paths = [chosen(runs_dir) / entry.run for entry in choose(known, where, archived=archived)]
     if not paths:
         say(f"{where!r} is true of no run")
     return paths

@@ -2,28 +2,25 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from offloop.bus.cli.options import (
-    archived_option,
-    json_option,
-    place_options,
-    where_option,
-)
-from offloop.bus.cli.tables import Rows, cell_text, number_text, say_table, short_text
+from offloop.bus.cli.options import archived_option, json_option, place_options, where_option
+from offloop.bus.cli.tables import say_table, short_text
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
+from offloop.bus.types.units import BYTES, lasted, number_text, when
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import MetricValues, RunEntry
+    from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import RunInfo
 
 _QUIET_SECONDS = 1.0
@@ -63,45 +60,42 @@ def list_runs(
 
     A COLUMN, in EXPR too, is a hyperparameter (optimizer/lr), a metric (loss/train/total: its last value; .min, .max
     and .best behind it are others), or one of run, id, status, error, reason, started, ended, duration, attempts,
-    epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough (lr).
+    reached, epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough
+    (lr).
     """
     if columns is not None and as_json:
         raise click.UsageError("--columns is for the table: --json has all of them")
-    if stream is not None:
-        given = {"--where": where, "--sort": sort, "--columns": columns, "--archived": archived}
-        if refused := [name for name, value in given.items() if value]:
-            raise click.UsageError(f"{refused[0]} is for runs on this machine: NATS has the list alone")
-        from offloop.bus.net.requests import list_stream_runs
-
-        listed = list_stream_runs(stream)
-        _print_listed([run for run in listed if not live or _is_going_on(run)], as_json, f"at {stream}", live)
-        return
-    # What the plain list shows is known before all recordings are read.
-    entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
-    shown = choose(entries, where, archived=archived)
-    if sort is not None:
-        from offloop.bus.index.query import Columns
-        from offloop.bus.index.query import sort as sorted_by
-
-        # A column is found by what any run has, and not only those that are shown.
-        shown = sorted_by(shown, sort.removeprefix("-"), reverse=sort.startswith("-"), columns=Columns(entries))
-    else:
-        shown = sorted(shown, key=lambda entry: not entry.pinned)
-    shown = [entry for entry in shown if entry.is_going_on or not live]
-    if shown and columns is not None and not as_json:
-        say_table(_column_rows(shown, columns, entries))
-        return
+    from offloop.bus.index.entry import listed_entry
+    from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import runs_dir as chosen
 
-    place = f"in {chosen(runs_dir)}"
-    if not entries:
-        place += "; 'trainer digits' makes one"
-    elif where is not None:
-        place += f" of which {where!r} is true"
-    elif not archived and not live:
-        place += " but archived ones: '--archived' lists them"
-    listed = [_summary(chosen(runs_dir) / entry.run, entry, as_json) for entry in shown]
-    _print_listed(listed, as_json, place, live)
+    if stream is not None:
+        from offloop.bus.net.requests import list_stream_runs
+
+        listed = {run["run"]: run for run in list_stream_runs(stream)}
+        entries, place = [listed_entry(run) for run in listed.values()], f"at {stream}"
+    else:
+        # The table shows what is known before all attempts are read.
+        entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
+        listed, place = {}, f"in {chosen(runs_dir)}"
+        if not entries:
+            place += "; 'trainer digits' makes one"
+    table = RunTable({entry.run: entry for entry in entries})
+    shown = choose(table, where, archived=archived)
+    # A column is found by what any run has, and not only those that are shown.
+    shown = table.sort(shown, sort) if sort is not None else sorted(shown, key=lambda entry: not entry.pinned)
+    shown = [entry for entry in shown if entry.is_going_on or not live]
+    if as_json:
+        described = (listed.get(entry.run) or summary(chosen(runs_dir) / entry.run, entry) for entry in shown)
+        click.echo(json.dumps(plain(list(described)), indent=2))
+    elif shown:
+        _say_runs(table, shown, columns)
+    else:
+        if entries and where is not None:
+            place += f" of which {where!r} is true"
+        elif any(entry.archived for entry in entries) and not archived and not live:
+            place += " but archived ones: '--archived' lists them"
+        say(f"no {'live ' if live else ''}runs {place}")
 
 
 def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
@@ -120,48 +114,37 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
         return newest_first(index.entries.values())
 
 
-def choose(entries: "Sequence[RunEntry]", where: str | None, *, archived: bool) -> "list[RunEntry]":
-    """The runs of which an expression is true, without archived ones unless they are requested."""
-    from offloop.bus.index import query
-
-    chosen = query.where(entries, where) if where is not None and entries else list(entries)
+def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[RunEntry]":
+    """The runs for which an expression is true, the newest first, without archived ones unless they are requested."""
+    chosen = table.newest_first
+    if where is not None and chosen:
+        chosen = table.where(chosen, where)
     return [entry for entry in chosen if archived or not entry.archived]
 
 
-def _print_listed(listed: list[dict[str, Any]], as_json: bool, place: str, live: bool) -> None:
-    from offloop.bus.cli.describe import lasted, when
+def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: str | None) -> None:
+    from offloop.bus.index.columns import OF_RUN
 
-    if as_json:
-        click.echo(json.dumps(plain(listed), indent=2))
-        return
-    if not listed:
-        say(f"no {'live ' if live else ''}runs {place}")
-        return
-    is_tagged = any(run.get("tags") for run in listed)
-    is_local = "recording" in listed[0]
-    rows: Rows = [("RUN", "STATUS", "STARTED", "LASTED", "REACHED", "TAGS", "RECORDING" if is_local else "")]
-    for run in listed:
-        took = lasted(run["started"], run["ended"], live=_is_going_on(run))
-        # Of a run that cannot be read, why stands where its recording would.
-        tags, recording = ", ".join(run.get("tags", ())), run.get("recording") or run.get("problem") or ""
-        # One run must not make the table too wide for the others.
-        reached, tags = short_text(_reached(run)), short_text(tags)
-        rows.append((run["run"], run["status"], when(run["started"]), took, reached, tags, recording))
-    say_table(rows if is_tagged else [(*row[:5], row[6]) for row in rows])
+    if requested is None:
+        names = table.usual_among(shown)
+    else:
+        names = tuple(table.column(name.strip()).name for name in requested.split(",") if name.strip())
+    columns = table.columns(("run", *names))
+    heads = [column.name.upper() if column.name in OF_RUN else column.head for column in columns]
+    cells = [[column.text(entry) for entry in shown] for column in columns]
+    if requested is None:
+        # Of a run that cannot be read, the reason.
+        heads, cells = [*heads, "PROBLEM"], [*cells, [entry.problem or "" for entry in shown]]
+        filled = [any(texts) for texts in cells]
+        heads, cells = list(compress(heads, filled)), list(compress(cells, filled))
+    # One run must not make the table too wide for the others.
+    say_table([tuple(heads), *zip(*([short_text(text) for text in texts] for texts in cells), strict=True)])
 
 
-def _column_rows(shown: "Sequence[RunEntry]", names: str, entries: "Sequence[RunEntry]") -> Rows:
-    from offloop.bus.index.query import OF_RUN, Columns
-
-    columns = Columns(entries)
-    requested = [name.strip() for name in names.split(",") if name.strip()]
-    found = [(name, *columns.find(name)) for name in ("run", *requested)]
-    header = tuple(name.upper() if whole in OF_RUN else name for name, whole, _ in found)
-    return [header, *(tuple(cell_text(whole, value_of(entry)) for _, whole, value_of in found) for entry in shown)]
-
-
-def _summary(path: Path, entry: "RunEntry", is_whole: bool) -> dict[str, Any]:
-    listed = {
+def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
+    """What is known of a run, for programs."""
+    reached = {name: getattr(entry, name) for name in ("epoch", "batch", "sample", "planned")}
+    return {
         "run": entry.run,
         "status": entry.status,
         "paused": _paused(path) if entry.status == "paused" else None,
@@ -169,22 +152,10 @@ def _summary(path: Path, entry: "RunEntry", is_whole: bool) -> dict[str, Any]:
         "ended": entry.ended,
         "attempt": entry.attempt,
         "reason": entry.reason,
-        "reached": None if entry.epoch is None else _reached_of(entry),
+        "reached": None if entry.epoch is None else reached,
         "recording": str(path / entry.recording) if entry.recording else None,
         "path": str(path),
-        "tags": entry.tags,
         "problem": entry.problem,
-    }
-    return {**listed, **_results(entry)} if is_whole else listed
-
-
-def _reached_of(entry: "RunEntry") -> dict[str, Any]:
-    return {"epoch": entry.epoch, "batch": entry.batch, "sample": entry.sample, "planned": entry.planned}
-
-
-def _results(entry: "RunEntry") -> dict[str, Any]:
-    """What came out of a run, for programs."""
-    return {
         "id": entry.id,
         "error": entry.error,
         "tags": entry.tags,
@@ -199,11 +170,15 @@ def _results(entry: "RunEntry") -> dict[str, Any]:
 
 
 def _metric(values: "MetricValues") -> dict[str, Any]:
-    found: dict[str, Any] = {"last": values.last, "last_step": values.last_step}
-    if values.low_step < 0:
-        return {**found, "min": None, "min_step": None, "max": None, "max_step": None}
-    least = {"min": values.low, "min_step": values.low_step}
-    return {**found, **least, "max": values.high, "max_step": values.high_step}
+    is_finite = values.low_step >= 0
+    return {
+        "last": values.last,
+        "last_step": values.last_step,
+        "min": values.low if is_finite else None,
+        "min_step": values.low_step if is_finite else None,
+        "max": values.high if is_finite else None,
+        "max_step": values.high_step if is_finite else None,
+    }
 
 
 def _paused(path: Path) -> dict[str, Any] | None:
@@ -214,21 +189,6 @@ def _paused(path: Path) -> dict[str, Any] | None:
     except RunDirectoryError:
         return None  # It is deleted just now.
     return None if paused is None else paused._asdict()
-
-
-def _is_going_on(listed: dict[str, Any]) -> bool:
-    from offloop.bus.index.entry import GOING_ON
-
-    return listed["status"] in GOING_ON
-
-
-def _reached(listed: dict[str, Any]) -> str:
-    """How far a run came: of one that ended early, of how many batches too."""
-    reached = listed.get("reached")
-    if not isinstance(reached, dict):
-        return ""
-    planned = reached.get("planned")
-    return f"{reached.get('epoch')}ep {reached.get('batch')}ba{f' of {planned}' if planned else ''}"
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -270,7 +230,7 @@ def show_run(
     info = find_run(run, runs_dir)
     entry = read_entry(info)
     if as_json:
-        shown = {**_summary(info.path, entry, is_whole=True), "details": describe_run(info)}
+        shown = {**summary(info.path, entry), "details": describe_run(info)}
         click.echo(json.dumps(plain(shown), indent=2))
         return
     _say_results(info, entry)
@@ -314,7 +274,7 @@ def _say_more_details(described: dict[str, Any]) -> None:
 
 
 def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
-    from offloop.bus.cli.describe import lasted, size_text, when
+    from offloop.bus.index.columns import reached_text
 
     yield "run", info.name
     yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
@@ -322,18 +282,17 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
     yield "reason", entry.reason or ""
     yield "started", when(entry.started)
     yield "lasted", lasted(entry.started, entry.ended, live=entry.is_going_on)
-    yield "reached", "" if entry.epoch is None else _reached({"reached": _reached_of(entry)})
+    yield "reached", reached_text(entry)
     yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
     yield "archived", "yes" if entry.archived else ""
     yield "checkpoints", str(sum(one.exists for one in entry.checkpoints) or "")
-    yield "size", f"{size_text(entry.size)} in {info.path}"
+    yield "size", f"{number_text(entry.size, BYTES)} in {info.path}"
     yield "trouble", entry.problem or ""
     yield "tags", ", ".join(entry.tags)
     yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
 
 
 def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from offloop.bus.cli.describe import size_text
     from offloop.bus.index.checkpoints import compared_by
     from offloop.bus.types.metric_names import MetricNames
 
@@ -341,7 +300,7 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
     for one in entry.checkpoints:
         metric, value = compared_by(one)
         marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
-        size = size_text(one.size) if one.exists else "deleted"
+        size = number_text(one.size, BYTES) if one.exists else "deleted"
         number = "" if value is None else number_text(value)
         batch = "" if one.batch is None else str(one.batch)
         yield (f"  {one.path}", batch, size, names.short(metric or ""), number, ", ".join(marks))

@@ -53,38 +53,39 @@ class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RunEntry(msgspec.Struct):
-    """What the index knows of a run."""
+    """What the index knows of a run; ``None`` stands for what is not known."""
 
     run: str
-    """The name of its directory, by which it is found."""
-    id: str | None
-    status: str
+    """Name of its directory, by which it is found."""
+    id: str | None = None
+    status: str = UNREADABLE
     """``live``, ``paused``, ``finished``, ``failed``, ``stopped``, ``lost`` or ``unreadable``."""
-    error: str | None
+    error: str | None = None
     """What it failed with."""
-    reason: str | None
+    reason: str | None = None
     """Why it was stopped."""
-    started: SecondsSince1970 | None
-    """When the newest attempt began, in seconds since 1970; ``None`` where that is not known."""
-    ended: SecondsSince1970 | None
-    """When the newest attempt ended, in seconds since 1970."""
-    attempts: int
-    epoch: int | None
-    """How far it came: ``None`` where that is not known."""
-    batch: int | None
-    sample: int | None
-    planned: str | None
+    started: SecondsSince1970 | None = None
+    """Start of the newest attempt, in seconds since 1970."""
+    ended: SecondsSince1970 | None = None
+    """End of the newest attempt, in seconds since 1970."""
+    attempts: int = 0
+    """How many there are."""
+    epoch: int | None = None
+    """How far it came."""
+    batch: int | None = None
+    sample: int | None = None
+    planned: str | None = None
     """How far it was to come, such as ``10ep``."""
-    size: int
+    size: int = 0
     """Bytes on disk, when the index looked last."""
-    tags: tuple[str, ...]
-    note: str
-    pinned: bool
-    archived: bool
-    hyperparameters: dict[str, Any]
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    pinned: bool = False
+    archived: bool = False
+    hyperparameters: dict[str, Any] = {}
     """By name, those of the newest attempt."""
-    metrics: dict[str, MetricValues]
-    """By name, such as ``loss/train/total``."""
+    metrics: dict[str, MetricValues] = {}
+    """By full name, such as ``loss/train/total``."""
     checkpoints: tuple[Checkpoint, ...] = ()
     """Its checkpoints, in its directory or elsewhere, the earliest first."""
     problem: str | None = None
@@ -112,13 +113,7 @@ class RunEntry(msgspec.Struct):
 
     def annotated(self, annotations: Annotations) -> "RunEntry":
         """The same with what people say of it now."""
-        return msgspec.structs.replace(
-            self,
-            tags=annotations.tags,
-            note=annotations.note,
-            pinned=annotations.pinned,
-            archived=annotations.archived,
-        )
+        return msgspec.structs.replace(self, **msgspec.structs.asdict(annotations))
 
 
 _decode = msgspec.msgpack.Decoder(RunEntry).decode
@@ -144,15 +139,9 @@ def make_entry(
         started=run.last.started,
         ended=run.last.ended,
         attempts=len(run.attempts),
-        epoch=None if reached is None else reached.epoch,
-        batch=None if reached is None else reached.batch,
-        sample=None if reached is None else reached.sample,
-        planned=None if reached is None else reached.planned,
+        **({} if reached is None else reached._asdict()),
         size=size_of(run.path),
-        tags=annotations.tags,
-        note=annotations.note,
-        pinned=annotations.pinned,
-        archived=annotations.archived,
+        **msgspec.structs.asdict(annotations),
         hyperparameters=hyperparameters,
         metrics=metric_values(of_attempts),
         checkpoints=find_checkpoints(run, names, evaluated(of_attempts)),
@@ -171,22 +160,13 @@ def make_entry(
 
 def unreadable_entry(run: str, why: str, annotations: Annotations) -> RunEntry:
     """A run of which nothing is known but its name, why it cannot be read, and what people say of it."""
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("id", "error", "reason", "started", "ended", "epoch", "batch", "sample", "planned")
-    )
-    known: dict[str, Any] = msgspec.structs.asdict(annotations)
-    return RunEntry(
-        run,
-        status=UNREADABLE,
-        problem=why,
-        attempts=0,
-        attempt=0,
-        size=0,
-        hyperparameters={},
-        metrics={},
-        **nothing,
-        **known,
-    )
+    return RunEntry(run, problem=why, attempt=0).annotated(annotations)
+
+
+def listed_entry(listed: Mapping[str, Any]) -> RunEntry:
+    """The entry of a run in NATS, as :func:`offloop.bus.protocol.listed_runs.listed_run` gives it."""
+    known = {name: listed[name] for name in ("run", "id", "status", "error", "reason", "started", "ended", "attempt")}
+    return RunEntry(**known, **(listed["reached"] or {}), attempts=len(listed["attempts"]) or 1)
 
 
 def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:

@@ -277,8 +277,8 @@ def test_others_are_compared_with_a_baseline_in_words(served, browser):
         better, worse = row(there, "rate-0.01-seed-3"), row(there, "rate-0.01-seed-1")
         there.waits_for(lambda: "+0.1 better" in better.inner_text(), "a better accuracy")
         assert "+1 worse" in better.inner_text(), "a worse loss"
-        assert "\N{MINUS SIGN}0.1 worse" in worse.inner_text()
-        assert "\N{MINUS SIGN}1 better" in worse.inner_text()
+        assert "-0.1 worse" in worse.inner_text()
+        assert "-1 better" in worse.inner_text()
         assert words(better.locator(".differs")) == "≠ not as the baseline: 3", "its seed alone"
         assert row(there, "rate-0.01-seed-2").locator(".differs, .below").count() == 0
         there.page.reload()

@@ -424,7 +424,7 @@ class Parsed(html.parser.HTMLParser):
 def test_runs_show_what_they_differ_in(three: Any) -> None:
     shown = Parsed(three._repr_html_())
     assert "3 runs of" in shown.text
-    assert {"good", "config/lr", "0.01", "Accuracy", "0.9", "loss"} <= {*shown.text.splitlines()}
+    assert {"good", "lr", "0.01", "Accuracy.best", "0.9", "loss"} <= {*shown.text.splitlines()}
     assert "machine/host" not in shown.text
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from offloop.bus.index.columns import Column
 from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.table import NEWEST_FIRST, Chosen, RunTable
 from offloop.bus.printing import cut_in_the_middle, one_line
-from offloop.consumers.dashboard.terminal.draw import number
 from offloop.consumers.dashboard.terminal.frame import STATES
 from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
-from offloop.consumers.dashboard.view.run_table import NEWEST_FIRST, Chosen, Column, RunTable, plain_text, reached_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,7 +51,7 @@ class TableShown:
     page: str = "table"
     """``table`` or ``help``."""
     find: str = ""
-    """As in :meth:`offloop.consumers.dashboard.view.run_table.RunTable.choose`."""
+    """As in :meth:`offloop.bus.index.table.RunTable.choose`."""
     found: str = ""
     """The last of them that was no mistake."""
     is_typing: bool = False
@@ -85,7 +85,7 @@ class TableShown:
 
 def sortable(table: RunTable) -> list[Column]:
     """The columns that the table may be sorted by, in their order."""
-    return [table.column(NAME), *table.columns(None)]
+    return [table.column(NAME), *table.columns()]
 
 
 def rows_of(height: int) -> int:
@@ -138,7 +138,7 @@ def _table(table: RunTable, chosen: Chosen, shown: TableShown, room: int, width:
     entries = chosen.entries[shown.first : shown.first + room]
     if not entries:
         return [text_line(), text_line(_nothing(table, chosen, shown), "dim")]
-    columns = table.columns(None)
+    columns = table.columns()
     texts = {column.name: [_cell(entry, column, chosen) for entry in entries] for column in columns}
     for column in columns:
         wide = max(cell_len(text) for text in texts[column.name])
@@ -223,23 +223,13 @@ def _arrow(name: str, shown: TableShown) -> str:
 
 
 def _cell(entry: RunEntry, column: Column, chosen: Chosen) -> str:
-    if column.kind == "status":
-        return f"{STATES.get(entry.status, ('?', ''))[0]} {one_line(entry.status)}"
-    if column.kind == "progress":
-        return reached_text(entry)
-    if column.kind == "tags":
-        return one_line(", ".join(entry.tags))
-    if column.kind == "note":
-        return one_line(entry.note)
-    value = column.value(entry)
     if column.kind == "time":
-        return _time(value)
-    if column.metric is not None:
-        # The star is for terminals without colours.
-        return "" if value is None else f"{number(value)} {'*' if chosen.best(column) == entry.run else ' '}"
-    if isinstance(value, float) and column.name != "duration":
-        return number(value)
-    return plain_text(column.name, value)
+        return _time(column.value(entry))
+    text = column.text(entry)
+    if column.kind == "status":
+        return f"{STATES.get(entry.status, ('?', ''))[0]} {text}"
+    # The star is for terminals without colours.
+    return f"{text} {'*' if chosen.best(column) == entry.run else ' '}" if text and column.metric is not None else text
 
 
 def _style(entry: RunEntry, column: Column, chosen: Chosen) -> str:

@@ -10,8 +10,8 @@ from offloop.bus.index.annotations import annotate
 from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import remove_run, rename_run
+from offloop.bus.index.table import RunTable
 from offloop.bus.runs.directory import runs_dir
-from offloop.consumers.dashboard.view.run_table import RunTable
 from offloop.consumers.dashboard.view.stream_index import StreamIndex
 from offloop.consumers.runner.places import FolderRuns, Place
 

@@ -1,13 +1,10 @@
 """The runs in NATS servers, as :class:`~offloop.bus.index.index.RunIndex` has those of a folder."""
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from offloop.bus.errors import OffloopError
-from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.entry import RunEntry, listed_entry
 from offloop.bus.net.requests import list_stream_runs
 
 
@@ -38,35 +35,9 @@ class StreamIndex:
         known, self._listed, self.problem = self._listed, {}, None
         for said in listed:
             before = known.get(said["run"])
-            with contextlib.suppress(msgspec.ValidationError):
-                same = before if before is not None and before[0] == said else (said, entry_of(said))
-                self._listed[said["run"]] = same
+            same = before if before is not None and before[0] == said else (said, listed_entry(said))
+            self._listed[said["run"]] = same
         return 0
 
     def close(self) -> None:
         """Nothing to do: the connection is the command's."""
-
-
-def entry_of(said: Mapping[str, Any]) -> RunEntry:
-    """What is said of a run, see ``runs`` in ``docs/protocol.md``, as the index has it.
-
-    Raises:
-        msgspec.ValidationError: it is not in that form.
-    """
-    reached = said.get("reached") or {}
-    return msgspec.convert(
-        {
-            **{name: said.get(name) for name in ("run", "id", "status", "error", "reason", "started", "ended")},
-            **{name: reached.get(name) for name in ("epoch", "batch", "sample", "planned")},
-            "attempt": said.get("attempt"),
-            "attempts": len(said.get("attempts") or ()) or 1,
-            "size": 0,
-            "tags": (),
-            "note": "",
-            "pinned": False,
-            "archived": False,
-            "hyperparameters": {},
-            "metrics": {},
-        },
-        RunEntry,
-    )

@@ -7,8 +7,8 @@ import msgspec
 
 from offloop.bus.errors import RunNotFoundError
 from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.table import RunTable
 from offloop.consumers.dashboard.view.library import RunLibrary
-from offloop.consumers.dashboard.view.run_table import RunTable
 from offloop.consumers.dashboard.web.follow import KEEP_SECONDS
 from offloop.consumers.dashboard.web.places import Places
 

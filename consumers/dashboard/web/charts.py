@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import direction_of, goals_in
+from offloop.bus.types.units import Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.comparison import Compared
-from offloop.consumers.dashboard.web.units import Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -305,8 +305,8 @@ def best_values(chart: Chart, view: RunView, x: Axis) -> list[tuple[str, str, fl
     if extremes is None:
         return []
     ends = {
-        "min": (value_text(extremes.low, chart.scale), round(extremes.low_at, 4)),
-        "max": (value_text(extremes.high, chart.scale), round(extremes.high_at, 4)),
+        "min": (number_text(extremes.low, chart.scale), round(extremes.low_at, 4)),
+        "max": (number_text(extremes.high, chart.scale), round(extremes.high_at, 4)),
     }
     best = direction_of(chart.id, goals_in([view.hyperparameters]))
     return [(name, *end) for name, end in ends.items()] if best is None else [("best", *ends[best])]
@@ -337,7 +337,7 @@ def _phases_of(view: RunView, rank: int, look: Look, buckets: int) -> PhaseView:
 
 
 def _numbers(points: Points) -> dict[str, Any]:
-    odd = [(x, value_text(y)) for x, y in points.not_finite]
+    odd = [(x, number_text(y)) for x, y in points.not_finite]
     return {"x": _short_x(points.xs), "y": _short(points.ys), "n": odd}
 
 

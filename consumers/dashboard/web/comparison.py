@@ -7,10 +7,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
-from offloop.bus.types.metrics import Mode, direction_of, goals_in
+from offloop.bus.types.metrics import direction_of, goals_in
+from offloop.bus.types.units import Scale, difference, number_text
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.colors import look_of
-from offloop.consumers.dashboard.web.units import Scale, value_text
 
 OF_RUNS = ("status", "tags")
 """Columns that need no hyperparameter."""
@@ -200,22 +200,8 @@ class Compared:
         told: dict[str, Any] = {}
         for line, value in shown.items():
             apart, sense = difference(direction, value, None if line == self.baseline else base, scale)
-            told[str(line)] = {"last": value_text(value, scale), "apart": apart, "sense": sense}
+            told[str(line)] = {"last": number_text(value, scale), "apart": apart, "sense": sense}
         return told
-
-
-def difference(direction: Mode | None, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
-    """How far a value is from that of the baseline, with its sign, and whether it is ``better`` or ``worse``, where the
-    metric has a direction."""
-    if base is None or not abs(value - base) < float("inf"):
-        return "", ""
-    apart = value - base
-    # The digits that the two have in common are no difference.
-    if abs(apart) <= 1e-12 * max(abs(value), abs(base)):
-        return "±0", ""
-    text = value_text(float(f"{abs(apart):.3g}"), scale)
-    judged = "" if direction is None else "better" if (apart < 0) == (direction == "min") else "worse"
-    return ("-" if apart < 0 else "+") + text, judged
 
 
 def short_name(column: str) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.columns import Column
 from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.table import RunTable, differing
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
-from offloop.consumers.dashboard.view.run_table import Column, RunTable, differing
+from offloop.bus.types.units import scale_of
 from offloop.consumers.dashboard.web.frames import text_in
-from offloop.consumers.dashboard.web.units import scale_of
 
 MOST_RUNS = 10_000
 """So many runs are drawn."""

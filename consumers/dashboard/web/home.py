@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.table import NEWEST_FIRST, OF_EVERY_RUN, RunTable
 from offloop.bus.printing import one_line
-from offloop.consumers.dashboard.view.run_table import (
-    NEWEST_FIRST,
-    OF_EVERY_RUN,
-    RunTable,
-)
+from offloop.bus.types.units import BYTES, number_text
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.dialogs import is_sure, show_error
@@ -23,7 +20,6 @@ from offloop.consumers.dashboard.web.frames import Frames, element_of, text_in
 from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
-from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
@@ -98,7 +94,7 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(look.columns)
     rows = Rows(table, chosen, look.compare, look.sort, is_elsewhere)
-    first = min(look.first, max(rows.count - look.count, 0))
+    first = min(look.first, max(len(rows) - look.count, 0))
     return {
         "total": len(table.entries),
         "found": len(chosen.entries),
@@ -116,7 +112,7 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
             }
             for column in columns
         ],
-        "lines": rows.count,
+        "lines": len(rows),
         "rows": rows.sent(first, look.count, columns),
         "baseline": rows.baseline,
         **explored(table, chosen.entries, look.explore, key_of),
@@ -183,13 +179,13 @@ class HomePage:
             self._found = look.find
         whole["waiting"] = runs.waiting
         whole["problems"] = list(map(one_line, runs.problems))
-        metrics = sorted(filter(_is_sendable, table.names.metrics))[:_MOST_NAMES]
+        metrics = sorted(filter(_is_sendable, table.known.metrics))[:_MOST_NAMES]
         whole["names"] = {
             "usual": list(table.usual_columns),
             "every": [name for name in OF_EVERY_RUN if table.has_folders or name != "folder"],
-            "hyperparameters": sorted(filter(_is_sendable, table.names.hyperparameters))[:_MOST_NAMES],
+            "hyperparameters": sorted(filter(_is_sendable, table.known.hyperparameters))[:_MOST_NAMES],
             "metrics": metrics,
-            "rated": [name for name in metrics if table.names.direction(name) is not None],
+            "rated": [name for name in metrics if table.known.direction(name) is not None],
         }
         forget_others(self._frames.shown, whole)
         frame = self._frames.news(whole)
@@ -208,7 +204,8 @@ class HomePage:
         look, table = self._look or TableLook(), self._runs.table
         found = table.choose(look.find, look.sort, look.archived)
         if isinstance(event.args, str):
-            members = Rows(table, found, look.compare, look.sort).members(event.args)
+            groups = look.compare.groups(table, found, look.sort) or ()
+            members = next((one.entries for one in groups if one.text == event.args), [])
             self._table.run_method("selectGroup", [key_of(entry.run) for entry in members[:_MOST_SELECTED]])
         else:
             self._table.run_method("selectAll", [key_of(entry.run) for entry in found.entries[:_MOST_SELECTED]])
@@ -255,7 +252,7 @@ class HomePage:
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
         count = "this run" if len(entries) == 1 else f"these {len(entries):,} runs"
-        size = value_text(sum(entry.size for entry in entries), scale_of("size_bytes", {}))
+        size = number_text(sum(entry.size for entry in entries), BYTES)
         question = [
             f"Delete {count}?",
             _listed([one_line(entry.run) for entry in entries]),

@@ -116,10 +116,10 @@ export default {
               </th>
               <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
                 <span v-if="column.kind === 'status'" class="status" :class="'status-' + row.status" :title="row.why">{{ row.status }}</span>
-                <span v-else-if="column.kind === 'time'" class="text" :title="wholeTime(row.cells[number])">{{ timeText(row.cells[number]) }}</span>
+                <span v-else-if="column.kind === 'time'" class="text" :title="wholeTime(row.cells[number].time)">{{ timeText(row.cells[number].time) }}</span>
                 <template v-else-if="column.kind === 'progress'">
-                  <span class="text">{{ row.cells[number]?.text }}</span>
-                  <span v-if="row.cells[number]?.part != null" class="part" aria-hidden="true"><span :style="{width: 100 * row.cells[number].part + '%'}"></span></span>
+                  <span class="text">{{ row.cells[number].text }}</span>
+                  <span v-if="row.cells[number].part != null" class="part" aria-hidden="true"><span :style="{width: 100 * row.cells[number].part + '%'}"></span></span>
                 </template>
                 <div v-else-if="column.kind === 'tags'" class="tags">
                   <span v-for="tag in row.tags" :key="tag" class="tag" :style="{'--hue': hueOf(tag)}">
@@ -140,13 +140,13 @@ export default {
                           :aria-label="'Note of ' + row.label + ': ' + (clean(row.note) || 'none')" @click="edit(row, 'note', row.note)">{{ clean(row.note) || "–" }}</button>
                   <span v-else class="text" :title="clean(row.note)">{{ clean(row.note) }}</span>
                 </template>
-                <template v-else-if="row.cells[number]?.best !== undefined">
-                  <span class="text" :class="{best: row.cells[number].best}"
-                        :title="row.cells[number].best ? 'the best of these runs' : null">{{ row.cells[number].text }}<span v-if="row.cells[number].best" class="sr-only"> (best)</span></span>
+                <template v-else>
+                  <span class="text" :class="{best: row.cells[number].best, differs: row.cells[number].differs}"
+                        :title="row.cells[number].best ? 'the best of these runs' : row.cells[number].whole ?? row.cells[number].text"
+                    ><template v-if="row.cells[number].differs"><span aria-hidden="true">≠ </span><span class="sr-only">not as the baseline: </span></template
+                    >{{ row.cells[number].text }}<span v-if="row.cells[number].best" class="sr-only"> (best)</span></span>
                   <small v-if="row.cells[number].difference" class="below" :class="row.cells[number].judged" title="than the baseline">{{ row.cells[number].difference }} {{ row.cells[number].judged }}</small>
                 </template>
-                <span v-else class="text" :class="{differs: row.cells[number]?.differs}" :title="row.cells[number]?.whole ?? row.cells[number]"
-                  ><template v-if="row.cells[number]?.differs"><span aria-hidden="true">≠ </span><span class="sr-only">not as the baseline: </span></template>{{ row.cells[number]?.text ?? row.cells[number] }}</span>
               </td>
               <td class="more"><button type="button" :aria-label="'Actions for ' + row.label" aria-haspopup="menu" @click="openMenu(row, $event)">⋮</button></td>
             </tr>

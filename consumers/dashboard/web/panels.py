@@ -8,6 +8,7 @@ from typing import Any
 
 from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.units import number_text, scale_of
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
@@ -19,8 +20,6 @@ from offloop.consumers.dashboard.web.run_files import FilesPanel
 from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
 from offloop.consumers.dashboard.web.run_images import ImagesPanel
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
-from offloop.consumers.dashboard.web.units import scale_of
-from offloop.consumers.dashboard.web.units import value_text as metric_text
 
 LOG_LINES = 500
 """So many lines of the log are on a page; the view behind it keeps more."""
@@ -181,7 +180,7 @@ class ValuesPanel(Panel):
             for number, run in enumerate(runs):
                 try:
                     scale = scale_of(name, hyperparameters[number])
-                    row[str(number)] = metric_text(run.view.series(name).last, scale)
+                    row[str(number)] = number_text(run.view.series(name).last, scale)
                 except KeyError:
                     row[str(number)] = ""
             rows.append(row)

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.cli.describe import lasted, when
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.annotations import MAX_NOTE, MAX_TAG, Annotations, annotate
 from offloop.bus.index.entry import GOING_ON
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import RunInfo
+from offloop.bus.types.units import lasted, when
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.dialogs import show_error

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offloop.bus.cli.describe import when
 from offloop.bus.printing import one_line
 from offloop.bus.runs.alerts import FIRING, firing
+from offloop.bus.types.units import when
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.cli.describe import when
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.printing import one_line
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.types.units import number_text, scale_of, when
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.dialogs import show_text
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder
-from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
@@ -140,7 +139,7 @@ def _without(words: Sequence[str]) -> list[str]:
 
 def _row(key: str, label: str, checkpoint: Checkpoint, values: Mapping[str, float]) -> dict[str, Any]:
     marks = [word for word, holds in (("best", checkpoint.is_best), ("latest", checkpoint.is_latest)) if holds]
-    size = value_text(checkpoint.size, scale_of("size_bytes", {}))
+    size = number_text(checkpoint.size, scale_of("size_bytes", {}))
     return {
         "key": key,
         "run": label,
@@ -152,5 +151,5 @@ def _row(key: str, label: str, checkpoint: Checkpoint, values: Mapping[str, floa
         "batch": "" if checkpoint.batch is None else f"{checkpoint.batch:,}",
         "size": size if checkpoint.exists else "deleted",
         "time": "" if checkpoint.time is None else when(checkpoint.time),
-        **{f"metric/{name}": value_text(value, scale_of(name, {})) for name, value in values.items()},
+        **{f"metric/{name}": number_text(value, scale_of(name, {})) for name, value in values.items()},
     }

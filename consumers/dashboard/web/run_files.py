@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from offloop.bus.cli.describe import when
 from offloop.bus.printing import escape, one_line
+from offloop.bus.types.units import number_text, scale_of, when
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.content import IMAGE_ENDINGS, address_of
 from offloop.consumers.dashboard.web.panel import Panel, runs_by_folder, table
 from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, open_in
-from offloop.consumers.dashboard.web.units import scale_of, value_text
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
@@ -69,7 +68,7 @@ class FilesPanel(Panel):
                         "key": key,
                         "run": label,
                         "path": one_line(file.path),
-                        "size": value_text(file.size, scale_of("size_bytes", {})),
+                        "size": number_text(file.size, scale_of("size_bytes", {})),
                         "time": when(file.time),
                         "address": f"{address_of(run, 'file')}?path={quote(file.path)}",
                         "shown": _kind(file.path, file.size) is not None,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
+from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.frames import Frames, element_of
 from offloop.consumers.dashboard.web.panel import Panel
-from offloop.consumers.dashboard.web.units import SECONDS, Scale, scale_of, value_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -241,4 +241,4 @@ def _scale(quantity: str) -> Scale:
 
 def _text(value: float, scale: Scale) -> str:
     """In as many digits as people compare."""
-    return "" if math.isnan(value) else value_text(value, scale, _DIGITS)
+    return "" if math.isnan(value) else number_text(value, scale, _DIGITS)

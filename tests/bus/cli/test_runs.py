@@ -97,7 +97,7 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
         *("--columns", "lr,Accuracy.best,loss.min, loss/train/total"),
     )
     assert [line.split() for line in shown.splitlines()] == [
-        ["RUN", "lr", "Accuracy.best", "loss.min", "loss/train/total"],
+        ["RUN", "optimizer/lr", "Accuracy.best", "loss.min", "loss"],
         ["b", "0.01", "0.75", "0.25", "0.25"],
         ["c", "0.001", "0.25", "1", "2"],
     ]
@@ -331,7 +331,7 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
     invoke("edit", "c", "--archive")
     assert invoke("rm", "--where", "lr > 1", "--yes") == "'lr > 1' is true of no run\n"
     told = invoke("rm", "--where", "lr < 0.05", "--yes")
-    assert re.fullmatch(r"run b is deleted: [\d.]+ kB freed\n", told)
+    assert re.fullmatch(r"run b is deleted: [\d.]+ KiB freed\n", told)
     assert names("--archived") == ["c", "a"]
     invoke("rm", "--where", "lr < 0.05", "--archived", "--yes")
     invoke("rm", three / "a", "a", "--yes")
@@ -341,7 +341,7 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
 def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
     told = refusal("rm", "a", "b")
     assert isinstance(told, ConfigurationError)
-    assert re.fullmatch(r"2 runs, [\d.]+ kB would be deleted: without a terminal to ask in, add --yes", str(told))
+    assert re.fullmatch(r"2 runs, [\d.]+ KiB would be deleted: without a terminal to ask in, add --yes", str(told))
     assert names() == ["c", "b", "a"]
 
 

@@ -12,10 +12,10 @@ from offloop.bus.checkpoints.announced import ANNOUNCED_FILE, Score, announce_ch
 from offloop.bus.checkpoints.folders import FOLDERS_FILE, note_folder, read_folders
 from offloop.bus.checkpoints.ratings import RATINGS_FILE, Ratings
 from offloop.bus.errors import CheckpointError
-from offloop.bus.index import query
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import rename_run
 from offloop.bus.index.store import INDEX_FOLDER
+from offloop.bus.index.table import RunTable
 
 ACCURACY = "metrics/eval/Accuracy"
 
@@ -199,9 +199,10 @@ def test_filters_know_checkpoints_by_their_files(tmp_path):
     write_run(tmp_path, "other")
     with RunIndex(tmp_path) as index:
         index.refresh()
-        entries = list(index.entries.values())
+        table = RunTable(index.entries)
         for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == ep1-ba2.safetensors"):
-            assert [entry.run for entry in query.where(entries, expression)] == ["r"], expression
+            found = table.where(table.newest_first, expression)
+            assert [entry.run for entry in found] == ["r"], expression
 
 
 def test_an_index_of_an_older_version_is_made_again(tmp_path):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from offloop.bus.cli.describe import lasted
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs import directory
 from offloop.bus.runs.directory import RunDirectory, find_run, host_name
+from offloop.bus.types.units import lasted
 
 
 @pytest.mark.parametrize("files_before_the_end", range(3))

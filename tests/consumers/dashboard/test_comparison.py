@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from offloop.bus.types.units import difference
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
-from offloop.consumers.dashboard.web.comparison import Compared, Comparison, difference
+from offloop.consumers.dashboard.web.comparison import Compared, Comparison
 from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 
 LOSS = {"loss": Chart("loss", "metric", "loss")}

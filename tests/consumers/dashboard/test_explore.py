@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.index.entry import MetricValues, RunEntry
-from offloop.consumers.dashboard.view.run_table import RunTable
+from offloop.bus.index.table import RunTable
 from offloop.consumers.dashboard.web import explore
 from offloop.consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others, spearman
 from offloop.consumers.dashboard.web.home import TableLook, window
@@ -20,20 +20,12 @@ PARALLEL = ExploreLook("parallel")
 
 
 def entry(number: int, accuracy: float | None, **config: Any) -> RunEntry:
-    usual: dict[str, Any] = {
-        **dict.fromkeys(("id", "error", "reason", "epoch", "batch", "sample", "planned", "ended")),
-        "status": "finished",
-        "started": float(number),
-        "attempts": 1,
-        "size": 1,
-        "tags": (),
-        "note": "",
-        "pinned": False,
-        "archived": False,
-    }
     metrics = {} if accuracy is None else {ACCURACY: MetricValues(accuracy, 1, accuracy, 1, accuracy, 1)}
     hyperparameters = {f"config/{name}": value for name, value in config.items()}
-    return RunEntry(run=f"run-{number}", hyperparameters=hyperparameters, metrics=metrics, **usual)
+    started = float(number)
+    return RunEntry(
+        f"run-{number}", status="finished", started=started, hyperparameters=hyperparameters, metrics=metrics
+    )
 
 
 def sent(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from PIL import Image
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
+from offloop.bus.types.units import number_text, scale_of
 from offloop.consumers.api.images import as_bytes, as_png
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks import SpeedMonitor
@@ -19,7 +20,6 @@ from offloop.consumers.dashboard.web.cards import facts
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
 from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines, has_chart
 from offloop.consumers.dashboard.web.page import rest_after
-from offloop.consumers.dashboard.web.units import scale_of, value_text
 from offloop.consumers.testing import MemoryStream, replay
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}
@@ -230,14 +230,14 @@ def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():
     ],
 )
 def test_values_are_shown_in_their_units(name, value, text):
-    assert value_text(value, scale_of(name, {"time/remaining_estimate_unit": "hours"})) == text
+    assert number_text(value, scale_of(name, {"time/remaining_estimate_unit": "hours"})) == text
 
 
 def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
     stream = MemoryStream(max_duration="2ba")
     stream.train()
     logged = replay(SpeedMonitor(time_unit="minutes"), stream)
-    assert value_text(90.0, scale_of("time/train", logged.hyperparameters)) == "1.5 h"
+    assert number_text(90.0, scale_of("time/train", logged.hyperparameters)) == "1.5 h"
 
 
 def test_labels_name_attempts_only_where_there_are_several():

@@ -1,8 +1,12 @@
-"""The units of metrics, by their names, and values as people read them."""
+"""Numbers, sizes and times as people read them, in units that the names of metrics say."""
 
 import math
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeAlias
+
+from offloop.bus.types.metrics import Mode
 
 Scale: TypeAlias = tuple[tuple[float, str], ...]
 """The units that values of a metric are written in: how much each is in that of the metric, and the text behind the
@@ -23,6 +27,9 @@ def _bytes(suffix: str = "", size: float = 1.0) -> Scale:
     return tuple((1024.0**power / size, unit + suffix) for power, unit in enumerate(_BYTES))
 
 
+BYTES = _bytes()
+
+
 def _time(unit: float) -> Scale:
     return tuple(
         (seconds / unit, text) for seconds, text in (*SECONDS, (60.0, " min"), (3_600.0, " h"), (86_400.0, " d"))
@@ -34,7 +41,7 @@ _IN_HOURS = ("time/train", "time/val", "time/total")
 
 _ENDINGS: tuple[tuple[str, Scale], ...] = (
     ("_bytes_per_sec", _bytes("/s")),
-    ("_bytes", _bytes()),
+    ("_bytes", BYTES),
     ("_mem", _bytes(size=_BYTES_IN_GIGABYTE)),
     ("flops_per_sec", tuple((factor, f" {prefix}FLOP/s") for factor, prefix in _LARGE)),
     ("_per_sec", tuple((factor, f"{prefix}/s") for factor, prefix in _LARGE)),
@@ -59,7 +66,7 @@ def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
     return next((scale for ending, scale in _ENDINGS if metric.endswith(ending)), ())
 
 
-def value_text(value: float | None, scale: Scale = (), digits: int = _DIGITS) -> str:
+def number_text(value: float | None, scale: Scale = (), digits: int = _DIGITS) -> str:
     """A value for people, with so many significant digits: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
     if value is None:
         return ""
@@ -88,3 +95,43 @@ def _plain(value: float, digits: int) -> str:
     decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     text = f"{round(value, decimals):,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def difference(direction: Mode | None, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
+    """The signed distance of a value from that of a baseline, and ``better`` or ``worse`` where the metric has a
+    direction. Both are empty where there is nothing to compare."""
+    if base is None or not abs(value - base) < math.inf:
+        return "", ""
+    apart = value - base
+    # Rounding is not a difference.
+    if abs(apart) <= 1e-12 * max(abs(value), abs(base)):
+        return "±0", ""
+    text = number_text(float(f"{abs(apart):.3g}"), scale)
+    judged = "" if direction is None else "better" if (apart < 0) == (direction == "min") else "worse"
+    return ("-" if apart < 0 else "+") + text, judged
+
+
+def when(seconds: float | None) -> str:
+    """A time since 1970 in the local zone; empty if it is unknown, ``?`` if it has no date, as the time of a file
+    may."""
+    if seconds is None:
+        return ""
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
+def duration(seconds: float) -> str:
+    """A number of seconds: ``4.3s``, ``2m05s``, ``25h00m``."""
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+def lasted(started: float | None, ended: float | None, *, live: bool) -> str:
+    """The duration between two times, or up to now."""
+    end = time.time() if live else ended
+    return "?" if end is None or started is None else duration(max(end - started, 0.0))

@@ -1,0 +1,250 @@
+"""The columns of a table of runs: what their names stand for, their values, and these as text."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.entry import MetricValues, Mode, RunEntry
+from offloop.bus.printing import one_line
+from offloop.bus.types.hyperparameters import value_text
+from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import GOALS, direction_of, goals_in
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.units import BYTES, Scale, duration, number_text, scale_of, when
+
+REACHED = "reached"
+"""Progress of a run, as a value the number of its batches."""
+
+OF_RUN = (
+    *("run", "id", "status", "error", "reason", "started", "ended", "duration", "attempts", REACHED, "epoch", "batch"),
+    *("sample", "planned", "size", "tags", "note", "pinned", "archived", "checkpoints", "folder"),
+)
+"""Columns of every run, beside hyperparameters and metrics."""
+
+OF_METRIC = ("last", "min", "max", "best")
+"""Values of a metric, behind its name and a dot; ``last`` without."""
+
+Kind: TypeAlias = Literal["text", "number", "time", "status", "progress", "tags", "note"]
+ValueOf: TypeAlias = Callable[[RunEntry], Any]
+
+NUMBERS = ("number", "progress")
+"""Kinds of columns that have a mean."""
+
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("started", "ended"), "time"),
+    **dict.fromkeys(("duration", "size", "attempts", "epoch", "batch", "sample", "checkpoints"), "number"),
+    REACHED: "progress",
+    "status": "status",
+    "tags": "tags",
+    "note": "note",
+}
+_DOWNWARDS_FIRST = ("started", "ended", "duration", REACHED, "size", "epoch", "batch", "sample", "pinned", "attempts")
+_OF_VALUES: dict[str, Callable[[MetricValues], float]] = {
+    "last": attrgetter("last"),
+    "min": attrgetter("low"),
+    "max": attrgetter("high"),
+}
+_LOOKED_AT = 200
+_LONGEST = 300
+_SHORT_TITLE = 18
+
+
+class Column(NamedTuple):
+    """A column of a table of runs."""
+
+    name: str
+    """Full name, which sorting and filters accept."""
+    title: str
+    """Short name, for the head."""
+    kind: Kind
+    value: ValueOf
+    """Value of a run; ``None`` where it has none."""
+    downwards: bool = False
+    """Whether the greatest values are shown first."""
+    metric: str | None = None
+    """Full name of the metric that it shows."""
+    which: str = ""
+    """``best``, ``min`` or ``max`` of a metric; empty for the last value and without a metric."""
+    direction: Mode | None = None
+    """Which values of the metric are better."""
+
+    @property
+    def head(self) -> str:
+        """The title with the value of the metric: ``accuracy.best``."""
+        return f"{self.title}.{self.which}" if self.which else self.title
+
+    @property
+    def is_hyperparameter(self) -> bool:
+        """Whether it shows neither a metric nor what every run has."""
+        return self.metric is None and self.name not in OF_RUN
+
+    def text(self, entry: RunEntry, *, whole: bool = False) -> str:
+        """Text of a run's cell, empty without a value. Hyperparameters have all digits if ``whole``."""
+        if self.kind == "progress":
+            return reached_text(entry)
+        value = self.value(entry)
+        return "" if value is None else self.format(value, entry, whole=whole)
+
+    def format(self, value: Any, entry: RunEntry, *, whole: bool = False) -> str:
+        """Text of a value, such as a mean, in the units of that run."""
+        if self.name == "duration":
+            return duration(value)
+        if self.name == "checkpoints":
+            return f"{len(value):,}" if value else ""
+        if self.kind == "time":
+            return when(value)
+        if self.kind == "tags":
+            return one_line(", ".join(value))
+        if self.kind == "progress":
+            return f"batch {number_text(value)}"
+        if isinstance(value, int) and self.name in OF_RUN and self.name != "size":
+            return ("yes" if value else "") if isinstance(value, bool) else f"{value:,}"
+        if self.metric is not None or self.name == "size" or (isinstance(value, float) and not whole):
+            return number_text(value, self.scale(entry))
+        return one_line(value_text(value)[:_LONGEST])
+
+    def scale(self, entry: RunEntry) -> Scale:
+        """Units of its numbers."""
+        if self.name == "size":
+            return BYTES
+        return () if self.metric is None else scale_of(self.metric, entry.hyperparameters)
+
+
+class Columns:
+    """Columns of some runs by name.
+
+    A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``) or a metric (``loss``, see
+    :class:`offloop.bus.types.metric_names.MetricNames`), with a dot and one of :data:`OF_METRIC` for another value than
+    the last (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where it is unique; of several,
+    ``config/lr`` comes before the rest of the hyperparameters, and these before metrics. A run that lacks the first of
+    these gives the next, so ``lr`` is known of runs of different kinds.
+
+    Args:
+        entries: the runs, the newest first.
+    """
+
+    def __init__(self, entries: Iterable[RunEntry]) -> None:
+        entries = list(entries)
+        hyperparameters: dict[str, None] = {}
+        metrics: dict[str, None] = {}
+        for entry in entries:
+            hyperparameters.update(dict.fromkeys(entry.hyperparameters))
+            metrics.update(dict.fromkeys(entry.metrics))
+        self.hyperparameters = tuple(hyperparameters)
+        """Full names."""
+        self.metrics = tuple(metrics)
+        """Full names."""
+        self.metric_names = MetricNames(metrics)
+        self.goals = goals_in(entry.hyperparameters for entry in entries)
+        """See :func:`offloop.bus.types.metrics.goals_in`."""
+        self._newest = entries[:_LOOKED_AT]
+        self._found: dict[str, Column] = {}
+
+    def find(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            ConfigurationError: there is none, or there are several.
+        """
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> Column:
+        name = "run" if name == "name" else name
+        if name in OF_RUN:
+            value_of = attrgetter("batch" if name == REACHED else name)
+            return Column(name, name, _KINDS.get(name, "text"), value_of, name in _DOWNWARDS_FIRST)
+        metric, dot, which = name.rpartition(".")
+        if not dot or which not in OF_METRIC:
+            metric, which = name, "last"
+        for hyperparameters, metrics in (
+            ({name} & {*self.hyperparameters}, {metric} & {*self.metrics}),
+            ({f"config/{name}"} & {*self.hyperparameters}, ()),
+            (self._ending(name), ()),
+            ((), self.metric_names.matches(metric)),
+        ):
+            found = sorted({*hyperparameters, *metrics})
+            if len(found) > 1:
+                raise ConfigurationError(self.metric_names.ambiguous(name, found), name=name)
+            if hyperparameters:
+                rest = self._ending(name) - {found[0], f"config/{name}"}
+                return self._of_hyperparameter(found[0], f"config/{name}", *(rest if len(rest) == 1 else ()))
+            if metrics:
+                return self.of_metric(found[0], which)
+        raise ConfigurationError(
+            f"no run has {name!r}: use one of {', '.join(OF_RUN)}, a hyperparameter{_such_as(self.hyperparameters)}, "
+            f"or a metric{_such_as(map(self.metric_names.short, self.metrics))}"
+        )
+
+    def _ending(self, end: str) -> set[str]:
+        return {name for name in self.hyperparameters if name.endswith(f"/{end}")}
+
+    def _of_hyperparameter(self, *names: str) -> Column:
+        def value(entry: RunEntry) -> Any:
+            known = entry.hyperparameters
+            return next((known[name] for name in names if name in known), None)
+
+        first = next((one for one in map(value, self._newest) if one is not None), None)
+        is_number = isinstance(first, int | float) and not isinstance(first, bool)
+        title = names[0].removeprefix("config/")
+        title = title if len(title) <= _SHORT_TITLE else title.rpartition("/")[2]
+        return Column(names[0], title, "number" if is_number else "text", value)
+
+    def of_metric(self, metric: str, which: str) -> Column:
+        """The column of a metric, by its full name.
+
+        Raises:
+            ConfigurationError: it has no best value.
+        """
+        direction = self.direction(metric)
+        title = self.metric_names.short(metric)
+        if which == "best" and direction is None:
+            raise ConfigurationError(
+                f"{title!r} has no best value: its name does not say which values are better; use {title}.min or "
+                f"{title}.max (mode='min' or 'max'), or start runs with config={{{GOALS!r}: {{{title!r}: 'max'}}}}"
+            )
+        of = _OF_VALUES[direction or "last" if which == "best" else which]
+
+        def value(entry: RunEntry) -> float | None:
+            values = entry.metrics.get(metric)
+            return None if values is None else of(values)
+
+        name, which = (metric, "") if which == "last" else (f"{metric}.{which}", which)
+        return Column(name, title, "number", value, direction != "min", metric, which, direction)
+
+    def direction(self, metric: str) -> Mode | None:
+        """Which values of a metric are better, as these runs say or by its name."""
+        return direction_of(metric, self.goals)
+
+
+def reached_text(entry: RunEntry) -> str:
+    """Progress of a run: ``epoch 3 of 10``, ``batch 1,200``."""
+    unit, count, planned = _progress(entry)
+    if count is None:
+        return ""
+    return f"{unit.name.lower()} {count:,}" + ("" if planned is None else f" of {planned:,}")
+
+
+def progress_of(entry: RunEntry) -> float | None:
+    """Completed share of a run that has not ended, from 0 to 1; ``None`` if unknown."""
+    _, count, planned = _progress(entry)
+    return min(count / planned, 1.0) if entry.is_going_on and count is not None and planned else None
+
+
+def _progress(entry: RunEntry) -> tuple[TimeUnit, int | None, int | None]:
+    """Unit, count and planned count."""
+    counts = {TimeUnit.EPOCH: entry.epoch, TimeUnit.BATCH: entry.batch, TimeUnit.SAMPLE: entry.sample}
+    try:
+        planned = None if entry.planned is None else Time.from_timestring(entry.planned)
+    except (ValueError, ConfigurationError):
+        planned = None
+    if planned is not None and (count := counts.get(planned.unit)) is not None:
+        return planned.unit, count, int(planned.value)
+    return TimeUnit.BATCH, entry.batch, None
+
+
+def _such_as(names: Iterable[str]) -> str:
+    return "".join(f" such as {name}" for name in islice(names, 1))

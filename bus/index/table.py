@@ -1,0 +1,349 @@
+"""The table of runs that commands, pages, terminals and notebooks show: which runs, in which order and groups, by which
+columns."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.index.columns import NUMBERS, OF_RUN, REACHED, Column, Columns, ValueOf
+from offloop.bus.index.entry import Mode, RunEntry, newest_first
+from offloop.bus.index.filters import parse_filter, sortable
+from offloop.bus.printing import one_line
+from offloop.bus.types.hyperparameters import is_of_the_training
+from offloop.bus.types.metrics import LOSS, goals_in
+
+NEWEST_FIRST = "-started"
+"""The default order. A name with a minus sign in front is sorted downwards."""
+
+OF_EVERY_RUN = tuple(name for name in OF_RUN if name not in ("run", "id", "planned", "archived", "pinned"))
+"""Columns to choose from that need neither a hyperparameter nor a metric."""
+
+_LAST = (REACHED, "started", "duration", "tags", "note")
+_LOOKED_AT = 200
+_DIFFERING = 3
+_METRICS = 2
+_SHOWN_ELSEWHERE = ("run_name", "max_duration")
+"""Hyperparameters that other columns show."""
+_SIGN = re.compile(r"[=<>~]")
+_EXPRESSION_WORD = re.compile(r"\b(?:and|or|not)\b|[()]", re.IGNORECASE)
+_KEPT = 32
+
+
+class RunTable:
+    """All runs of a place at one moment; a later table takes the place of an earlier one."""
+
+    def __init__(self, entries: Mapping[str, RunEntry], before: "RunTable | None" = None) -> None:
+        self.entries = dict(entries)
+        self.newest_first = newest_first(self.entries.values())
+        self.has_folders = any("/" in run for run in self.entries)
+        """Whether they are of several places."""
+        self.known = self._columns(before)
+        """All columns."""
+        self._usual: tuple[str, ...] | None = None
+        self._chosen: dict[tuple[str, str, bool], Chosen] = {}
+        self._orders: dict[str, list[RunEntry]] = {}
+
+    def _columns(self, before: "RunTable | None") -> Columns:
+        if before is not None:
+            known = before.known
+            hyperparameters, metrics, goals = {*known.hyperparameters}, {*known.metrics}, known.goals.items()
+            if all(
+                entry.hyperparameters.keys() <= hyperparameters
+                and entry.metrics.keys() <= metrics
+                and goals_in([entry.hyperparameters]).items() <= goals
+                for run, entry in self.entries.items()
+                if before.entries.get(run) is not entry
+            ):
+                return known
+        return Columns(self.newest_first)
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    @property
+    def usual_columns(self) -> tuple[str, ...]:
+        """Names of the default columns: among them the hyperparameters in which the newest runs differ, and the metrics
+        that they are measured by, first those that most of them have."""
+        if self._usual is None:
+            self._usual = self.usual_among(self.newest_first[:_LOOKED_AT])
+        return self._usual
+
+    def usual_among(self, entries: Sequence[RunEntry]) -> tuple[str, ...]:
+        """The same for some runs."""
+        folder = ("folder",) if self.has_folders else ()
+        return (*folder, "status", *differing(entries, _DIFFERING), *self._measured_by(entries), *_LAST)
+
+    def _measured_by(self, entries: Sequence[RunEntry]) -> list[str]:
+        """The loss, and metrics that most runs have, by their best values where they have such."""
+        count = Counter(name for entry in entries for name in entry.metrics if name.startswith(("metrics/", "loss/")))
+        rare = {name for name in count if 2 * count[name] < len(entries)}
+        losses = [name for name in count if name.startswith("loss/")]
+        loss = min(losses, key=lambda name: (name in rare, name != LOSS, name), default=None)
+        better = {name: self.known.direction(name) for name in count if name.startswith("metrics/")}
+        measured = sorted(
+            better,
+            key=lambda name: (
+                *(name in rare, better[name] is None, "/train/" in name, better[name] == "min"),
+                *(-count[name], name),
+            ),
+        )
+        best = [f"{name}.best" if better[name] else name for name in measured[:_METRICS]]
+        return [*([loss] if loss else []), *best]
+
+    def columns(self, names: Sequence[str] | None = None) -> list[Column]:
+        """These columns, without those that no run has; by default :attr:`usual_columns`."""
+        found = {}
+        for name in self.usual_columns if names is None else names:
+            column = self.column_or_none(name)
+            if column is not None:
+                found[column.name] = column
+        heads = Counter(column.head for column in found.values())
+        return [
+            column._replace(title=column.metric or column.name) if heads[column.head] > 1 else column
+            for column in found.values()
+        ]
+
+    def column(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            ConfigurationError: there is none, or there are several.
+        """
+        return self.known.find(name)
+
+    def column_or_none(self, name: str) -> Column | None:
+        """The column of that name, if there is one."""
+        try:
+            return self.known.find(name) if name else None
+        except ConfigurationError:
+            return None
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def where(self, entries: Sequence[RunEntry], expression: str) -> list[RunEntry]:
+        """The runs for which a filter is true, see :func:`offloop.bus.index.filters.parse_filter`.
+
+        Raises:
+            ConfigurationError: it is not a filter, or names what no run has.
+        """
+        return list(filter(parse_filter(expression, self.known), entries))
+
+    def sort(self, entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
+        """The runs in the order of a column, downwards with a minus sign in front of its name: numbers before texts,
+        and those without a value last.
+
+        Raises:
+            ConfigurationError: no run has that column.
+        """
+        value_of, reverse = self.column(order.removeprefix("-")).value, order.startswith("-")
+        values = [sortable(value_of(entry)) for entry in entries]
+        known = [(value, entry) for value, entry in zip(values, entries, strict=True) if value is not None]
+        if all(isinstance(value, str) for value, _ in known):
+            known = [(value.lower(), entry) for value, entry in known]
+        elif not all(isinstance(value, int | float) for value, _ in known):
+            known = [(_mixed_order(value), entry) for value, entry in known]
+        known.sort(key=itemgetter(0), reverse=reverse)
+        unknown = [entry for value, entry in zip(values, entries, strict=True) if value is None]
+        return [*(entry for _, entry in known), *unknown]
+
+    def best(self, entries: Iterable[RunEntry], metric: str, mode: Mode | None = None) -> RunEntry | None:
+        """The run with the best finite value of a metric at any step; ``None`` if no run has one.
+
+        Raises:
+            ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and nothing
+                says which values are better.
+        """
+        if mode not in (None, "min", "max"):
+            raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
+        name = self.known.metric_names.find(metric, "no run has the metric")
+        column = self.known.of_metric(name, mode or "best")
+        ranked = _finite_values(entries, column.value)
+        choose = min if (mode or column.direction) == "min" else max
+        return choose(ranked, key=itemgetter(0), default=(None, None))[1]
+
+    def choose(self, find: str, order: str = NEWEST_FIRST, archived: bool = False) -> "Chosen":
+        """The runs for which a filter is true, or that have some words in their names, tags or notes; in that order,
+        but pinned ones first, and archived ones only if they are requested."""
+        key = (find, order, archived)
+        if key not in self._chosen:
+            if len(self._chosen) >= _KEPT:
+                self._chosen.clear()
+            self._chosen[key] = self._choose(find.strip(), order, archived)
+        return self._chosen[key]
+
+    def _choose(self, find: str, order: str, archived: bool) -> "Chosen":
+        entries, error = self.newest_first, None
+        if self._is_expression(find):
+            archived = archived or re.search(r"\barchived\b", find) is not None
+            try:
+                entries = self.where(entries, find)
+            except ConfigurationError as mistake:
+                entries, error = [], str(mistake)
+        elif words := find.lower().split():
+            entries = [entry for entry in entries if _has_words(entry, words)]
+        shown = entries if archived else [entry for entry in entries if not entry.archived]
+        left_out = len(entries) - len(shown)
+        if order != NEWEST_FIRST:
+            requested = {entry.run for entry in shown}
+            shown = [entry for entry in self._ordered(order) if entry.run in requested]
+        pinned_first = [*(entry for entry in shown if entry.pinned), *(entry for entry in shown if not entry.pinned)]
+        return Chosen(pinned_first, left_out, error)
+
+    def _is_expression(self, find: str) -> bool:
+        # Words too may be columns, so that a text without a sign has to be a filter as a whole.
+        if _SIGN.search(find):
+            return True
+        if find not in OF_RUN and not _EXPRESSION_WORD.search(find):
+            return False
+        try:
+            parse_filter(find, self.known)
+        except ConfigurationError:
+            return False
+        return True
+
+    def _ordered(self, order: str) -> list[RunEntry]:
+        """All runs in that order; by time where no run has such a column any more."""
+        if order not in self._orders:
+            try:
+                found = self.sort(self.newest_first, order)
+            except ConfigurationError:
+                return self.newest_first
+            if len(self._orders) >= _KEPT:
+                self._orders.clear()
+            self._orders[order] = found
+        return self._orders[order]
+
+
+class Chosen:
+    """Some of all runs, in an order."""
+
+    def __init__(self, entries: list[RunEntry], archived: int = 0, error: str | None = None) -> None:
+        self.entries = entries
+        self.archived = archived
+        """Number of others that are left out because they are archived."""
+        self.error = error
+        """Message about a mistake in the filter."""
+        self._best: dict[str, str | None] = {}
+        self._groups: dict[tuple[str, str], list[Group]] = {}
+
+    def best(self, column: Column) -> str | None:
+        """The run with the best value in a metric's column, if runs differ there."""
+        if column.direction is None:
+            return None
+        if column.name not in self._best:
+            known = _finite_values(self.entries, column.value)
+            choose = max if column.direction == "max" else min
+            differs = any(value != known[0][0] for value, _ in known)
+            self._best[column.name] = choose(known, key=itemgetter(0))[1].run if differs else None
+        return self._best[column.name]
+
+    def groups(self, by: Column, order: str = "", column: Column | None = None) -> "list[Group]":
+        """The runs by their value in a column, in each group in their order. Groups are in the order of their means in
+        the column that runs are sorted by where that has numbers, else of their first runs; that of the runs without a
+        value is the last."""
+        key = by.name, order
+        if key not in self._groups:
+            self._groups[key] = _grouped(self.entries, by, column, downwards=order.startswith("-"))
+        return self._groups[key]
+
+
+class Group:
+    """Runs that have the same value in a column."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        """Text of that value; empty for runs without one."""
+        self.entries: list[RunEntry] = []
+        self._heads: dict[str, tuple[str, str]] = {}
+
+    def mean(self, column: Column) -> float | None:
+        """Mean of the finite numbers of a column; ``None`` without any."""
+        known = [value for value, _ in _finite_values(self.entries, column.value)]
+        return math.fsum(known) / len(known) if known else None
+
+    def head(self, column: Column) -> tuple[str, str]:
+        """Text of a column for the head of the group, and the range of its values: the mean of numbers, the number of
+        runs of each status, or a text that all runs share."""
+        if column.name not in self._heads:
+            self._heads[column.name] = self._head(column)
+        return self._heads[column.name]
+
+    def _head(self, column: Column) -> tuple[str, str]:
+        if column.kind == "status":
+            counts = Counter(entry.status for entry in self.entries)
+            return one_line(" · ".join(f"{count:,} {status}" for status, count in counts.items())), ""
+        if column.kind in NUMBERS:
+            known = [value for value, _ in _finite_values(self.entries, column.value)]
+            if not known:
+                return "", ""
+            mean = math.fsum(known) / len(known)
+            text, low, high = (column.format(value, self.entries[0]) for value in (mean, min(known), max(known)))
+            return text, "" if low == high else f"{low} to {high}"
+        if column.kind == "text":
+            texts = {column.text(entry) for entry in self.entries}
+            return (texts.pop(), "") if len(texts) == 1 else ("", "")
+        return "", ""
+
+
+def _grouped(entries: Iterable[RunEntry], by: Column, order: Column | None, *, downwards: bool) -> list[Group]:
+    groups: dict[str, Group] = {}
+    for entry in entries:
+        text = by.text(entry, whole=True)
+        if text not in groups:
+            groups[text] = Group(text)
+        groups[text].entries.append(entry)
+    found = list(groups.values())
+    if order is not None and order.kind in NUMBERS:
+        means = {one.text: mean for one in found if (mean := one.mean(order)) is not None}
+        found.sort(key=lambda one: means.get(one.text, 0.0), reverse=downwards)
+        found.sort(key=lambda one: one.text not in means)
+    found.sort(key=lambda one: not one.text)
+    return found
+
+
+def differences(entries: Sequence[RunEntry]) -> dict[str, list[Any]]:
+    """The hyperparameters in which runs differ: by name the value of each run, ``None`` where it has none."""
+    names = sorted({name for entry in entries for name in entry.hyperparameters})
+    found = {name: [entry.hyperparameters.get(name) for entry in entries] for name in names}
+    return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
+
+
+def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
+    """The hyperparameters of the training that have several values; first those that half of the runs have, and that
+    people compare runs by."""
+    values: dict[str, set[str]] = {}
+    count: Counter[str] = Counter()
+    for entry in entries:
+        for name, value in entry.hyperparameters.items():
+            if is_of_the_training(name):
+                values.setdefault(name, set()).add(str(value))
+                count[name] += 1
+    several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(_SHOWN_ELSEWHERE)]
+    # What it was started with says most; then what has few values, of which runs are compared.
+    several.sort(
+        key=lambda name: (2 * count[name] < len(entries), not name.startswith("config/"), len(values[name]), name)
+    )
+    titles: dict[str, str] = {}
+    for name in several:
+        titles.setdefault(name.rpartition("/")[2], name)
+    return list(titles.values())[:most]
+
+
+def _finite_values(entries: Iterable[RunEntry], value_of: ValueOf) -> list[tuple[float, RunEntry]]:
+    return [
+        (value, entry)
+        for entry in entries
+        if isinstance(value := value_of(entry), int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ]
+
+
+def _has_words(entry: RunEntry, words: Sequence[str]) -> bool:
+    text = "\n".join((entry.run, *entry.tags, entry.note)).lower()
+    return all(word in text for word in words)
+
+
+def _mixed_order(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, int | float) else (1, str(value).lower())
