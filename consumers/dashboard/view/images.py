@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_NAMES = 16
-"""Of so many names images are kept, those of which images came last."""
+"""Names of which images are kept: those of which images came last."""
 MAX_STEPS = 500
-"""So many steps of a name are kept."""
+"""Steps of a name."""
 MAX_BYTES = 64 << 20
-"""What all images of a run take together, at most, beside the newest of each name."""
+"""Bytes of all images of a run together."""
 OF_ONE_STEP = 8
-"""So many of the images that were logged at once are kept."""
+"""Images kept of those that were logged at once."""
 
 
 class StepImages(NamedTuple):
@@ -27,7 +27,7 @@ class StepImages(NamedTuple):
     pixels: "tuple[np.ndarray[Any, Any], ...]"
     """Bytes, each of height, width and channels."""
     logged: int
-    """How many there were."""
+    """The number of images, of which some may not be kept."""
 
     @property
     def size(self) -> int:
@@ -36,63 +36,54 @@ class StepImages(NamedTuple):
 
 
 class ImageHistory:
-    """Keeps images by name and step. When they become too many, every other one goes where they lie closest; the first
-    and the newest of each name stay. It may be used by any thread."""
+    """Keeps images by name and step. When they become too many, those go that lie closest together; the first and the
+    newest of each name stay. For any thread."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._kept: dict[str, list[StepImages]] = {}
-        self._sizes: dict[str, int] = {}
 
     def take(self, entry: Images) -> None:
-        """Takes images; they replace those of the same name and step."""
+        """Add images; they replace those of the same name and step."""
         # Not under the lock: floats take a while.
         new = StepImages(entry.step, tuple(map(as_bytes, entry.images[:OF_ONE_STEP])), len(entry.images))
         with self._lock:
             kept = self._kept[entry.name] = self._kept.pop(entry.name, [])
-            place = bisect_left(kept, new.step, key=_step)
-            replaced = kept[place : place + 1] if place < len(kept) and kept[place].step == new.step else []
-            kept[place : place + len(replaced)] = [new]
-            before = self._sizes.get(entry.name, 0)
-            self._sizes[entry.name] = before + new.size - sum(one.size for one in replaced)
+            begin, end = bisect_left(kept, new.step, key=_step), bisect_right(kept, new.step, key=_step)
+            kept[begin:end] = [new]
             if len(self._kept) > MAX_NAMES:
-                oldest = next(iter(self._kept))
-                del self._kept[oldest], self._sizes[oldest]
-            self._thin(entry.name)
+                del self._kept[next(iter(self._kept))]
+            if len(kept) > MAX_STEPS:
+                _remove_one(kept)
+            self._keep_size()
 
     def steps(self) -> dict[str, list[tuple[int, int]]]:
-        """Of each name the steps of which there are images, and how many were logged there."""
+        """The steps with images of each name, and the number of images logged there."""
         with self._lock:
             return {name: [(one.step, one.logged) for one in kept] for name, kept in self._kept.items()}
 
     def at(self, name: str, step: int) -> StepImages | None:
-        """The images of a name at a step, or the last ones before it; ``None`` where there are none."""
+        """The images of a name at a step, or the last ones before it; ``None`` without any."""
         with self._lock:
             kept = self._kept.get(name, [])
             place = bisect_right(kept, step, key=_step)
             return kept[place - 1] if place else None
 
-    def _thin(self, name: str) -> None:
-        while len(self._kept[name]) > MAX_STEPS:
-            self._remove_one(name)
-        while sum(self._sizes.values()) > self._max_bytes:
-            largest = max(
-                (one for one, kept in self._kept.items() if len(kept) > 2), key=self._sizes.__getitem__, default=None
-            )
-            if largest is None:
-                break
-            self._remove_one(largest)
-        # Of two, the first one goes too where there is no other way.
-        for kept in [] if sum(self._sizes.values()) <= self._max_bytes else self._kept.values():
-            del kept[:-1]
-        self._sizes = {one: sum(images.size for images in kept) for one, kept in self._kept.items()}
+    def _keep_size(self) -> None:
+        sizes = {name: sum(one.size for one in kept) for name, kept in self._kept.items()}
+        while sum(sizes.values()) > self._max_bytes:
+            # The first of two goes, too, where there is no other way.
+            name = max(sizes, key=lambda one: (len(self._kept[one]) > 2, sizes[one] * (len(self._kept[one]) > 1)))
+            if len(self._kept[name]) < 2:
+                return
+            sizes[name] -= _remove_one(self._kept[name]).size
 
-    def _remove_one(self, name: str) -> None:
-        """Removes the step whose neighbours are closest to one another."""
-        kept = self._kept[name]
-        place = min(range(1, len(kept) - 1), key=lambda one: kept[one + 1].step - kept[one - 1].step)
-        self._sizes[name] -= kept.pop(place).size
+
+def _remove_one(kept: list[StepImages]) -> StepImages:
+    """Remove the step whose neighbours are closest to one another; of two, the first."""
+    inner = range(1, len(kept) - 1)
+    return kept.pop(min(inner, key=lambda one: kept[one + 1].step - kept[one - 1].step, default=0))
 
 
 def _step(images: StepImages) -> int:

@@ -1,4 +1,4 @@
-"""What happened in a run, as lines for people."""
+"""The events of a run as lines for people."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ _OTHERS = {
 
 
 class LogEntry(NamedTuple):
-    """One line."""
+    """A line of the log."""
 
     number: int
     """Counts the lines of a run from 1."""
     time: float
-    """When it happened: seconds since 1970, UTC."""
+    """Seconds since 1970, UTC."""
     rank: int
     kind: str
     """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``alert``,
@@ -41,7 +41,7 @@ class RunLog:
         self._count = 0
 
     def add(self, time: float, rank: int, kind: str, text: str) -> None:
-        """Takes a line."""
+        """Add a line."""
         self._count += 1
         self._entries.append(LogEntry(self._count, time, rank, kind, " ".join(text.split())))
 
@@ -58,7 +58,7 @@ def folded(entries: Sequence[LogEntry]) -> list[LogEntry]:
 
 
 def event_text(state: Snapshot) -> str | None:
-    """A line about an event; ``None`` for those that come too often, or say nothing to people."""
+    """A line about an event; ``None`` for those that come too often or are internal."""
     event = state.event
     _, epoch, batch, *_ = state.timestamp.values
     if event is Event.FIT_START:

@@ -1,36 +1,35 @@
-"""What is marked in the charts of a run: commands, checkpoints, evaluations, and where an attempt begins."""
+"""The marks in the charts of a run: commands, checkpoints, evaluations, and beginnings of attempts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offloop.bus.types.commands import COMMANDS
 
 MOST_OF_A_KIND = 256
-"""Of more marks of a kind every second one is forgotten, again and again."""
+"""Of more marks of a kind, every second one is forgotten, again and again."""
 
 EVALUATION, CHECKPOINT, ATTEMPT, COMMAND = "evaluation", "checkpoint", "attempt", "command"
-"""Kinds beside the names of commands; the last one is any other command."""
+"""Kinds beside the names of commands; the last one is for unknown commands."""
 
 _LONGEST = 300
 
 
 class Mark(NamedTuple):
-    """Something that happened at a place of the training."""
+    """A mark at a place of the training."""
 
     number: int
     """Counts the marks of a run from 1."""
     kind: str
     """A command's name, ``command``, ``checkpoint``, ``evaluation`` or ``attempt``."""
     batch: int
-    """How many batches were trained then."""
+    """The number of batches trained then."""
     time: float
-    """When it happened: seconds since 1970, UTC."""
+    """Seconds since 1970, UTC."""
     text: str
 
 
 class PlacedMark(NamedTuple):
-    """A mark, and where it stands on the other axes."""
+    """A mark with its places on the other axes."""
 
     mark: Mark
     sample: float
@@ -43,8 +42,7 @@ class Placed(NamedTuple):
     """The marks of a run."""
 
     generation: object
-    """Another one when marks that were given before are no longer there, or stand elsewhere: all are to be asked for
-    again."""
+    """Another one when earlier marks are gone or stand elsewhere: all are to be requested again."""
     marks: list[PlacedMark]
 
 
@@ -65,7 +63,7 @@ class Marks:
         self._count = 0
 
     def add(self, kind: str, batch: int, time: float, text: str) -> None:
-        """Takes a mark."""
+        """Add a mark."""
         if kind not in (EVALUATION, CHECKPOINT, ATTEMPT, *COMMANDS):
             kind = COMMAND
         known = self._kinds.setdefault(kind, _Kind())
@@ -81,11 +79,4 @@ class Marks:
 
     def after(self, number: int) -> list[Mark]:
         """The marks with higher numbers."""
-        return sorted(self._later(number))
-
-    def _later(self, number: int) -> Iterator[Mark]:
-        for known in self._kinds.values():
-            for mark in reversed(known.marks):
-                if mark.number <= number:
-                    break
-                yield mark
+        return sorted(mark for known in self._kinds.values() for mark in known.marks if mark.number > number)

@@ -1,8 +1,8 @@
-"""The metrics of a run as series, taken from its events and from what callbacks log."""
+"""The metrics of a run as series, from its events and from what callbacks log."""
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ProtocolError
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 
 
 MAX_POINTS = 8_000_000
-"""Of all series together, at 16 bytes each; when there are more, the longest is thinned."""
+"""Points of all series together, at 16 bytes each; beyond, the longest is thinned."""
 
 MAX_SERIES = 2_000
-"""What comes under a further name is left out."""
+"""Further names are left out."""
 
 SPEED_WINDOW = 100
-"""Over so many batches throughput is measured, as by :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
+"""Batches over which throughput is measured, as by :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
 
 _SETTLE_EVERY = 4096
 _NAN = float("nan")
-_BATCH, _SAMPLE, _EPOCH, _SECONDS, _TOKEN, _TRAINED, _FLOPS = range(7)
+_COLUMNS = 7
+_BATCH, _SAMPLE, _EPOCH, _SECONDS, _TOKEN, _TRAINED, _FLOPS = range(_COLUMNS)
 _CLOCK_COLUMNS = 4
 
 
 class Metrics:
-    """Takes in what belongs to the first rank. Whoever calls it holds the lock that its series share."""
+    """The metrics of the first rank. The caller holds the lock that the series share."""
 
     def __init__(self, lock: "threading.RLock", max_points: int = MAX_POINTS) -> None:
         self.series: dict[str, Series] = {}
@@ -49,7 +50,7 @@ class Metrics:
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
         # Of each batch: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
-        self._batches = NumericTable(7)
+        self._batches = NumericTable(_COLUMNS)
         self._appends = tuple(self._batches.appends)
         # Those rows of the batches that throughput still reaches back to.
         self._window: Floats | None = None
@@ -57,26 +58,22 @@ class Metrics:
         self._unsettled = 0
 
     def batch_end(self, body: EventBody, seconds: float) -> None:
-        """Takes a batch in that ended so many seconds after the run's start."""
+        """Add a batch that ended so many seconds after the run's start."""
         timestamp, fields, context = body.timestamp, body.fields, body.context
-        batch = timestamp.batch
-        length = fields["dataloader_len"] if "dataloader_len" in fields else context.get("dataloader_len")
+        batch, epoch, flops = timestamp.batch, float(timestamp.epoch), fields.get("flops_per_batch")
         add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
+        length = fields["dataloader_len"] if "dataloader_len" in fields else context.get("dataloader_len")
+        if length.__class__ is int and length > 0:
+            epoch += timestamp.batch_in_epoch / length
         add_batch(batch)
         add_sample(timestamp.sample)
-        add_epoch(
-            timestamp.epoch + timestamp.batch_in_epoch / length
-            if length.__class__ is int and length > 0
-            else timestamp.epoch
-        )
+        add_epoch(epoch)
         add_seconds(seconds)
         add_token(timestamp.token)
         add_trained(timestamp.total_wct)
-        flops = fields.get("flops_per_batch")
         add_flops(flops if isinstance(flops, float | int) else _NAN)
         step = batch if body.previous is None else body.previous.batch
         try:
-            # The value first, which may be refused.
             self._loss.append_value(fields["loss"])  # type: ignore[union-attr]
             self._loss.append_step(step)  # type: ignore[union-attr]
         except (AttributeError, KeyError, TypeError):
@@ -99,35 +96,36 @@ class Metrics:
             self.settle()
 
     def load(self, summary: Summary, until: float) -> None:
-        """Takes what a summary says of the batches in a recording before that offset."""
+        """Add what a summary has of the batches in a recording before that offset."""
         import numpy as np
 
         self.is_imported = summary.is_imported
         ticks = [tick for _, tick in sorted(summary.clock.items()) if tick.offset < until]
-        rows = [(one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9) for one in ticks]
-        self.clock.replace(np.array(rows, dtype=np.float64).reshape(len(rows), _CLOCK_COLUMNS))
+        rows = np.array(
+            [
+                (
+                    *(one.batch, one.sample, one.epoch, (one.time - summary.began) / 1e9),
+                    one.token,
+                    one.total_wct,
+                    one.flops,
+                )
+                for one in ticks
+            ],
+            dtype=np.float64,
+        ).reshape(len(ticks), _COLUMNS)
+        self.clock.replace(rows[:, :_CLOCK_COLUMNS])
         for name, metric in summary.metrics.items():
             shown = [(shown_step(name, step), value) for step, value in metric.points()]
             if shown:
                 self._extend(name, np.array(shown, dtype=np.float64))
-        last = _context_of(summary.last)
-        world_size, peak = last.get("world_size") or 1, peak_flops(last.get("device_name"), last.get("precision"))
-        for before, now in pairwise(ticks):
-            elapsed, batches = (now.total_wct - before.total_wct) / 1e6, now.batch - before.batch
-            if elapsed <= 0 or before.batch < SPEED_WINDOW:
-                continue
-            for name, amount in (
-                ("throughput/batches_per_sec", batches),
-                ("throughput/samples_per_sec", now.sample - before.sample),
-                ("throughput/tokens_per_sec", now.token - before.token),
-                ("throughput/flops_per_sec", batches * now.flops),
-                ("device/mfu", batches * now.flops / world_size / peak if peak else 0.0),
-            ):
-                if amount > 0:
-                    self._append(name, now.batch, amount / elapsed)
+        with contextlib.suppress(ProtocolError):
+            self._last = decode_whole_event(summary.last)
+        first = int(np.searchsorted(rows[:, _BATCH], SPEED_WINDOW))
+        now, before = rows[first + 1 :], rows[first:-1]
+        self._measure_speed(now, before, (now[:, _BATCH] - before[:, _BATCH]) * now[:, _FLOPS])
 
     def refine(self, other: "Metrics") -> None:
-        """Takes the values of a part of the run in the place of its own."""
+        """Replace the values of a part of the run by those of ``other``."""
         self.settle()
         other.settle()
         self.clock.refine(other.clock)
@@ -138,7 +136,7 @@ class Metrics:
         self.settle()
 
     def event(self, state: Snapshot, seconds: float) -> None:
-        """Takes an event in that is no end of a batch."""
+        """Add an event other than the end of a batch."""
         body, event = state._body, state.event
         batch = body.timestamp.batch
         if event is Event.INIT:
@@ -157,12 +155,13 @@ class Metrics:
                 self._take(f"metrics/{label}/", metrics.get(label), batch)
 
     def logged(self, field: Any) -> None:
-        """Takes the field ``logged``: what algorithms logged, by step."""
-        for step, values in _steps_of(field):
-            self._take("", values, step)
+        """Add the field ``logged``: the metrics of algorithms, by step."""
+        for entry in field if isinstance(field, list) else ():
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+                self._take("", entry[1], entry[0])
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Takes what callbacks logged."""
+        """Add what callbacks logged."""
         for row in rows:
             for name, value in row.metrics.items():
                 if not isinstance(value, str):
@@ -172,7 +171,7 @@ class Metrics:
             self.settle()
 
     def settle(self) -> None:
-        """Works out what was put off, and keeps everything within its size."""
+        """Compute what was put off, and keep everything within its size."""
         self._unsettled = 0
         self._settle_batches()
         while sum(len(one.settle()) for one in self.series.values()) > self._max_points:
@@ -184,7 +183,6 @@ class Metrics:
         self._loss = self.series.get("loss/train/total")
 
     def _take_rates(self, optimizer: Any, rates: Any, batch: int) -> None:
-        """Takes the rates of an optimizer that is new, or whose groups have become others."""
         names = [f"lr-{optimizer}/group{group}" for group in range(len(rates))] if isinstance(rates, list) else []
         for place, name in enumerate(names):
             for part, value in _numbers(name, rates[place]):
@@ -225,15 +223,15 @@ class Metrics:
 
         self.clock.extend(rows[:, :_CLOCK_COLUMNS])
         window = rows if self._window is None else np.concatenate([self._window, rows])
-        self._measure_speed(window)
+        if len(window) > SPEED_WINDOW:
+            flops = np.lib.stride_tricks.sliding_window_view(window[1:, _FLOPS], SPEED_WINDOW).sum(axis=1)
+            self._measure_speed(window[SPEED_WINDOW:], window[:-SPEED_WINDOW], flops)
         self._window = window[-SPEED_WINDOW:].copy()
 
-    def _measure_speed(self, rows: "Floats") -> None:
-        """Throughput at each row that has a whole window before it, see
-        :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
+    def _measure_speed(self, now: "Floats", before: "Floats", flops: "Floats") -> None:
+        """Add the throughput between two rows each, with the FLOPs of the batches between them."""
         import numpy as np
 
-        now, before = rows[SPEED_WINDOW:], rows[:-SPEED_WINDOW]
         elapsed = now[:, _TRAINED] / 1e6 - before[:, _TRAINED] / 1e6
         good = elapsed > 0
         if not good.any():
@@ -249,41 +247,19 @@ class Metrics:
         tokens = (now[:, _TOKEN] - before[:, _TOKEN])[good]
         if tokens.any():
             extend("tokens_per_sec", tokens, tokens > 0)
-        flops = np.lib.stride_tricks.sliding_window_view(rows[1:, _FLOPS], SPEED_WINDOW).sum(axis=1)[good]
-        if self._last is not None and not np.isnan(flops).all():
+        flops, known = flops[good], flops[good] > 0
+        if self._last is not None and known.any():
             context = {**self._last.context, **self._last.fields}
-            extend("flops_per_sec", flops, ~np.isnan(flops))
+            extend("flops_per_sec", flops, known)
             peak = peak_flops(context.get("device_name"), context.get("precision"))
             if peak:
-                extend("device/mfu", flops / (context.get("world_size") or 1) / peak, ~np.isnan(flops))
-
-
-def _steps_of(field: Any) -> Iterator[tuple[int, Mapping[Any, Any]]]:
-    """Each pair of a step and a map in a list; what else is in there is left out."""
-    for entry in field if isinstance(field, list) else ():
-        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and isinstance(entry[1], Mapping):
-            yield entry[0], entry[1]
-
-
-def _context_of(recorded: bytes) -> Mapping[str, Any]:
-    """The context and fields of an event; empty where there is none."""
-    try:
-        body = decode_whole_event(recorded)
-    except ProtocolError:
-        return {}
-    return {**body.context, **body.fields}
+                extend("device/mfu", flops / (context.get("world_size") or 1) / peak, known)
 
 
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers in a value, which may be a map or list of such, each with the name that says where it is in there."""
+    """The numbers in a value, or in maps and lists of such, each with its path as its name."""
     if isinstance(value, float | int):
         yield prefix, float(value)
     elif isinstance(value, Mapping | list):
         for part, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _numbers(_joined(prefix, part), one)
-
-
-def _joined(prefix: str, *parts: int | str) -> str:
-    for part in parts:
-        prefix = f"{prefix}/{part}" if prefix else str(part)
-    return prefix
+            yield from _numbers(f"{prefix}/{part}" if prefix else str(part), one)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 PHASES = (*MEASURED, "evaluation", "other")
-"""The parts of a step, in the order in which they come; ``other`` is what nothing accounts for."""
+"""The parts of a step, in their order; ``other`` is the time in none of them."""
 
 _PLACES = {name: place for place, name in enumerate(PHASES)}
 _EVALUATION = _PLACES["evaluation"]
@@ -20,25 +20,24 @@ _PUBLISHING = _PLACES["publishing"]
 
 
 class PhaseView(NamedTuple):
-    """Seconds of each phase, for the batches of a rank that were measured."""
+    """Seconds of each phase in the measured batches of a rank."""
 
     batches: "Floats"
-    """How many batches were trained at the end of each; of several that are shown as one, the last."""
+    """The number of batches trained at the end of each; of several that are shown as one, the last."""
     seconds: "dict[str, Floats]"
-    """Name of a phase to the seconds that it took in each of the batches; of several shown as one, the mean."""
+    """By phase, the seconds in each of the batches; of several shown as one, the mean."""
     on_device: bool
-    """Whether forward to optimizer were measured on the GPU."""
+    """Forward to optimizer were measured on the GPU."""
 
     def shares(self, last: int | None = None) -> dict[str, float]:
-        """Which part of the time each phase took, in the last so many rows; they add up to 1. Empty without rows."""
+        """The share of each phase in the last rows; they add up to 1. Empty without rows."""
         sums = {name: float(one[-last:].sum() if last else one.sum()) for name, one in self.seconds.items()}
         total = sum(sums.values())
         return {name: one / total for name, one in sums.items()} if total > 0 else {}
 
 
 class PublishingView(NamedTuple):
-    """What publishing costs the training thread: the median of what the batches that were measured last tell of
-    themselves and those before them."""
+    """The cost of publishing in the training thread: medians of the batches measured last."""
 
     microseconds: float | None
     """A batch; ``None`` before anything was measured."""
@@ -47,8 +46,7 @@ class PublishingView(NamedTuple):
 
 
 class RankPhases:
-    """The phases of the batches of one rank, as far as they were measured. Over 262,144 of them it forgets every second
-    one."""
+    """The phases of the measured batches of one rank. Over 262,144 of them it forgets every second one."""
 
     MAX_ROWS = 1 << 18
     RECENT = 20
@@ -63,8 +61,8 @@ class RankPhases:
         return len(self._table)
 
     def see(self, batch: int, ended_ns: int, phases: BatchPhases, trained_ns: int = 0) -> None:
-        """Takes the phases of a batch; ``trained_ns`` is how far it took the training's own clock, which stands still
-        in a pause, where that is told."""
+        """Add the phases of a batch; ``trained_ns`` is its duration by the training's own clock, which stands still in
+        a pause; 0 where it is unknown."""
         row = [float(batch)] + [0.0] * len(PHASES)
         for phase, _, duration in phases.spans:
             row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
@@ -84,18 +82,18 @@ class RankPhases:
             self._table.replace(self._table.rows()[1::2])
 
     def refine(self, other: "RankPhases") -> None:
-        """Takes the batches of a part of the run, all that were measured in it, in the place of its own."""
+        """Replace the batches of a part of the run by those of ``other``."""
         rows = other._table.rows()
         if len(rows):
             self._table.replace_part(rows)
 
     def add_evaluation(self, seconds: float) -> None:
-        """Takes the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
-        since the one that was measured before: only some batches are measured, but every evaluation is."""
+        """Add the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
+        since the one before it: only some batches are measured, but every evaluation is."""
         self._evaluation += seconds
 
     def view(self, width: int | None = None) -> PhaseView:
-        """All rows; or so many at most, each the mean of several."""
+        """All rows; or at most ``width``, each the mean of several."""
         rows = self._table.rows()
         if width is not None and len(rows) > width:
             import numpy as np
@@ -110,7 +108,7 @@ class RankPhases:
         )
 
     def publishing(self) -> PublishingView:
-        """What publishing costs."""
+        """The cost of publishing."""
         rows = self._table.rows()[-self.RECENT :, 1:]
         if not len(rows):
             return PublishingView(None, None)

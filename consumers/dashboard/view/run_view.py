@@ -1,6 +1,6 @@
-"""What is known of one attempt of a run: the model that dashboards draw from.
+"""One attempt of a run: the model that dashboards draw from.
 
-Whoever reads the stream feeds it with events, and with what callbacks log; dashboards ask it for what they draw.
+The reader of the stream adds events and what callbacks log; dashboards ask for what they draw.
 """
 
 import contextlib
@@ -61,15 +61,15 @@ class RunView:
         self.run_name = run_name
         self.attempt = attempt
         self.version = 0
-        """Grows with everything that comes."""
+        """Grows with each change."""
         self.refined = 0
-        """Grows with each part that :meth:`refine` takes."""
+        """Grows with each :meth:`refine`."""
         self.error: str | None = None
-        """The text of the failure, when the run ended with one."""
+        """The text of the failure that ended the run."""
         self.is_loading = False
-        """Whether its history is being read, and only a summary of it is shown."""
+        """Only a summary is shown, while the history is being read."""
         self.reason: str | None = None
-        """Why the run was stopped, and by whom."""
+        """The reason of a stop, and who stopped it."""
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points)
@@ -79,7 +79,6 @@ class RunView:
         self._log = RunLog()
         self._marks = Marks()
         self.images = ImageHistory()
-        """The images, by name and step."""
         self._alerts: set[str] = set()
         self._hyperparameters: dict[str, Any] = {}
         self._first_ns = 0
@@ -98,7 +97,7 @@ class RunView:
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
 
     def see(self, state: Snapshot) -> None:
-        """Takes an event of any rank in."""
+        """Add an event of any rank."""
         # Straight from the body: the accessors make objects at each call, and a million events are to load in seconds.
         body = state._body
         with self._lock:
@@ -124,19 +123,19 @@ class RunView:
                 self._metrics.logged(body.fields["logged"])
 
     def take_windows(self, windows: Sequence[HostWindow]) -> None:
-        """Takes what hosts say of their ranks."""
+        """Add the windows of hosts."""
         with self._lock:
             self.version += 1
             self._ranks.add_windows(window for window in windows if window.attempt == self.attempt)
 
     def begin_within(self, began_ns: int, is_imported: bool) -> None:
-        """Says of which run a part comes: when that began, and whether it was imported."""
+        """Set when the run began of which this is a part, and whether that was imported."""
         with self._lock:
             self._first_ns, self._metrics.is_imported = began_ns, is_imported
 
     def load(self, summary: Summary, until: int | None = None) -> None:
-        """Takes what a summary says of the run. With ``until`` that is its history up to this offset of the recording,
-        whose events need not come; without, only what is shown until then."""
+        """Add a summary of the run: with ``until`` as its history up to this offset of the recording, whose events need
+        not come; without, as what is shown until they have."""
         with self._lock:
             self.version += 1
             self._loads += 1
@@ -149,7 +148,6 @@ class RunView:
                 self._progress.last = Snapshot(_BATCH_END, summary.run, 0, decode_whole_event(summary.last))
 
     def _load_events(self, summary: Summary, until: int) -> None:
-        """Takes the events that a summary has kept."""
         order = StreamOrder(summary.run, summary.attempt, None)
         kept: list[tuple[int, str, bytes]] = []
         for name, of_kind in summary.events.items():
@@ -171,42 +169,42 @@ class RunView:
                 self.see(found)
 
     def take_rows(self, rows: Sequence[Row]) -> None:
-        """Takes what callbacks logged."""
+        """Add what callbacks logged."""
         with self._lock:
             self.version += 1
             self._metrics.rows(rows)
 
     def take_images(self, entry: Images) -> None:
-        """Takes images."""
+        """Add images."""
         self.images.take(entry)
         with self._lock:
             self.version += 1
 
     def take_text(self, entry: Text) -> None:
-        """Takes a text, as a line of the log."""
+        """Add a text, as a line of the log."""
         with self._lock:
             self.version += 1
             self._log.add(entry.time, 0, "text", f"{entry.name}: {entry.text}")
 
     def take_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Takes values that describe the run as a whole."""
+        """Add values that describe the run as a whole."""
         with self._lock:
             self.version += 1
             known = self._hyperparameters
             known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
 
     def follow_outcomes(self, read: Callable[[], Sequence[Outcome]]) -> None:
-        """Says where to read what became of the commands that the training was given: all of them so far, in order."""
+        """Set the function that returns the outcomes of all commands so far, in order."""
         with self._lock:
             self._read_outcomes = read
 
     def follow_checkpoints(self, read: Callable[[], Sequence[CheckpointMark]]) -> None:
-        """Says where to read which checkpoints the training saved and loaded: all of them so far, in order."""
+        """Set the function that returns all saved and loaded checkpoints so far, in order."""
         with self._lock:
             self._read_checkpoints = read
 
     def take_outcome(self, outcome: Outcome) -> None:
-        """Takes what became of a command; once that is known, nothing more of it."""
+        """Add the outcome of a command; once that is final, further ones are ignored."""
         with self._lock:
             identity = outcome.command.id
             if identity and identity in self._known_outcomes:
@@ -226,13 +224,13 @@ class RunView:
                     self._go_on()
 
     def note(self, kind: str, text: str) -> None:
-        """Adds a line to the log, at the time of the last event."""
+        """Add a line to the log, at the time of the last event."""
         with self._lock:
             self.version += 1
             self._log.add(self._time, 0, kind, text)
 
     def take_alert(self, identity: str, time: float, text: str) -> None:
-        """Takes what a consumer alerts about, as a line of the log; once, however often it comes."""
+        """Add an alert of a consumer, as a line of the log; once, however often it comes."""
         with self._lock:
             if identity in self._alerts:
                 return
@@ -241,7 +239,7 @@ class RunView:
             self._log.add(time, 0, "alert", text)
 
     def expect_end(self, ending: Ending, reached: ProgressView | None = None) -> None:
-        """Takes how a run ended, and how far it came, before its history has been read."""
+        """Set how the run ended, and how far it came, before its history has been read."""
         with self._lock:
             if self._is_over:
                 return
@@ -250,7 +248,7 @@ class RunView:
             self._status, self.error, self.reason = ending.status, ending.error, ending.reason
 
     def end(self, ending: Ending | None) -> None:
-        """Takes how the run ended; ``None`` when it goes on and only the watching is over."""
+        """Set how the run ended; ``None`` when it goes on and only the watching is over."""
         with self._lock:
             self.version += 1
             self._take_outcomes()
@@ -271,19 +269,19 @@ class RunView:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """What was logged to describe the run as a whole."""
+        """The values that describe the run as a whole."""
         with self._lock:
             return dict(self._hyperparameters)
 
     def progress(self) -> ProgressView:
-        """How far the run is."""
+        """The progress of the run."""
         with self._lock:
             if self._reached is not None:
                 return self._reached
             return self._progress.view()
 
     def batches_at(self, x: Axis, first: float, last: float) -> tuple[float, float]:
-        """Which batches are at two places of an axis; infinite beyond its ends."""
+        """The batches at two places of an axis; infinite beyond its ends."""
         import numpy as np
 
         with self._lock:
@@ -292,8 +290,7 @@ class RunView:
             return begin, end
 
     def refine(self, part: "RunView") -> None:
-        """Takes what a view of a part of the run has, at full resolution, in the place of its own. The part is not used
-        otherwise."""
+        """Replace what this has of a part of the run by what a view of that part has, at full resolution."""
         with self._lock:
             self.version += 1
             self.refined += 1
@@ -302,13 +299,13 @@ class RunView:
                 self._phases_of(rank).refine(phases)
 
     def names(self) -> list[str]:
-        """The metrics that there are, sorted."""
+        """The names of all metrics, sorted."""
         with self._lock:
             self._metrics.settle()
             return sorted(self._metrics.series)
 
     def metric_names(self) -> MetricNames:
-        """The metrics by all their names."""
+        """The short names of all metrics."""
         names = self.names()
         if names != self._named[0]:
             self._named = names, MetricNames(names)
@@ -324,12 +321,12 @@ class RunView:
         return dict(sorted(groups.items(), key=lambda group: (_group_place(group[0]), group[0])))
 
     def series(self, name: str) -> Series:
-        """The values of a metric. Raises ``KeyError`` when there is none of that name."""
+        """The values of a metric. Raises ``KeyError`` for an unknown name."""
         with self._lock:
             return self._metrics.series[name]
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
-        """The phases of the steps of a rank that were measured; of more than ``width``, means of several."""
+        """The phases of the measured steps of a rank; of more than ``width``, means of several."""
         with self._lock:
             return self._phases.get(rank, RankPhases()).view(width)
 
@@ -340,7 +337,7 @@ class RunView:
             return sorted(rank for rank, phases in self._phases.items() if len(phases))
 
     def publishing(self) -> PublishingView:
-        """What publishing costs the training thread of the first rank."""
+        """The cost of publishing in the training thread of the first rank."""
         with self._lock:
             return self._phases.get(0, RankPhases()).publishing()
 
@@ -351,7 +348,7 @@ class RunView:
 
     @property
     def rank_count(self) -> int:
-        """How many ranks are known, of all hosts."""
+        """The number of known ranks, of all hosts."""
         with self._lock:
             return self._ranks.count
 
@@ -361,7 +358,7 @@ class RunView:
             return self._ranks.map(is_live=self._status in ("waiting", "live"))
 
     def log(self, after: int = 0) -> list[LogEntry]:
-        """The lines of the log with higher numbers than that."""
+        """The lines of the log with higher numbers."""
         with self._lock:
             self._take_outcomes()
             if self._metrics.first_left_out is not None and not self._said_left_out:
@@ -371,8 +368,8 @@ class RunView:
             return self._log.after(after)
 
     def marks(self, after: int = 0) -> Placed:
-        """What is marked in charts, with higher numbers than that, and where it stands on each axis. A mark comes when
-        the batches up to it are known."""
+        """The marks with higher numbers, with their places on each axis. A mark comes when the batches up to it are
+        known."""
         with self._lock:
             self._take_outcomes()
             self._metrics.settle()
@@ -446,7 +443,6 @@ class RunView:
 
 
 def _group_place(prefix: str) -> int:
-    """Where a group of metrics stands among the others."""
     if "norm" in prefix:
         return _LAST_GROUP
     if prefix.partition("/")[0] == "system":

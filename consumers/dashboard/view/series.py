@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
-"""What a value is drawn over: batches, samples and epochs trained, or seconds since the run's start."""
+"""Batches, samples and epochs trained, or seconds since the run's start."""
 
 _COLUMN_OF_AXIS = {"batch": 0, "sample": 1, "epoch": 2, "time": 3}
 _THINNED_TOGETHER = 16
 _FIRST_ROOM = 64
 _MANY = 4
-"""Fewer buckets than these are looked at one by one."""
+"""Fewer buckets are computed one by one."""
 
 
 class Points(NamedTuple):
-    """What is to be drawn of a series: points of it, in order."""
+    """The points of a series to draw, in order."""
 
     xs: "Floats"
     ys: "Floats"
-    """As they were logged: NaN and infinities are among them."""
+    """As they were logged, with NaN and infinities."""
     complete: bool
-    """Whether these are all the points that the series holds there."""
+    """These are all the points that the series holds there."""
 
     @property
     def not_finite(self) -> list[tuple[float, float]]:
@@ -44,7 +44,7 @@ class Points(NamedTuple):
 
 
 class Extremes(NamedTuple):
-    """The least and the greatest of the values that are finite, and where each stood first."""
+    """The least and the greatest finite value, and the first place of each."""
 
     low: float
     low_at: float
@@ -53,8 +53,7 @@ class Extremes(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a series has at some places: the mean, the least and the greatest of what is finite there; NaN where it has
-    nothing."""
+    """The mean, the least and the greatest finite value of a series at some places; NaN where it has none."""
 
     mean: "Floats"
     low: "Floats"
@@ -62,8 +61,8 @@ class Parts(NamedTuple):
 
 
 class NumericTable:
-    """Rows of numbers that only ever grow at the end, at 8 bytes a number. What comes is gathered column by column,
-    which costs some 30 nanoseconds a number, and moved to its place many rows at a time."""
+    """Rows of numbers that grow at the end, at 8 bytes a number. New ones are gathered column by column, which costs
+    some 30 nanoseconds a number, and moved to their place many rows at a time."""
 
     def __init__(self, width: int) -> None:
         import numpy as np
@@ -72,14 +71,14 @@ class NumericTable:
         self._count = 0
         self._gathered = [array("d") for _ in range(width)]
         self.appends: list[Callable[[float], None]] = [column.append for column in self._gathered]
-        """For each column what takes the next number. A row has to be given to all of them."""
+        """The function of each column that adds a number. A row is added by calling all of them."""
 
     def __len__(self) -> int:
         return self._count + self.gathered
 
     @property
     def gathered(self) -> int:
-        """How many rows have not been moved to their place."""
+        """The number of rows that are not in their place yet."""
         return len(self._gathered[-1])
 
     def rows(self) -> "Floats":
@@ -93,7 +92,7 @@ class NumericTable:
         return self._rows[: self._count]
 
     def take_gathered(self) -> "Floats":
-        """Gives the rows that are not, which are no longer in the table then."""
+        """Remove the rows that are not in their place, and return them."""
         import numpy as np
 
         rows = np.column_stack([np.frombuffer(column) for column in self._gathered])
@@ -102,7 +101,7 @@ class NumericTable:
         return rows
 
     def extend(self, rows: "Floats", place: int | None = None) -> None:
-        """Puts rows behind those that are in their place, or in the place of those from ``place`` on."""
+        """Put rows behind those that are in their place, or in the place of those from ``place`` on."""
         begin = self._count if place is None else place
         end = begin + len(rows)
         if end > len(self._rows):
@@ -115,12 +114,11 @@ class NumericTable:
         self._count = end
 
     def replace(self, rows: "Floats") -> None:
-        """Holds these rows in the place of all others."""
+        """Hold these rows in the place of all others."""
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
     def replace_part(self, rows: "Floats") -> None:
-        """Of a table that is ordered by its first column: holds these rows in the place of those that are between the
-        first and the last of them."""
+        """In a table ordered by its first column, replace the rows from the first to the last of these."""
         import numpy as np
 
         own = self.rows()
@@ -129,8 +127,8 @@ class NumericTable:
 
 
 class Clock:
-    """How batches, samples, epochs and seconds go together: a row for each batch. Over a million rows it forgets every
-    second one; what is between two rows is interpolated."""
+    """Batches, samples, epochs and seconds: a row for each batch. Over a million rows it forgets every second one; what
+    is between two rows is interpolated."""
 
     MAX_ROWS = 1 << 20
 
@@ -141,12 +139,12 @@ class Clock:
         return len(self._table)
 
     def extend(self, rows: "Floats") -> None:
-        """Takes rows of batch, samples, epochs and seconds since the run's start, in order."""
+        """Add rows of batch, samples, epochs and seconds since the run's start, in order."""
         self._table.extend(rows)
         self._thin()
 
     def refine(self, other: "Clock") -> None:
-        """Takes the rows of a clock of a part of the run in the place of its own."""
+        """Replace the rows of a part of the run by those of ``other``."""
         if len(other):
             self._table.replace_part(other._table.rows())
             self._thin()
@@ -159,13 +157,11 @@ class Clock:
             self._table.replace(np.concatenate([rows[:-1:2], rows[-1:]]))
 
     def replace(self, rows: "Floats") -> None:
-        """Holds these rows in the place of all others."""
+        """Hold these rows in the place of all others."""
         self._table.replace(rows)
 
     def read(self, steps: "Floats", axis: Axis) -> "Floats":
-        """What the axis shows at each of those batches.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an axis that is not known."""
+        """The places of batches on an axis. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
         rows, column = self._table.rows(), _column_of(axis)
@@ -173,18 +169,18 @@ class Clock:
 
     @property
     def reached(self) -> float:
-        """The last batch that it knows; below zero before the first."""
+        """The last known batch; below zero before the first."""
         rows = self._table.rows()
         return float(rows[-1, 0]) if len(rows) else -1.0
 
     def places(self, batches: Sequence[float], axis: Axis) -> list[float]:
-        """As :meth:`read`, of some batches."""
+        """The places of some batches on an axis, see :meth:`read`."""
         import numpy as np
 
         return list(self.read(np.array(batches, dtype=np.float64), axis).tolist())
 
     def steps_at(self, xs: "Floats", axis: Axis) -> "Floats":
-        """The batches at which the axis shows that, see :meth:`read`; infinite where it never does."""
+        """The batches at places of an axis, see :meth:`read`; infinite beyond its ends."""
         import numpy as np
 
         rows, column = self._table.rows(), _column_of(axis)
@@ -194,11 +190,11 @@ class Clock:
 
 
 class Series:
-    """One metric: a value for each step at which it was logged, in the order of the steps. Of several values for a step
-    the one that came last holds.
+    """One metric: a value for each step at which it was logged, in the order of the steps; of several values for a step
+    the last one.
 
-    What it is asked it answers with a lock held that it shares with its view, so it may be asked from any thread.
-    ``before_reading`` is called then first: what is worked out late is given to it there."""
+    It may be read from any thread, under the lock that it shares with its view. ``before_reading`` is called first, to
+    add what is computed late. The methods that change it are for the holder of the lock."""
 
     def __init__(
         self, name: str, clock: Clock, lock: "threading.RLock", before_reading: Callable[[], object] = lambda: None
@@ -209,12 +205,12 @@ class Series:
         self._lock = lock
         self._table = NumericTable(2)
         self.append_step, self.append_value = self._table.appends
-        """Take a point: its step, and its value. Steps may come in any order. Only for whoever holds the lock."""
+        """Add the step and the value of a point, the value first, which may be refused. Steps come in any order."""
         self._taken = 0
         self._low = self._high = math.nan
         self._low_step = self._high_step = 0.0
         self._compared = 0
-        """How many rows from the front the extremes are of."""
+        """The number of rows, from the front, of which the extremes are."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -244,7 +240,7 @@ class Series:
             return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
 
     def extremes(self, x: Axis = "batch") -> Extremes | None:
-        """The extremes, and where they stand on that axis; ``None`` before the first finite value."""
+        """The extremes with their places on an axis; ``None`` before the first finite value."""
         with self._lock:
             self._compare(self._read())
             if math.isnan(self._low):
@@ -253,7 +249,6 @@ class Series:
             return Extremes(self._low, low_at, self._high, high_at)
 
     def _compare(self, rows: "Floats") -> None:
-        """Takes the rows into the extremes that are new since."""
         import numpy as np
 
         new = rows[self._compared :]
@@ -268,7 +263,7 @@ class Series:
             self._high_step, self._high = high.tolist()
 
     def chunks(self, size: int) -> "Iterator[Floats]":
-        """All values that it holds now, so many at a time: rows of batch, samples, epochs, seconds and value."""
+        """All values, ``size`` at a time: rows of batch, samples, epochs, seconds and value."""
         import numpy as np
 
         with self._lock:
@@ -282,13 +277,11 @@ class Series:
     def points(
         self, x: Axis = "batch", first: float | None = None, last: float | None = None, width: int = 1000
     ) -> Points:
-        """What is to be drawn between ``first`` and ``last`` on that axis, ends included, with one point more at either
+        """The points to draw between ``first`` and ``last`` on an axis, ends included, with one point more at either
         side for lines to come from; without them, everything.
 
         Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
-        point, and one of each of NaN, infinity and minus infinity, if they occur in it.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an axis that is not known."""
+        point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
         with self._lock:
@@ -308,7 +301,7 @@ class Series:
             return Points(clock.read(steps[kept], x), values[kept], False)
 
     def span(self, x: Axis = "batch") -> tuple[float, float] | None:
-        """Where on that axis it begins and ends; ``None`` when there is nothing in it."""
+        """Its first and last place on an axis; ``None`` without values."""
         with self._lock:
             rows = self._read()
             if not len(rows):
@@ -317,8 +310,8 @@ class Series:
             return first, last
 
     def parts(self, places: "Floats", x: Axis = "batch") -> Parts:
-        """What there is at each of some places on that axis, in order, which stand for what is nearer to them than to
-        others. Where nothing was logged between two points that are finite, it is what a line between them shows."""
+        """The values at places on an axis, in order: of the points that are nearer to each than to the others, or on
+        the line between two finite points where there is none."""
         import numpy as np
 
         with self._lock:
@@ -355,19 +348,18 @@ class Series:
         return self.settle()
 
     def settle(self) -> "Floats":
-        """Everything in order, as rows of step and value. Only for whoever holds the lock."""
+        """Sort everything, and return rows of step and value."""
         if self._table.gathered:
             self.extend(self._table.take_gathered())
         return self._table.settled()
 
     def append(self, step: float, value: float) -> None:
-        """Takes a point. Only for whoever holds the lock."""
-        # The value first, which may be refused.
+        """Add a point."""
         self.append_value(value)
         self.append_step(step)
 
     def extend(self, points: "Floats") -> None:
-        """Takes rows of step and value. Only for whoever holds the lock."""
+        """Add rows of step and value."""
         import numpy as np
 
         self._taken += len(points)
@@ -382,8 +374,7 @@ class Series:
         self._table.extend(points, place)
 
     def refine(self, other: "Series") -> None:
-        """Takes the values of a part of the run, which are all that there are in it, in the place of its own. Only for
-        whoever holds the lock of both."""
+        """Replace the values of a part of the run by those of ``other``."""
         rows = other.settle()
         if len(rows):
             self.settle()
@@ -392,16 +383,19 @@ class Series:
             self._compared, self._low, self._high = 0, math.nan, math.nan
 
     def thin(self) -> None:
-        """Forgets at least every second point, and of no group of 16 its first, last, least, greatest, or what is not
-        finite. Only for whoever holds the lock."""
+        """Forget at least every second point, but of each group of 16 keep its first, last, least and greatest, and
+        what is not finite."""
+        import numpy as np
+
         rows = self.settle()
         self._compare(rows)
-        self._table.replace(thinned(rows))
+        starts = np.arange(0, len(rows), _THINNED_TOGETHER)
+        self._table.replace(rows[kept_points(rows[:, 1], starts)])
         self._compared = len(self._table.settled())
 
 
 def kept_points(values: "Floats", starts: "Indices") -> "Indices":
-    """Which points stand for all: of each bucket, which begins at one of ``starts``, the first, last, least and
+    """The points that stand for all: of each bucket, which begins at one of ``starts``, the first, last, least and
     greatest, and the first of each of NaN, infinity and minus infinity."""
     import numpy as np
 
@@ -452,13 +446,6 @@ def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
     # Rounding does not get it beyond them.
     found.mean[filled[has]] = np.clip(np.add.reduceat(shares, places)[has], low, high)
     return found
-
-
-def thinned(rows: "Floats") -> "Floats":
-    """Rows of step and value, at most half as many, see :meth:`Series.thin`."""
-    import numpy as np
-
-    return rows[kept_points(rows[:, 1], np.arange(0, len(rows), _THINNED_TOGETHER))]
 
 
 def _column_of(axis: Axis) -> int:
