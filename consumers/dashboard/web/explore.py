@@ -169,8 +169,9 @@ def _sent_column(column: Column, entries: Sequence[RunEntry]) -> dict[str, Any]:
     }
     known = [_single(column.value(entry)) for entry in entries]
     if all(value is None or _is_number(value) for value in known):
-        values = [None if value is None else _finite(value) for value in known]
-        return {**sent, "kind": "time" if column.kind == "time" else "number", "values": values}
+        is_time = column.kind == "time"
+        values = [None if value is None else _finite(1000 * value if is_time else value) for value in known]
+        return {**sent, "kind": "time" if is_time else "number", "values": values}
     texts = [None if value is None else one_line(value_text(value)[:_LONGEST_TEXT]) for value in known]
     count: dict[str, int] = {}
     for text in texts:

@@ -1,7 +1,6 @@
 // All runs that are found, as a scatter plot or as parallel coordinates. The server sends columns of values, by the event
 // "look" of the table; what is drawn of them and how is decided here.
-import { bestOf, canBeLog, isUsuallyLog, valueIn } from "page_explore_axes";
-import { AXIS_PIXELS, paintRanges, parallelOption, scatterOption, SIDE_PIXELS } from "page_explore_options";
+import { AXIS_PIXELS, bestOf, parallelOption, scatterOption, SIDE_PIXELS, textOf } from "page_explore_options";
 import { isDark, redrawn } from "page_theme";
 
 const MOST_SELECTED = 1000; // as _MOST_SELECTED in home.py
@@ -32,23 +31,14 @@ export const Explore = {
                   @update:model-value="(chosen) => chosen?.length && (settings[one.role] = chosen)">
           <template #no-option><div class="soft explore-none">no run has that</div></template>
         </q-select>
-        <q-toggle v-for="one in logToggles" :key="one.name" :model-value="isLog(one.name)" dense :label="one.label" @update:model-value="toggleLog(one.name)"></q-toggle>
         <q-btn v-if="within !== null" flat dense no-caps class="link" label="Clear ranges" @click="clearRanges()"></q-btn>
       </div>
       <p v-if="about?.problem" class="home-error" role="alert">{{ about.problem }}</p>
       <div class="explore-main">
         <figure class="explore-card">
-          <figcaption class="explore-legend">
-            <template v-if="legend">
-              <span class="soft">{{ legend.title }}</span>
-              <template v-if="legend.swatches"><span v-for="one in legend.swatches" :key="one.text"><span class="dot" :style="{background: one.color}" aria-hidden="true"></span>{{ one.text }}</span></template>
-              <span v-else>{{ legend.low }}<span class="explore-ramp" :style="{background: legend.gradient}" aria-hidden="true"></span>{{ legend.high }}</span>
-            </template>
-          </figcaption>
           <div class="explore-scroll">
             <div class="explore-canvas" :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}">
-              <div ref="plot" class="explore-plot" role="img" :tabindex="isScatter ? 0 : null" :aria-label="plotText" aria-describedby="explore-summary"
-                   :aria-keyshortcuts="isScatter ? 'ArrowLeft ArrowRight Space Enter' : null" @keydown="onKey($event)" @blur="leave()" @pointerdown="isHeld = true"></div>
+              <div ref="plot" class="explore-plot" role="img" :aria-label="plotText" aria-describedby="explore-summary" @pointerdown="isHeld = true"></div>
             </div>
           </div>
           <p id="explore-summary" class="explore-summary">{{ summary }}</p>
@@ -67,13 +57,12 @@ export const Explore = {
           <p class="soft">Spearman's rank correlation, from −1 to 1, and of how many runs. It shows what rises and falls together, not why.</p>
         </aside>
       </div>
-      <span class="sr-only" aria-live="polite">{{ spoken }}</span>
     </section>`,
   mixins: [redrawn],
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
   emits: ["look"],
   // `within`: how many runs are within the ranges on axes; null without ranges.
-  data: () => ({ options: [], legend: null, spoken: "", within: null }),
+  data: () => ({ options: [], within: null }),
   computed: {
     isScatter() {
       return this.settings.view === "scatter";
@@ -92,12 +81,6 @@ export const Explore = {
         { role: "y", label: "y axis", value: about.y },
         { role: "color", label: "colour", value: about.color, clearable: true, none: NO_COLOR },
       ];
-    },
-    logToggles() {
-      if (!this.isScatter || !this.isReady) return [];
-      return ["x", "y"]
-        .map((role) => ({ name: this.about[role], label: `log ${role}` }))
-        .filter(({ name }, place, all) => canBeLog(this.column(name)) && all.findIndex((one) => one.name === name) === place);
     },
     axisColumns() {
       return this.isReady && !this.isScatter ? [...this.about.axes, this.about.y].map((name) => this.column(name)) : [];
@@ -152,7 +135,6 @@ export const Explore = {
     },
     settings: { deep: true, handler() { this.redraw(); } },
     "settings.view"() {
-      this.leave();
       this.wasDrawn = false;
       this.within = null;
       this.tellLook();
@@ -163,7 +145,6 @@ export const Explore = {
     "settings.axes": { deep: true, handler() { this.tellLook(); } },
   },
   async mounted() {
-    this.current = null;
     // What is new waits while somebody draws over an axis.
     this.isHeld = false;
     this.onRelease = () => {
@@ -193,7 +174,6 @@ export const Explore = {
     this.chart?.dispose();
   },
   methods: {
-    canBeLog,
     onTheme() {
       this.redraw();
     },
@@ -202,17 +182,6 @@ export const Explore = {
     },
     tellLook() {
       this.$emit("look");
-    },
-    isLog(name) {
-      const column = this.column(name);
-      if (!column || !canBeLog(column)) return false;
-      if (this.settings.log.includes(name)) return true;
-      return !this.settings.linear.includes(name) && isUsuallyLog(column);
-    },
-    toggleLog(name) {
-      const wanted = !this.isLog(name);
-      for (const list of ["log", "linear"]) this.settings[list] = this.settings[list].filter((one) => one !== name);
-      if (wanted !== isUsuallyLog(this.column(name))) this.settings[wanted ? "log" : "linear"].push(name);
     },
     findOptions(text, update) {
       update(() => {
@@ -231,7 +200,7 @@ export const Explore = {
     },
     describe(run) {
       const columns = this.isScatter ? [this.about.x, this.about.y, this.about.color].filter(Boolean).map((name) => this.column(name)) : this.axisColumns;
-      return `${this.labelOf(run)} (${columns.map((column) => `${column.title} ${valueIn(column, run)}`).join(", ")})`;
+      return `${this.labelOf(run)} (${columns.map((column) => `${column.title} ${textOf(column, column.values[run])}`).join(", ")})`;
     },
     labelOf(run) {
       return this.explored.runs[run].replace(/[\p{Cc}\p{Cf}]/gu, "�");
@@ -261,18 +230,12 @@ export const Explore = {
     },
     draw() {
       if (!this.isReady) return;
-      const common = {
-        runs: this.drawn, selected: this.chosen, isDark: isDark(), labelOf: this.labelOf, best: this.best,
-        isLog: (column) => this.isLog(column.name), tooltip: (event) => this.tooltip(this.runAt(event)),
-      };
-      const found = this.isScatter
+      const common = { runs: this.drawn, selected: this.chosen, isDark: isDark(), labelOf: this.labelOf, best: this.best, tooltip: (event) => this.tooltip(this.runAt(event)) };
+      const option = this.isScatter
         ? scatterOption({ ...common, x: this.column(this.about.x), y: this.column(this.about.y), color: this.column(this.about.color) })
         : parallelOption({ ...common, columns: this.axisColumns });
-      const colored = this.column(this.isScatter ? this.about.color : this.about.y);
-      this.legend = found.legend && { ...found.legend, title: colored.title };
       // Axes that stay keep their ranges.
-      this.chart.setOption(found.option, this.wasDrawn && !this.isScatter ? { replaceMerge: ["series", "parallelAxis"] } : { notMerge: true });
-      if (this.within !== null) paintRanges(this.chart);
+      this.chart.setOption(option, this.wasDrawn && !this.isScatter ? { replaceMerge: ["series", "parallelAxis"] } : { notMerge: true });
       this.wasDrawn = true;
     },
     // The number of the run that a point or a line stands for.
@@ -283,7 +246,7 @@ export const Explore = {
     tooltip(run) {
       if (run === undefined) return "";
       const columns = this.isScatter ? [...new Set([this.about.x, this.about.y, this.about.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
-      const rows = columns.map((column) => `<tr><td>${this.encode(column.title)}</td><td class="number">${this.encode(valueIn(column, run))}</td></tr>`);
+      const rows = columns.map((column) => `<tr><td>${this.encode(column.title)}</td><td class="number">${this.encode(textOf(column, column.values[run]))}</td></tr>`);
       const best = run === this.best ? " · best" : "";
       return `<div class="tip"><strong>${this.encode(this.labelOf(run) + best)}</strong><table>${rows.join("")}</table></div>`;
     },
@@ -295,43 +258,9 @@ export const Explore = {
       const name = this.explored.runs[run];
       const isOn = !this.settings.runs.includes(name);
       this.settings.runs = isOn ? [...this.settings.runs, name] : this.settings.runs.filter((one) => one !== name);
-      this.spoken = `${this.labelOf(run)} ${isOn ? "selected" : "not selected"}`;
     },
     open(run) {
       if (run !== undefined) location.href = this.linkTo([this.explored.runs[run]]);
-    },
-    // By keys from run to run of the scatter plot, from the left to the right.
-    onKey(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey || !this.isScatter || !this.drawn.length) return;
-      const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      if (by) {
-        const { values } = this.column(this.about.x);
-        const ordered = [...this.drawn].sort((one, other) => values[one] - values[other] || one - other);
-        const place = ordered.indexOf(this.current);
-        this.current = ordered[(place < 0 ? (by > 0 ? 0 : ordered.length - 1) : place + by + ordered.length) % ordered.length];
-        this.spoken = this.describe(this.current);
-        this.point();
-      } else if (event.key === " " && this.current !== null) this.select(this.current);
-      else if (event.key === "Enter" && this.current !== null) this.open(this.current);
-      else return;
-      event.preventDefault();
-      event.stopPropagation();
-    },
-    // Shows what the keys have reached.
-    point() {
-      if (!this.wasDrawn) return;
-      const series = this.chart.getOption().series;
-      for (let seriesIndex = 0; seriesIndex < series.length; seriesIndex++) {
-        if (["selected", "best"].includes(series[seriesIndex].id)) continue;
-        const dataIndex = series[seriesIndex].data.findIndex((one) => one[2] === this.current);
-        if (dataIndex < 0) continue;
-        this.chart.dispatchAction({ type: "showTip", seriesIndex, dataIndex });
-        return;
-      }
-    },
-    leave() {
-      this.current = null;
-      this.chart?.dispatchAction({ type: "hideTip" });
     },
     // What a test can ask: where a run is on the scatter plot, in pixels.
     placeOf(name) {

@@ -10,15 +10,13 @@ export function exploreSettingsOf(given) {
     y: given.get("y") || "",
     color: given.get("color") || "",
     axes: given.has("axis") ? [...new Set(given.getAll("axis"))] : null,
-    log: [...new Set(given.getAll("log"))],
-    linear: [...new Set(given.getAll("linear"))],
   };
 }
 
 export function tellExploreSettings(told, settings) {
   if (settings.view !== VIEWS[0]) told.set("view", settings.view);
   for (const name of ["x", "y", "color"]) if (settings[name]) told.set(name, settings[name]);
-  for (const name of ["axes", "log", "linear"]) settings[name]?.forEach((one) => told.append(name === "axes" ? "axis" : name, one));
+  settings.axes?.forEach((one) => told.append("axis", one));
 }
 
 // What the server is told of them.

@@ -1,11 +1,8 @@
-// What of a line is drawn, and where: the ends and ticks of axes, and smoothing.
-import { decimalsOf, grouped, unitOf, valueText } from "page_text";
+// The values that the vertical axis of a chart is made for, and smoothing.
 
 const NEIGHBOURS = 4;
 const FEWEST_POINTS = 20;
 const FAR_BEYOND = 2;
-const TICKS = 4;
-const LOG_DIGITS = 3;
 const WIDEST_SMOOTHING = 0.25;
 
 // The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
@@ -57,49 +54,4 @@ export function smoothed(xs, ys, amount, low, high) {
     mean += (y - mean) / weights;
     return mean;
   });
-}
-
-// The vertical axis: its ends and ticks at round places, and the text of a tick.
-export function verticalAxis(low, high, isLog, scale) {
-  if (isLog) return logAxis(low, high, scale);
-  if (low === high) [low, high] = low ? [low - Math.abs(low) / 10, low + Math.abs(low) / 10] : [-1, 1];
-  const [factor, suffix] = unitOf(Math.max(Math.abs(low), Math.abs(high)), scale);
-  const step = roundStep((high - low) / factor / TICKS);
-  const [first, last] = [Math.floor(low / factor / step + 1e-9), Math.ceil(high / factor / step - 1e-9)];
-  const ticks = [];
-  for (let place = first; place <= last; place++) ticks.push(place * step * factor);
-  const decimals = decimalsOf(step);
-  // A tick is not exact: 12 * 0.0002 is more than 0.0024, which is not beyond it.
-  return { min: Math.min(ticks[0], low), max: Math.max(ticks[ticks.length - 1], high), ticks, text: (value) => grouped(zero(value / factor, step), decimals) + suffix };
-}
-
-// The ends of a log axis, a little beyond the values, and round places in between.
-function logAxis(low, high, scale) {
-  const [from, to] = [Math.log10(low), Math.log10(high)];
-  const room = to > from ? Math.max((to - from) / 20, 1e-9) : 0.04;
-  const min = Math.max(Math.pow(10, from - room), Number.MIN_VALUE);
-  const max = Math.min(Math.pow(10, to + room), Number.MAX_VALUE);
-  const decades = to - from;
-  let ticks = [];
-  if (decades < 0.7) {
-    const linear = verticalAxis(min, max, false, scale);
-    return { min, max, ticks: linear.ticks.filter((one) => one >= min && one <= max), text: linear.text };
-  }
-  const stride = Math.ceil(decades / 6);
-  for (let power = Math.floor(from - room); power <= to + room; power++) {
-    if (power % stride) continue;
-    for (const one of decades < 2.5 ? [1, 2, 5] : [1]) ticks.push(one * Math.pow(10, power));
-  }
-  ticks = ticks.filter((one) => one >= min && one <= max);
-  return { min, max, ticks, text: (value) => valueText(value, scale, LOG_DIGITS) };
-}
-
-function roundStep(rough, steps = [1, 2, 5, 10]) {
-  const power = Math.pow(10, Math.floor(Math.log10(rough)));
-  return power * steps.find((one) => one * power >= rough * (1 - 1e-9));
-}
-
-// A tick at zero is not always quite there.
-function zero(value, step) {
-  return Math.abs(value) < step / 1e6 ? 0 : value;
 }
