@@ -1,6 +1,6 @@
-"""Attaching without a line: what Lightning and Transformers find in a process that ``offloop run`` has started.
+"""Hooks for Lightning and Transformers in a process that ``offloop run`` has started.
 
-Needs only the standard library until then: Lightning loads it wherever offloop is installed.
+It imports only the standard library elsewhere: Lightning loads it wherever offloop is installed.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from offloop.attached import Options
 
 VARIABLE = "OFFLOOP_RUN"
-"""The environment variable that says so: JSON with ``folder`` (where to write notes), ``callbacks``, ``loggers``,
-``settings`` (of these) and ``options`` of the adapters."""
+"""Set by ``offloop run``: JSON with ``folder`` (for notes), ``callbacks``, ``loggers``, their ``settings``, and
+``options`` of the adapters."""
 ATTACHED = "attached"
-"""What is noted when a run has begun."""
+"""The note of a run that has begun."""
 
 _log = logging.getLogger("offloop")
 
 
 def lightning_callbacks() -> list[Any]:
-    """The callbacks that Lightning adds to each of its trainers, by the entry point ``lightning.pytorch.
-    callbacks_factory``: none unless ``offloop run`` has started this process."""
+    """The callbacks that Lightning adds to each trainer, by its entry point ``lightning.pytorch.callbacks_factory``:
+    none unless ``offloop run`` has started this process."""
     if VARIABLE in os.environ:
         with _contained():
             from offloop.lightning import AutomaticCallback
@@ -39,7 +39,7 @@ def lightning_callbacks() -> list[Any]:
 
 
 def attach_to_transformers(module: ModuleType) -> None:
-    """Makes each ``Trainer`` of Transformers one that offloop is attached to."""
+    """Attach offloop to each new ``Trainer`` of Transformers."""
     construct = module.Trainer.__init__
 
     @functools.wraps(construct)
@@ -54,7 +54,7 @@ def attach_to_transformers(module: ModuleType) -> None:
 
 
 def note_attached() -> None:
-    """Notes that a run has begun, for ``offloop run`` if that has started this process."""
+    """Tell ``offloop run``, if it has started this process, that a run has begun."""
     if VARIABLE in os.environ:
         note(ATTACHED, json.loads(os.environ[VARIABLE])["folder"])
 
@@ -63,13 +63,11 @@ def note_attached() -> None:
 def _contained() -> Iterator[None]:
     try:
         yield
-    # Whatever is wrong in here, the script is worth more.
     except Exception as error:  # noqa: BLE001
         _log.error("offloop is not attached, the script continues without it: %s", error)
 
 
 def _options() -> "Options":
-    """The options of the adapters, with callbacks and loggers newly made."""
     import cloudpickle  # type: ignore[import-untyped]
 
     from offloop.consumers.cli.registry import create_selected

@@ -27,8 +27,7 @@ def consumer() -> None:
 
 
 def _run(module: str) -> None:
-    # First of all, because a KeyboardInterrupt while modules are imported may be caught by them, and is lost where it
-    # is raised in the import system's own callbacks. There is nothing yet to bring to an end.
+    # A KeyboardInterrupt during imports may be caught by a module, or lost in the import system's callbacks.
     is_taken = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_taken:
         signal.signal(signal.SIGINT, _leave)
@@ -48,7 +47,6 @@ def _import_main(module: str) -> Callable[[], None]:
 
 
 def _leave(*_: object) -> None:
-    # Of several ranks the first one speaks.
     if os.environ.get("RANK", "0") == "0":
         os.write(2, b"interrupted\n")
     os._exit(130)

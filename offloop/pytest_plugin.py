@@ -1,5 +1,4 @@
-"""The pytest plug-in: fixtures for tests of callbacks. It is there wherever offloop is installed, and does nothing in
-tests that do not ask for it."""
+"""The pytest plug-in: fixtures for tests of callbacks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ _WRITTEN = "offloop_golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option and the setting."""
     parser.getgroup("offloop").addoption(
         UPDATE,
         action="store_true",
@@ -37,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
-    """``recording("digits.mcap")``: opens a recording, or the newest of a run's directory (``attempt`` chooses
+    """``recording("digits.mcap")``: open a recording, or the newest of a run's directory (``attempt`` chooses
     another). The path is relative to the test's file, or to the folder that the setting ``offloop_recordings`` names.
     """
 
@@ -52,8 +50,8 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
 
 @pytest.fixture
 def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
-    """``replay(callbacks, source)``: what callbacks log over a recording, see :func:`offloop.consumers.testing.replay`.
-    A path is found as by the fixture ``recording``."""
+    """``replay(callbacks, source)``: replay a recording to callbacks, see :func:`offloop.consumers.testing.replay`. A
+    path is resolved as by the fixture ``recording``."""
 
     def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
         from offloop.consumers.testing.harness import replay as replay_source
@@ -65,19 +63,18 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
-    """``golden.check(logged, "name")``: compares with the file ``golden/NAME.jsonl`` beside the test, see
+    """``golden.check(logged, "name")``: compare with the file ``golden/NAME.jsonl`` beside the test, see
     :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
     from offloop.consumers.testing.golden import Golden
 
     update = bool(request.config.getoption("offloop_update_golden"))
     files = Golden(request.path.parent / GOLDEN, update, f"pytest '{request.node.nodeid}' {UPDATE}")
     yield files
-    # Reports travel from the processes in which tests may run to the one that sums up.
+    # Reports reach the process that prints the summary.
     request.node.user_properties.extend((_WRITTEN, str(path)) for path in files.written)
 
 
 def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest.Config) -> None:
-    """Says which golden files were written."""
     if not config.getoption("offloop_update_golden"):
         return
     reports: Sequence[Any] = [one for group in terminalreporter.stats.values() for one in group]
@@ -89,7 +86,6 @@ def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest
 
 
 def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:
-    """The recording of that path, relative to the test or to the folder of recordings."""
     __tracebackhide__ = True
     from offloop.bus.errors import RecordingError
 

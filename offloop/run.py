@@ -1,4 +1,4 @@
-"""The command ``offloop run``: starts a script that offloop attaches to without a line in it."""
+"""The command ``offloop run``: run a script that offloop attaches to without a line in it."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def run(
         say(f"offloop attaches to nothing: {DISABLED} is set", err=True)
         return _run(command, dict(os.environ))
     loggers = loggers if callbacks else []
-    # Mistakes are found before anything is started.
+    # Mistakes are reported before anything is started.
     made, destinations = create_selected(callbacks, loggers, options)
     for callback in made:
         if callback.owns_terminal:
@@ -87,8 +87,8 @@ def run(
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Runs the command and returns its exit code; signals reach it. Ctrl-C does so by itself where this is the
-    terminal's foreground job."""
+    """Run the command, pass signals on to it, and return its exit code. The terminal itself sends Ctrl-C to a
+    foreground job."""
     is_in_foreground = _is_in_foreground()
     running: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
@@ -102,7 +102,7 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
             early.append(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # What is ignored here is to be ignored by the command too.
+    # The command inherits ignored signals.
     before = {number: old for number in numbers if (old := signal.getsignal(number)) is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, pass_on)
@@ -135,7 +135,7 @@ def _is_in_foreground() -> bool:
 
 
 def _why_nothing(notes: list[str]) -> str | None:
-    """Why no run has begun, by what the processes noted; ``None`` if one has."""
+    """The reason why no run has begun, by the notes of the processes; ``None`` if one has."""
     missing = {line.removeprefix("missing ") for line in notes if line.startswith("missing ")}
     loaded = sorted(set(notes) & set(startup.FRAMEWORKS.values()))
     if ATTACHED in notes:

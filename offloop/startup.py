@@ -1,8 +1,7 @@
-"""What each Python that ``offloop run`` starts does first: see that Transformers and Lightning are noticed.
+"""Startup code of each Python process under ``offloop run``: it watches for imports of Transformers and Lightning.
 
-``offloop run`` copies this file as ``sitecustomize`` into a folder of its own, which is first in ``PYTHONPATH``: Python
-then runs it, in processes that the script starts too. It needs the standard library alone, because such a Python may
-lack offloop, and imports nothing that Python has not imported already.
+``offloop run`` copies this file as ``sitecustomize`` into a folder at the head of ``PYTHONPATH``, so Python runs it, in
+child processes too. It imports only modules that Python has loaded already: such a Python may lack offloop.
 """
 
 import os
@@ -16,24 +15,24 @@ FRAMEWORKS = {
     "lightning.pytorch.trainer.trainer": "Lightning",
     "pytorch_lightning.trainer.trainer": "Lightning",
 }
-"""The modules that are waited for."""
+"""Modules whose import is noted, with the name for the user."""
 NOTES = "notes"
-"""The file beside this one in which the processes note, a line each, what happened."""
+"""File beside this one with the processes' notes, one a line."""
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def note(line: str, folder: str = _FOLDER) -> None:
-    """Writes a line into the notes; nothing when the folder is gone, because ``offloop run`` has ended."""
+    """Append a line to the notes, unless the folder is gone because ``offloop run`` has ended."""
     try:
         with open(os.path.join(folder, NOTES), "a") as file:
             file.write(f"{line}\n")
     except OSError:
-        """It is not read any more."""
+        pass
 
 
 class _Finder:
-    """Finds the modules as without it, and calls :func:`_loaded` when they are there."""
+    """Finds modules by the other finders, and calls :func:`_loaded` after their import."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in FRAMEWORKS:
@@ -57,7 +56,6 @@ def _loaded(name: str, module: ModuleType) -> None:
         from offloop.automatic import attach_to_transformers
     except ModuleNotFoundError:
         note(f"missing {sys.executable}")
-    # Whatever is wrong with offloop there, the script is worth more.
     except Exception as error:  # noqa: BLE001
         print(f"offloop is not attached: {error}", file=sys.stderr)
     else:
@@ -66,7 +64,7 @@ def _loaded(name: str, module: ModuleType) -> None:
 
 
 def _run_hidden() -> None:
-    """Runs the ``sitecustomize`` that Python would have found without ours."""
+    """Run the ``sitecustomize`` that this one hides."""
     spec = PathFinder.find_spec("sitecustomize", [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER])
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec
