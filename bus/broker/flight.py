@@ -1,20 +1,18 @@
-"""The flight recorder of a live run: the newest batches of its ranks with all of their events, which are recorded only
-when there is a reason to."""
+"""The flight recorder of a live run: the newest batches of its ranks with all events, recorded for a reason."""
 
 import logging
 import math
 import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from offloop.bus.broker.flight_dump import Dump, Ring
+from offloop.bus.broker.flight_dump import Dump, RankRing
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.flight_ring import FlightRingReader
-from offloop.bus.protocol.frames import EventBody, split_frame
+from offloop.bus.protocol.frames import EventBody
 from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 from offloop.bus.runs.directory import RunDirectory, new_run_id
 from offloop.bus.runs.flight import MOST_DUMPS, AnnouncedDump, announce_dump, dump_path
@@ -24,22 +22,18 @@ _log = logging.getLogger("offloop.broker")
 
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
 _ONCE = (FAILED, LOST, NAN, STALLED)
-"""Reasons that count once in an attempt; the last one until a rank continues."""
+"""Reasons that count once in an attempt; a stall until a rank continues."""
 ALERT_PAUSE = 60.0
 """Seconds between two dumps because of alerts."""
 NOTED = (Event.BATCH_END, Event.FIT_START, Event.FIT_END)
-"""The events that :meth:`FlightRecorder.note` is to be called for."""
-_AT_REST = frozenset(
-    {Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
-)
-"""After these, outside of a training, a rank does what its user has it do."""
+"""The events for :meth:`FlightRecorder.note`."""
 _MOST_PENDING = 4
 _LOSSES = 64
 _MOST_LOSSES = 10_000
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]
-"""Takes what was done, or why nothing was."""
+"""Called with what was done, or why nothing was."""
 
 
 class _Decided(NamedTuple):
@@ -52,41 +46,18 @@ class _Decided(NamedTuple):
     answer: Answer | None
 
 
-@dataclass
-class _Watched:
-    """A rank's ring, and since when it is as it is."""
-
-    ring: Ring
-    position: object = None
-    since: float = field(default_factory=time.monotonic)
-    is_stalled: bool = False
-    is_fitting: bool = False
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the rank trains, evaluates or predicts.
-
-        Raises ProtocolError for memory that is malformed by now."""
-        if self.is_fitting:
-            return True
-        newest = self.ring.reader.newest()
-        topic = None if newest is None else split_frame(newest)[0]
-        return topic is not None and topic.name not in _AT_REST
-
-
 class FlightRecorder:
-    """Writes what the ranks of one attempt have left in their rings, each time to a file of its own beside the
-    recording. Without rings it does nothing.
+    """Writes the rings of the ranks of one attempt, each time to a file of its own beside the recording.
 
     Times are seconds on a steady clock. A file is written in slices, see :meth:`work`, so that the broker does
     everything else in between.
 
     Args:
-        stalled: how long a rank publishes nothing before that is a reason.
+        stalled: seconds without an event of a rank that are a reason.
     """
 
     def __init__(self, directory: RunDirectory, attempt: int, stalled: float) -> None:
-        self.rings: dict[int, _Watched] = {}
+        self.rings: dict[int, RankRing] = {}
         """By rank."""
         self._directory = directory
         self._run = directory.name
@@ -102,9 +73,9 @@ class FlightRecorder:
         self._replaced: list[FlightRingReader] = []
 
     def attach(self, rank: LiveRank, wire: dict[str, Any]) -> str | None:
-        """Opens the ring of a rank, which has said in ``hello`` where it is; returns why that is not possible."""
+        """Open the ring that a rank has named in ``hello``; return why that is not possible."""
         known = self.rings.get(rank.rank)
-        if known is not None and known.ring.reader.token == wire.get("token"):
+        if known is not None and known.reader.token == wire.get("token"):
             return None
         where = f"the flight recorder of rank {rank.rank} is not kept"
         if rank.pid is None:
@@ -114,76 +85,76 @@ class FlightRecorder:
         except (OSError, ProtocolError) as error:
             return f"{where}: its memory cannot be read by the broker ({error})"
         if known is not None:
-            self._replaced.append(known.ring.reader)
+            self._replaced.append(known.reader)
             self._close_replaced()
-        self.rings[rank.rank] = _Watched(Ring(rank, reader, OrderedDict()))
+        self.rings[rank.rank] = RankRing(rank, reader)
         return None
 
     # -- reasons ------------------------------------------------------------------------------------------------------
 
     def note(self, rank: LiveRank, name: str, event: EventBody) -> None:
-        """Looks at one of the :data:`NOTED` events: at the loss of a batch, and whether a rank trains."""
-        watched, loss = self.rings.get(rank.rank), event.fields.get("loss")
-        if watched is None:
+        """Look at one of the :data:`NOTED` events for a loss that is not finite, and for whether a rank trains."""
+        ring, loss = self.rings.get(rank.rank), event.fields.get("loss")
+        if ring is None:
             return
         if name != Event.BATCH_END:
-            watched.is_fitting = name == Event.FIT_START
+            ring.is_fitting = name == Event.FIT_START
             return
         if not isinstance(loss, float):
             return
-        batch, ring = event.timestamp.batch, watched.ring
+        batch = event.timestamp.batch
         ring.losses[batch] = loss
         if len(ring.losses) > min(ring.reader.batches, _MOST_LOSSES) + _LOSSES:
-            ring.losses.popitem(last=False)
+            del ring.losses[next(iter(ring.losses))]
         if not math.isfinite(loss) and NAN not in self._met:
             text = f"the loss of rank {rank.rank} is {loss} at batch {batch}"
             self._dump(NAN, text)
             self._alert(NAN, FIRING, text, batch)
 
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
-        """Looks at how a rank has ended."""
-        status, watched = fields.get("status"), self.rings.get(rank.rank)
-        if watched is not None and watched.is_stalled:
-            watched.is_stalled = False
-            self._alert(f"{STALLED} {rank.rank}", RESOLVED, f"rank {rank.rank} has ended", _batch(watched))
+        """Look at how a rank has ended."""
+        status, ring = fields.get("status"), self.rings.get(rank.rank)
+        if ring is not None and ring.is_stalled:
+            ring.is_stalled = False
+            self._alert(f"{STALLED} {rank.rank}", RESOLVED, f"rank {rank.rank} has ended", ring.batch)
         if status in (FAILED, LOST) and status not in self._met:
             self._dump(status, f"rank {rank.rank}: {fields.get('error') or status}")
 
     def look(self, now: float) -> None:
-        """Finds the ranks that do nothing any more."""
+        """Find the ranks that do nothing any more."""
         if not self.rings or now - self._looked < self._stalled / 20:
             return
         # Where this process was suspended, so were the ranks.
         was_suspended, self._looked = now - self._looked > self._stalled / 2, now
-        for number, watched in self.rings.items():
-            if watched.ring.rank.ended:
+        for number, ring in self.rings.items():
+            if ring.rank.ended:
                 continue
             about = f"{STALLED} {number}"
             try:
-                position = watched.ring.rank.seq, watched.ring.reader.position()
-                is_silent = now - watched.since >= self._stalled and watched.is_at_work
+                position = ring.rank.seq, ring.reader.position()
+                is_silent = now - ring.since >= self._stalled and ring.is_at_work
             except ProtocolError:
                 continue
-            if position != watched.position:
+            if position != ring.position:
                 self._met.discard(STALLED)
-                if watched.is_stalled:
-                    self._alert(about, RESOLVED, f"rank {number} continues", _batch(watched))
-                watched.position, watched.since, watched.is_stalled = position, now, False
+                if ring.is_stalled:
+                    self._alert(about, RESOLVED, f"rank {number} continues", ring.batch)
+                ring.position, ring.since, ring.is_stalled = position, now, False
             elif was_suspended:
-                watched.since = now
-            elif is_silent and not watched.is_stalled:
+                ring.since = now
+            elif is_silent and not ring.is_stalled:
                 text = f"rank {number} has published nothing for {self._stalled:g} s"
-                self._alert(about, FIRING, text, _batch(watched))
+                self._alert(about, FIRING, text, ring.batch)
                 # Ranks that train together stall together.
                 if STALLED not in self._met:
                     self._dump(STALLED, text)
-                watched.is_stalled = True
+                ring.is_stalled = True
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Writes what the rings hold because a peer asks for it, whose request has that ``identity``.
+        """Write the rings because a peer requests it, whose request has that ``identity``.
 
         Raises:
-            BrokerError: there is nothing to be written, or too much was.
+            BrokerError: there are no rings, or too many dumps.
         """
         if not self.rings:
             raise BrokerError(
@@ -219,7 +190,7 @@ class FlightRecorder:
         )
 
     def _dump(self, reason: str, detail: str, answer: Answer | None = None, identity: str | None = None) -> bool:
-        """Decides on a dump; returns whether there may be one more."""
+        """Decide on a dump; return whether there may be one more."""
         if not self.rings:
             return True
         self._met.add(reason)
@@ -231,7 +202,11 @@ class FlightRecorder:
             return False
         self._has_said_full = False
         detail = detail[:_MOST_DETAIL]
-        self._announce(reason, detail, identity or new_run_id())
+        announced = AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time())
+        try:
+            announce_dump(self._directory.path, announced)
+        except (OSError, OffloopError) as error:
+            _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         self._pending.append(_Decided(number, reason, detail, time.time_ns(), answer))
         return True
 
@@ -242,19 +217,13 @@ class FlightRecorder:
                 return number
         return None
 
-    def _announce(self, reason: str, detail: str, identity: str) -> None:
-        try:
-            announce_dump(self._directory.path, AnnouncedDump(identity, self._attempt, reason, detail, time.time()))
-        except (OSError, OffloopError) as error:
-            _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
-
     def _alert(self, about: str, status: str, text: str, batch: int) -> None:
         now = time.time()
         name = f"flight-{self._attempt}-{about}-{status}-{now:.3f}"
         note_alert(self._directory.path, RunAlert(name, status, about, text, now, self._attempt, batch))
 
     def work(self, until: float) -> None:
-        """Continues writing until that time of ``time.monotonic``."""
+        """Continue writing until that time of ``time.monotonic``."""
         while time.monotonic() < until and self.is_writing:
             if self._writing is None:
                 self._current = decided = self._pending.popleft()
@@ -271,22 +240,21 @@ class FlightRecorder:
                 self._replaced.pop().close()
 
     def finish(self) -> None:
-        """Writes everything that is to be written, and lets go of the rings."""
+        """Write everything that is pending, and close the rings."""
         while self.is_writing:
             self.work(math.inf)
-        for watched in self.rings.values():
-            watched.ring.reader.close()
+        for ring in self.rings.values():
+            ring.reader.close()
         self.rings.clear()
 
     def _write(self, decided: _Decided) -> Generator[None, None, None]:
         path = dump_path(self._directory.path, self._attempt, decided.number)
-        # Ranks come and are replaced between two slices.
-        rings = {number: watched.ring for number, watched in self.rings.items()}
+        about = {"flight": decided.reason, "flight_detail": decided.detail, "flight_time": str(decided.time_ns)}
         done: str | None = None
         failure: str | None = None
         try:
-            about = decided.reason, decided.detail, decided.time_ns
-            found = yield from Dump(path, self._run, self._attempt, *about, rings).write()
+            # Ranks come and are replaced between two slices.
+            found = yield from Dump(path, self._run, self._attempt, about, dict(self.rings)).write()
         # Whatever it is, it ends this dump alone: the broker serves other runs, too.
         except Exception as error:  # noqa: BLE001
             why = error if isinstance(error, OSError | OffloopError) else repr(error)
@@ -297,8 +265,3 @@ class FlightRecorder:
             _log.info("run %s, %s: %s", self._run, decided.reason, done)
         if decided.answer is not None:
             decided.answer(done, failure)
-
-
-def _batch(watched: _Watched) -> int:
-    last = watched.ring.rank.last
-    return 0 if last is None else last.timestamp.batch

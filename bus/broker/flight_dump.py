@@ -1,16 +1,16 @@
-"""Writes what the rings of a flight recorder hold to a file."""
+"""Writes the events in the rings of a flight recorder to a file."""
 
 import heapq
 import itertools
 import logging
 import os
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import OffloopError, ProtocolError
@@ -37,63 +37,74 @@ from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 _log = logging.getLogger("offloop.broker")
 
 _SLICE = 32
+_AT_REST = frozenset(
+    {Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
+)
+"""After these, outside of a training, the user's program may do anything."""
+_Record: TypeAlias = tuple[int, int, bytes, int, int, bytes]
 _DEMAND = Demand(
     {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}
 ).to_wire()
 
 
 @dataclass
-class Ring:
-    """The memory of a rank, and what else its dumps take."""
+class RankRing:
+    """The ring of a rank, and what the broker has seen of the rank."""
 
     rank: LiveRank
     reader: FlightRingReader
-    losses: "OrderedDict[int, float]"
-    """By batch: those that were on a GPU still when their event was put there are added."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """By batch: a loss that was still on a GPU when its event was put into the ring is added from here."""
+    position: object = None
+    since: float = field(default_factory=time.monotonic)
+    """Since when the position has not changed."""
+    is_stalled: bool = False
+    is_fitting: bool = False
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the rank trains, evaluates or predicts. Raises ProtocolError for malformed memory."""
+        if self.is_fitting:
+            return True
+        newest = self.reader.newest()
+        topic = None if newest is None else split_frame(newest)[0]
+        return topic is not None and topic.name not in _AT_REST
+
+    @property
+    def batch(self) -> int:
+        """The batches that the rank has trained."""
+        return 0 if self.rank.last is None else self.rank.last.timestamp.batch
 
 
-class Dump:
-    """A recording of what rings hold when it begins, the attempt's newest batches.
+class Dump(NamedTuple):
+    """A recording of what rings hold when it begins, the attempt's newest batches."""
 
-    It is written in slices: each turn of :meth:`write` is one.
-
-    Args:
-        path: the file.
-        run: the run's name.
-        attempt: its number.
-        reason: why it is written.
-        detail: the same in words.
-        time_ns: when it was decided on, nanoseconds since 1970.
-        rings: the rings by rank.
-    """
-
-    def __init__(
-        self, path: Path, run: str, attempt: int, reason: str, detail: str, time_ns: int, rings: Mapping[int, Ring]
-    ) -> None:
-        self._path = path
-        self._run = run
-        self._attempt = attempt
-        self._about = {"flight": reason, "flight_detail": detail, "flight_time": str(time_ns)}
-        self._rings = rings
+    path: Path
+    run: str
+    attempt: int
+    about: dict[str, str]
+    """Further metadata of the recording."""
+    rings: Mapping[int, RankRing]
+    """By rank."""
 
     def write(self) -> Generator[None, None, str]:
-        """Writes it; returns in words what is in it.
+        """Write it in slices: each turn is one. Return in words what is in it.
 
         Raises:
             OSError, OffloopError: it cannot be written, and nothing is left of it.
         """
-        draft = self._path.with_name(f".{self._path.name}.tmp")
+        draft = self.path.with_name(f".{self.path.name}.tmp")
         kept: list[_Kept] = []
         writer = None
         try:
             draft.unlink(missing_ok=True)
             yield from self._copy(kept)
-            about = self._about
+            about = dict(self.about)
             short = [f"rank {one.number}: {one.batches} of {one.requested_batches}" for one in kept if one.is_short]
             if short:
                 about["flight_short"] = f"batches that the memory had room for: {', '.join(short)}"
-                _log.warning("run %s, %s: %s", self._run, self._path.name, about["flight_short"])
-            writer = RecordingWriter(draft, self._run, self._attempt, new_run_id(), about)
+                _log.warning("run %s, %s: %s", self.run, self.path.name, about["flight_short"])
+            writer = RecordingWriter(draft, self.run, self.attempt, new_run_id(), about)
             streams = [self._records(one) for one in kept]
             for count, (time_ns, _, topic, seq, base_seq, body) in enumerate(heapq.merge(*streams)):
                 writer.append(topic, seq, base_seq, time_ns, body)
@@ -101,7 +112,7 @@ class Dump:
                     yield
             # The disk may take its time for that.
             failed: list[Exception] = []
-            closing = threading.Thread(target=_close, args=(writer, draft, self._path, failed), daemon=True)
+            closing = threading.Thread(target=_close, args=(writer, draft, self.path, failed), daemon=True)
             closing.start()
             while closing.is_alive():
                 closing.join(0.001)
@@ -124,19 +135,19 @@ class Dump:
 
     def _copy(self, kept: "list[_Kept]") -> Generator[None, None, None]:
         # Of all ranks before anything is looked for, so that they are of about one moment.
-        for number, ring in self._rings.items():
+        for number, ring in self.rings.items():
             try:
                 copy = yield from ring.reader.copy()
             except ProtocolError as error:
-                _log.warning("run %s: %s", self._run, error)
+                _log.warning("run %s: %s", self.run, error)
             else:
                 kept.append(_Kept(number, ring, copy))
         for one in kept:
-            yield from one.find(Topic(self._run, Event.BATCH_END.value, one.number).encode())
+            yield from one.find(Topic(self.run, Event.BATCH_END.value, one.number).encode())
 
-    def _records(self, kept: "_Kept") -> Iterator[tuple[int, int, bytes, int, int, bytes]]:
+    def _records(self, kept: "_Kept") -> Iterator[_Record]:
         """The events of a rank for the file, with the marks before and after them."""
-        number, phases, is_damaged = kept.number, _Phases(), False
+        phases, is_damaged = _Phases(), False
         last: EventBody | None = None
         if kept.before is not None:
             with suppress(ProtocolError):
@@ -145,54 +156,51 @@ class Dump:
             try:
                 topic, body = split_frame(frame)
                 event = decode_whole_event(body)
-                if topic is None or (topic.run, topic.rank) != (self._run, number) or event.attempt != self._attempt:
+                if topic is None or (topic.run, topic.rank) != (self.run, kept.number) or event.attempt != self.attempt:
                     raise ProtocolError("an event of something else")
                 if last is not None and not last.seq < event.seq:
                     raise ProtocolError("an event out of order")
             except ProtocolError as error:
                 if not is_damaged:
-                    _log.warning("run %s, flight recorder of rank %d: %s", self._run, number, error)
+                    _log.warning("run %s, flight recorder of rank %d: %s", self.run, kept.number, error)
                 is_damaged = True
                 continue
             if last is None:
-                yield from self._begin(number, event, event.base_seq - BASE_STEPS.get(topic.name, 0))
+                base_seq = event.base_seq - BASE_STEPS.get(topic.name, 0)
+                # Number 1 of a ring is never given to an event.
+                if event.seq > 2:
+                    left_out = {"first": 1, "base_first": 1}
+                    yield self._mark(CUT, kept, event.seq - 2, base_seq - 1, event, left_out, {})
+                yield self._mark(DEMAND, kept, event.seq - 1, base_seq, event, {"demand": _DEMAND}, event.context)
             found = phases.follow(topic.name, event)
             if topic.name == Event.BATCH_END and (added := kept.missing(event, found)):
                 event = event.replace(fields={**event.fields, **added})
                 body = _encode(topic, event)
             last = event
-            yield event.time, number, topic.encode()[:-1], event.seq, event.base_seq, body
+            yield event.time, kept.number, topic.encode()[:-1], event.seq, event.base_seq, body
         end = kept.ring.rank.end
         if last is not None and end is not None:
-            fields = end[1].fields
-            yield self._mark(END, number, last.seq + 1, last.base_seq + 1, last, fields, end[1].context)
-
-    def _begin(self, number: int, first: EventBody, base_seq: int) -> Iterator[tuple[int, int, bytes, int, int, bytes]]:
-        # Number 1 of a ring is never given to an event.
-        if first.seq > 2:
-            left_out = {"first": 1, "base_first": 1}
-            yield self._mark(CUT, number, first.seq - 2, base_seq - 1, first, left_out, {})
-        yield self._mark(DEMAND, number, first.seq - 1, base_seq, first, {"demand": _DEMAND}, first.context)
+            yield self._mark(END, kept, last.seq + 1, last.base_seq + 1, last, end[1].fields, end[1].context)
 
     def _mark(
         self,
         name: str,
-        number: int,
+        kept: "_Kept",
         seq: int,
         base_seq: int,
         beside: EventBody,
         fields: dict[str, Any],
         context: dict[str, Any],
-    ) -> tuple[int, int, bytes, int, int, bytes]:
-        topic = Topic(self._run, name, number)
-        mark = EventBody(1, self._attempt, seq, base_seq, beside.time, beside.timestamp, None, fields, context)
-        return mark.time, number, topic.encode()[:-1], seq, base_seq, _encode(topic, mark)
+    ) -> _Record:
+        topic = Topic(self.run, name, kept.number)
+        mark = EventBody(1, self.attempt, seq, base_seq, beside.time, beside.timestamp, None, fields, context)
+        return mark.time, kept.number, topic.encode()[:-1], seq, base_seq, _encode(topic, mark)
 
 
 class _Kept:
-    """What is kept of a rank: the last batches that its ring was to hold."""
+    """The part of a rank's ring that is written: the last batches that it was to hold."""
 
-    def __init__(self, number: int, ring: Ring, copy: RingCopy) -> None:
+    def __init__(self, number: int, ring: RankRing, copy: RingCopy) -> None:
         self.number = number
         self.ring = ring
         self.copy = copy
@@ -203,7 +211,7 @@ class _Kept:
         self._begin = 0, 0
 
     def find(self, end: bytes) -> Iterator[None]:
-        """Finds where that begins; ``end`` is how the frames begin that end a batch."""
+        """Find where that begins; ``end`` is the beginning of frames that end a batch."""
         for block in reversed(range(len(self.copy))):
             frames = list(self.copy.frames(block))
             for at in reversed(range(len(frames))):
@@ -216,7 +224,6 @@ class _Kept:
             yield
 
     def frames(self) -> Iterator[bytes]:
-        """The frames of its events, oldest first."""
         first, left_out = self._begin
         for block in range(first, len(self.copy)):
             frames = self.copy.frames(block)
@@ -224,12 +231,11 @@ class _Kept:
 
     @property
     def is_short(self) -> bool:
-        """Whether older events had no room."""
         first = next(self.frames(), None)
         return self.batches < self.requested_batches and first is not None and not _is_first(first)
 
     def missing(self, event: EventBody, phases: dict[str, Any] | None) -> dict[str, Any]:
-        """What the end of a batch lacks of its fields, and is known by now."""
+        """The fields that the end of a batch lacks and that are known by now."""
         added: dict[str, Any] = {}
         if event.fields.get("loss") is None and (loss := self.ring.losses.get(event.timestamp.batch)) is not None:
             added["loss"] = loss
@@ -247,7 +253,7 @@ class _Phases:
         self._spans: list[list[Any]] = []
 
     def follow(self, name: str, event: EventBody) -> dict[str, Any] | None:
-        """Takes the next event; returns the phases of the batch that it ends, if all of that was seen."""
+        """Add the next event; return the phases of the batch that it ends, if all of that was seen."""
         found, began, now = None, self._began, event.time
         if self._open is not None and self._open[0] in ENDS.get(name, ()):  # type: ignore[call-overload]
             phase, start = self._open

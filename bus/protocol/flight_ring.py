@@ -66,7 +66,7 @@ class FlightRing:
 
     def __init__(self, batches: int, size: int = MEMORY) -> None:
         self.batch = 0
-        """How many batches have ended: to be kept up to date by the caller."""
+        """The number of batches that have ended: kept up to date by the caller."""
         self._batches = batches
         self._most = max(2, size // BLOCK)
         self._token = os.urandom(_TOKEN)
@@ -85,11 +85,11 @@ class FlightRing:
             raise
 
     def to_wire(self) -> dict[str, Any]:
-        """What a broker needs to find it, beside the process."""
+        """The means to find it for the broker, beside the process."""
         return {"fd": self._shared, "token": self._token}
 
     def put(self, frame: bytes) -> bool:
-        """Leaves an event in the place of the oldest ones; whether it is not too large for that."""
+        """Put an event in the place of the oldest ones; return whether it is not too large for that."""
         at = self._at
         size = len(frame)
         end = at + 4 + size
@@ -104,7 +104,7 @@ class FlightRing:
         return True
 
     def beat(self) -> None:
-        """Says that the rank is there, which waits and leaves no events."""
+        """Signal that the rank is there, which waits and leaves no events."""
         if self._end:
             self._beats += 1
             _NUMBER.pack_into(self._memory, _AT_BEAT, self._beats)
@@ -149,7 +149,7 @@ class FlightRing:
         return more > 0 and self._made < self._allocated
 
     def close(self) -> None:
-        """Gives the memory back; a broker that has it open keeps it."""
+        """Free the memory; a broker that has it open keeps it."""
         if self._end:
             self._end = 0
             self._memory.close()
@@ -157,7 +157,7 @@ class FlightRing:
 
 
 class FlightRingReader:
-    """The reading end, at the broker: opens the ring of a process, by what :meth:`FlightRing.to_wire` gave.
+    """The reading end, at the broker: opens the ring of a process by :meth:`FlightRing.to_wire`.
 
     The memory stays as long as this is open, also when that process is gone. It is read and not mapped: a map of
     memory that its owner shortens would end the broker.
@@ -182,7 +182,7 @@ class FlightRingReader:
             raise
 
     def _front(self) -> tuple[int, int, int]:
-        """How many batches it is to hold, the blocks in use, and the newest one."""
+        """The batches that it is to hold, the blocks in use, and the newest one."""
         data = os.pread(self._descriptor, _FRONT.size, 0)
         if len(data) < _FRONT.size:
             raise ProtocolError("the memory of a flight recorder is too short")
@@ -194,25 +194,21 @@ class FlightRingReader:
         return batches, blocks, newest
 
     def position(self) -> object:
-        """What becomes another one with each event, and each time that its rank says that it is there.
-
-        Raises ProtocolError for memory that is malformed by now."""
+        """Another value with each event and each :meth:`FlightRing.beat`. Raises ProtocolError for malformed memory."""
         *_, newest = self._front()
         return zlib.crc32(self._block(newest)), os.pread(self._descriptor, _NUMBER.size, _AT_BEAT)
 
     def newest(self) -> bytes | None:
-        """The frame of the newest event, unless it is the first one of its block and being written.
-
-        Raises ProtocolError for memory that is malformed by now."""
+        """The frame of the newest event, unless it is the first one of its block and being written. Raises
+        ProtocolError for malformed memory."""
         *_, newest = self._front()
         return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
     def copy(self) -> "Generator[None, None, RingCopy]":
-        """Copies what is in the ring now, part by part; returns the copy. Blocks that are overwritten meanwhile, the
-        oldest ones, are left out, and so are those that are entered meanwhile.
+        """Copy the ring, part by part; return the copy. Blocks that are overwritten or entered meanwhile are left out.
 
         Raises:
-            ProtocolError: the memory is malformed by now.
+            ProtocolError: the memory is malformed.
             OSError: there is no memory for the copy.
         """
         _, count, newest = self._front()
@@ -244,12 +240,12 @@ class FlightRingReader:
         return int.from_bytes(data, "little")
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Close the memory."""
         os.close(self._descriptor)
 
 
 class RingCopy:
-    """What a ring held at one moment, in memory that counts for no process: see :meth:`FlightRingReader.copy`."""
+    """A copy of a ring, in shared memory: see :meth:`FlightRingReader.copy`."""
 
     def __init__(self, descriptor: int, token: bytes, places: list[int]) -> None:
         self._descriptor = descriptor
@@ -257,7 +253,6 @@ class RingCopy:
         self._places = places
 
     def __len__(self) -> int:
-        """How many blocks it has."""
         return len(self._places)
 
     def frames(self, number: int) -> Iterator[bytes]:
@@ -265,7 +260,7 @@ class RingCopy:
         return _frames_in(os.pread(self._descriptor, BLOCK, self._places[number] * BLOCK))
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Free the memory."""
         discard_memory(self._descriptor, self._token)
 
 

@@ -21,9 +21,7 @@ _MOST_LATE = 8
 
 
 def make_ring(batches: int, ranks: int) -> FlightRing:
-    """The memory of one of so many ranks of this host.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when the system has none left."""
+    """The memory of one of ``ranks`` ranks of this host. Raises ConfigurationError when the system has none left."""
     try:
         return FlightRing(batches, MEMORY // max(1, ranks))
     except OSError as error:
@@ -31,19 +29,14 @@ def make_ring(batches: int, ranks: int) -> FlightRing:
 
 
 class RingPublisher:
-    """Leaves each event of a training in a ring, and publishes it as without: what the stream holds does not depend
-    on it.
+    """Leaves each event of a training in a ring, and publishes it as without a ring.
 
-    An event that is published is left there with its fields; every other one bare, with its time and its training time.
-    With each batch goes where its time went, the field ``phases``: on a CPU the broker makes it of the events' times.
-    What is on a GPU still is not waited for: a loss is added by the broker, phases come with a later batch.
+    A published event is left there with its fields; every other one with its time and its training time only. Each
+    batch has the field ``phases``: on a CPU the broker makes it of the events' times. Values that are still on a GPU
+    are not waited for: a loss is added by the broker, phases come with a later batch.
 
     Args:
-        state: what the events are of.
-        published: what publishes them.
-        publisher: through which.
-        publish: what is to be called to publish an event.
-        ring: where they are left.
+        publish: publishes an event through ``published``.
         clock: nanoseconds since 1970.
     """
 
@@ -57,7 +50,6 @@ class RingPublisher:
         clock: Callable[[], int],
     ) -> None:
         self.requested_events: set[Event] = set(Event)
-        """The events that are to come here."""
         self._state = state
         self._published = published
         self._publish = publish
@@ -84,7 +76,7 @@ class RingPublisher:
         published.send_through(self._send_and_leave)
 
     def publish(self, event: Event) -> None:
-        """Leaves an event in the ring, and publishes it if it is requested."""
+        """Leave an event in the ring, and publish it if it is requested."""
         self._now = self._clock()
         probe = self._probe
         if probe is None or event not in PhaseProbe.marks:
@@ -175,7 +167,7 @@ class RingPublisher:
         return {**fields, "phases": found.value(), "late": when, "on_demand": names}
 
     def close(self) -> None:
-        """Ends it; the broker keeps the memory as long as it needs it."""
+        """Free the ring; the broker keeps the memory as long as it needs it."""
         self.requested_events &= self._kept_events
         self._put = _put_nothing
         self._ring.close()

@@ -124,7 +124,7 @@ def recorder(tmp_path, ring):
 
 
 def test_a_rank_that_does_nothing_is_stalled_once_unless_it_is_paused(recorder, ring, tmp_path):
-    recorder.note(recorder.rings[0].ring.rank, "fit_start", BEGIN)
+    recorder.note(recorder.rings[0].rank, "fit_start", BEGIN)
     look(recorder, 0, 1)
     assert not recorder.is_writing
     look(recorder, 1, 3)
@@ -164,7 +164,7 @@ def test_a_rank_whose_user_does_something_else_is_not_stalled(tmp_path, ring, la
 
 def test_a_rank_that_ends_is_not_said_to_continue(recorder, tmp_path):
     look(recorder, 0, 2)
-    rank = recorder.rings[0].ring.rank
+    rank = recorder.rings[0].rank
     recorder.note_end(rank, {"status": "lost"})
     assert [one.text for one in read_alerts(tmp_path)][1:] == ["rank 0 has ended"]
 
@@ -359,7 +359,7 @@ def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
     recorder.work(math.inf)
     (dump,) = list_dumps(tmp_path)
     assert [one.timestamp.values.batch for one in Recording(dump)] == list(range(44, 60))
-    assert recorder.rings[0].ring.reader.batches == 50
+    assert recorder.rings[0].reader.batches == 50
 
 
 @pytest.mark.parametrize("wire", [{}, {"fd": 0, "token": b"x" * 16}, {"fd": 10**6, "token": b"x" * 16}])
