@@ -71,21 +71,27 @@ class RuntimeEstimator(Callback):
             self._start(state.time_ns, state.timestamp, state)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        remaining = self.seconds_left(state)
+        if remaining is not None:
+            logger.log_metrics({"time/remaining_estimate": remaining / _SECONDS_IN[self._time_unit]})
+
+    def seconds_left(self, state: Snapshot) -> float | None:
+        """Count the end of a batch, and estimate the remaining seconds; ``None`` while unknown."""
         if self._left_to_skip > 0:
             self._left_to_skip -= 1
-            return
+            return None
         timestamp = state.timestamp
         if self._start_ns is None:
             batch_ns = round(timestamp.batch_wct.total_seconds() * 1e6) * 1000
             self._start(state.time_ns - batch_ns, state.previous_timestamp or timestamp, state)
         part = self._elapsed_part(timestamp, state.max_duration)
         if self._start_ns is None or part is None or part <= self._start_part:
-            return
+            return None
         training = (state.time_ns - self._start_ns) / 1e9 - self._eval_seconds
         remaining = training / (part - self._start_part) * (1 - part)
         for evaluations in self._evaluations.values():
             remaining += evaluations.remaining_seconds(self._start_part)
-        logger.log_metrics({"time/remaining_estimate": remaining / _SECONDS_IN[self._time_unit]})
+        return remaining
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         if self._start_ns is None:

@@ -1,93 +1,73 @@
-"""A thread that brings a run to what shows it."""
+"""A thread that adds the events of a run to its view."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.subscriber.subscriber import Subscriber
-from offloop.bus.types.event import Event
-from offloop.consumers.api.logger import Logger
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
 from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.runner import Runner
 
 READERS = 2
-"""So many runs of one page have their histories read at the same time: more threads would only take turns, and what
-shows the runs would have to wait for all of them."""
+"""Runs of one page whose histories are read at the same time: more threads would only take turns, and what shows the
+runs would have to wait for all of them."""
 
 _LOOK_SECONDS = 0.1
 _SILENT_SECONDS = 1.0
 
 
+@dataclass
+class _Reading:
+    """A history that is being read."""
+
+    view: RunView
+    version: int = -1
+    came: float = 0.0
+    began_ns: int = field(default_factory=time.time_ns)
+    is_over: bool = False
+
+    def goes_on(self) -> bool:
+        if self.view.version != self.version:
+            self.version, self.came = self.view.version, time.monotonic()
+        is_silent = time.monotonic() > self.came + _SILENT_SECONDS
+        return not self.is_over and not is_silent and self.view.last_ns < self.began_ns
+
+
 class Turns:
-    """Has a few followers at a time read the history of their run. One that has come to what is live, or of whose run
-    nothing has come for a second, lets the next one begin."""
+    """Lets a few followers at a time read the history of their run: until its events are those of the present, or none
+    has come for a second."""
 
     def __init__(self, count: int = READERS) -> None:
-        self._free = threading.BoundedSemaphore(count)
-        self._taken: list[Turn] = []
+        self._count = count
+        self._lock = threading.Lock()
+        self._reading: list[_Reading] = []
 
     @contextlib.contextmanager
-    def take(self, view: RunView, gives_up: Callable[[], bool]) -> "Iterator[Turn | None]":
-        """Waits for a turn to read what goes to that view; gives ``None`` when that was given up."""
-        while not self._free.acquire(timeout=_LOOK_SECONDS):
+    def take(self, view: RunView, gives_up: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for a turn to read the history of a view; give ``False`` when that was given up."""
+        while (reading := self._begin(view)) is None:
             if gives_up():
-                yield None
+                yield False
                 return
-            for turn in tuple(self._taken):
-                turn.end_if_silent()
-        turn = Turn(view, self._free)
-        self._taken.append(turn)
+            time.sleep(_LOOK_SECONDS)
         try:
-            yield turn
+            yield True
         finally:
-            self._taken.remove(turn)
-            turn.end()
+            reading.is_over = True
 
-
-class Turn:
-    """The right to read a history now."""
-
-    def __init__(self, view: RunView, free: threading.Semaphore) -> None:
-        self.began_ns = time.time_ns()
-        self._view = view
-        self._free = free
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._came = time.monotonic()
-        self._version = view.version
-
-    def end(self) -> None:
-        """Lets the next one begin; a second time it does nothing."""
+    def _begin(self, view: RunView) -> _Reading | None:
         with self._lock:
-            if not self._is_over:
-                self._is_over = True
-                self._free.release()
-
-    def end_if_silent(self) -> None:
-        """Ends it when nothing has come for a second."""
-        if self._view.version != self._version:
-            self._version, self._came = self._view.version, time.monotonic()
-        elif time.monotonic() > self._came + _SILENT_SECONDS:
-            self.end()
-
-
-class _Feed(RunTap):
-    """Ends a turn with the first event that is newer than it."""
-
-    turn: Turn | None = None
-
-    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Takes in an event of any rank."""
-        super().run_event(event, state, logger)
-        if self.turn is not None and state.time_ns >= self.turn.began_ns:
-            self.turn.end()
-            self.turn = None
+            self._reading = [one for one in self._reading if one.goes_on()]
+            if len(self._reading) >= self._count:
+                return None
+            self._reading.append(_Reading(view))
+            return self._reading[-1]
 
 
 class RunFollower(threading.Thread):
@@ -95,9 +75,9 @@ class RunFollower(threading.Thread):
 
     Args:
         open_stream: opens the stream for the demand of a callback.
-        every: after how many batches phases are measured.
-        turns: shared by those that are not to read their histories all at once. Until its turn has come, a run shows
-            the summary that may lie beside its ``recording``.
+        every: batches from one measurement of phases to the next.
+        turns: shared by followers that read their histories one after the other. Until its turn has come, a run shows
+            the summary beside its ``recording``, if there is one.
     """
 
     def __init__(
@@ -110,7 +90,7 @@ class RunFollower(threading.Thread):
     ) -> None:
         super().__init__(name="offloop-follower", daemon=True)
         self._run = run
-        self._feed = _Feed(run, every)
+        self._feed = RunTap(run, every)
         self._open = open_stream
         self._turns = turns or Turns()
         self._recording = recording
@@ -118,13 +98,12 @@ class RunFollower(threading.Thread):
         self._left = False
 
     def run(self) -> None:
-        """Handles every event; what goes wrong is shown on the page."""
+        """Add every event; a failure is shown on the page."""
         try:
             if self._recording is not None:
                 self._feed.show_summary(self._recording)
             with self._turns.take(self._run.view, lambda: self._left) as turn:
-                if turn is not None:
-                    self._feed.turn = turn
+                if turn:
                     self._follow()
         except OffloopError as error:
             self._run.problem = str(error)
@@ -136,7 +115,7 @@ class RunFollower(threading.Thread):
                 self._runner.run()
 
     def stop(self) -> None:
-        """Ends it as soon as it can be."""
+        """End it as soon as it can be."""
         self._left = True
         if self._runner is not None:
             self._runner.stop()

@@ -1,4 +1,4 @@
-"""All runs of a place, looked at again and again in a thread: what the tables of all runs are made of."""
+"""All runs of a place, polled in a thread, for the tables of all runs."""
 
 import threading
 import time
@@ -7,12 +7,12 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError, OffloopError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
-from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.entry import RunEntry, listed_entry
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import remove_run, rename_run
 from offloop.bus.index.table import RunTable
+from offloop.bus.net.requests import list_stream_runs
 from offloop.bus.runs.directory import runs_dir
-from offloop.consumers.dashboard.view.stream_index import StreamIndex
 from offloop.consumers.runner.places import FolderRuns, Place
 
 _LOOK_SECONDS = 1.0
@@ -23,10 +23,8 @@ _LEAVE_SECONDS = 5.0
 
 
 class RunLibrary:
-    """Every run of a place, brought up to date about once a second by a thread.
-
-    It may be asked and changed from any thread; runs that are elsewhere are not changed.
-    """
+    """Every run of a place, updated about once a second by a thread. It may be asked and changed from any thread; runs
+    in NATS are not changed."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -36,9 +34,9 @@ class RunLibrary:
         self._leaves = False
         self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
         self.table = RunTable({})
-        """What is known at this moment; another one when something has changed."""
+        """The runs at this moment; another table after a change."""
         self.waiting: int | None = None
-        """How many runs have yet to be read; ``None`` before the first look at the place."""
+        """The number of runs that have yet to be read; ``None`` before the first look at the place."""
         self.problem: str | None = None
         """Why the place cannot be read, or the index not be stored."""
 
@@ -48,18 +46,18 @@ class RunLibrary:
         return self._place.in_words
 
     def start(self) -> None:
-        """Begins to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop the thread."""
         self._leaves = True
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_LEAVE_SECONDS)
 
     def look(self) -> bool:
-        """Looks at what has changed, for a short time; whether it is to look again at once."""
+        """Read changes for a short time; return whether there are more."""
         with self._lock:
             try:
                 waiting = self._index.refresh(_READ_SECONDS)
@@ -73,11 +71,11 @@ class RunLibrary:
         return waiting > 0
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Changes what is said of a run, see :func:`offloop.bus.index.annotations.annotate`.
+        """Change the annotations of a run, see :func:`offloop.bus.index.annotations.annotate`.
 
         Raises:
             RunNotFoundError: it is gone.
-            ConfigurationError: a tag or a note that is not allowed, or the run is elsewhere.
+            ConfigurationError: a tag or a note is not allowed, or the run is in NATS.
             RunDirectoryError: it cannot be written.
         """
         path = self._path(run)
@@ -88,13 +86,13 @@ class RunLibrary:
         self._wake.set()
 
     def remove(self, run: str) -> None:
-        """Removes a run that has ended, with everything in its folder.
+        """Remove a run that has ended, with everything in its folder.
 
         Raises:
             RunNotFoundError: it is gone.
             RunIsLiveError: it has not ended.
             RunDirectoryError: it cannot be removed.
-            ConfigurationError: it is elsewhere.
+            ConfigurationError: it is in NATS.
         """
         path = self._path(run)
         with self._lock:
@@ -103,13 +101,13 @@ class RunLibrary:
             self._drop(run)
 
     def rename(self, run: str, name: str) -> None:
-        """Gives a run that has ended another name.
+        """Rename a run that has ended.
 
         Raises:
             RunNotFoundError: it is gone.
             RunIsLiveError: it has not ended.
             InvalidRunNameError: the name cannot be a run's.
-            ConfigurationError: something has that name already, or the run is elsewhere.
+            ConfigurationError: the name is taken, or the run is in NATS.
             RunDirectoryError: it cannot be renamed.
         """
         path = self._path(run)
@@ -147,3 +145,31 @@ class RunLibrary:
                 self._wake.wait(max(_LOOK_SECONDS, _RESTS * took))
         with self._lock:
             self._index.close()
+
+
+class StreamIndex:
+    """The runs in NATS servers, as :class:`~offloop.bus.index.index.RunIndex` has those of a folder: what the servers
+    list, without reading recordings."""
+
+    problem: str | None = None
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.entries: dict[str, RunEntry] = {}
+
+    def refresh(self, seconds: float) -> int:
+        """List the runs. Return how many have yet to be read: none."""
+        try:
+            listed = {said["run"]: listed_entry(said) for said in list_stream_runs(self._address)}
+        except OffloopError as error:
+            self.problem = str(error)
+        else:
+            # RunTable recognises entries that are the same.
+            self.entries = {
+                run: before if (before := self.entries.get(run)) == entry else entry for run, entry in listed.items()
+            }
+            self.problem = None
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: the connection is the command's."""

@@ -1,4 +1,4 @@
-"""How far a run is and how long it will still take."""
+"""The progress of a run and its remaining time."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def duration(seconds: float | None) -> str:
-    """A time in words of a clock."""
+    """A time as on a clock: ``1:02:05``."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     whole = max(int(seconds), 0)
@@ -34,7 +34,7 @@ def seconds_text(seconds: float) -> str:
 
 
 class ProgressView(NamedTuple):
-    """How far a run is."""
+    """The progress of a run."""
 
     epoch: int
     batch: int
@@ -43,15 +43,15 @@ class ProgressView(NamedTuple):
     elapsed: float
     """Seconds from the first event to the last one."""
     fraction: float | None
-    """Which part of the training is over, from 0 to 1; ``None`` where nobody has said how long it is to be."""
+    """The part of the training that is over, from 0 to 1; ``None`` without a planned duration."""
     seconds_left: float | None
-    """How many seconds it will take from the last event on; ``None`` while nothing says it."""
+    """Estimated from the last event on; ``None`` while unknown."""
     max_duration: str | None
-    """How long the training was planned to be, such as ``90ep``; a training that was stopped has reached less."""
+    """The planned duration, such as ``90ep``; a training that was stopped has reached less."""
 
 
 def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
-    """How far a run came that took so many seconds; ``None`` where that does not say which part of it is over."""
+    """The progress of a run that has ended after some seconds; ``None`` without a planned duration."""
     try:
         planned = None if reached.planned is None else Time.from_timestring(reached.planned)
     except OffloopError:
@@ -64,7 +64,7 @@ def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
 
 
 class RunProgress:
-    """Follows a run. What is left is what :class:`~offloop.consumers.callbacks.RuntimeEstimator` says."""
+    """Follows a run; :class:`~offloop.consumers.callbacks.RuntimeEstimator` estimates the remaining time."""
 
     _WARM_UP_BATCHES = 1
 
@@ -77,7 +77,7 @@ class RunProgress:
         self._is_through = False
 
     def batch_end(self, state: Snapshot) -> None:
-        """Takes the end of a batch of the first rank in."""
+        """Add the end of a batch of the first rank."""
         if self.first_ns is None:
             self.first_ns = state.time_ns
         self.last = self._batch = state
@@ -86,7 +86,7 @@ class RunProgress:
             self._estimate()
 
     def event(self, state: Snapshot) -> None:
-        """Takes another event of the first rank in."""
+        """Add another event of the first rank."""
         if self.first_ns is None:
             self.first_ns = state.time_ns
         self.last = state
@@ -96,7 +96,7 @@ class RunProgress:
             self._estimator.eval_end(state, Logger())
 
     def view(self) -> ProgressView:
-        """Where it stands."""
+        """The progress at the last event."""
         last = self.last
         if last is None or self.first_ns is None:
             return ProgressView(0, 0, 0, 0, 0.0, None, None, None)
@@ -112,14 +112,11 @@ class RunProgress:
         )
 
     def _estimate(self) -> float | None:
-        """Seconds left, told by the estimator about the last batch; its first ones make it set its clock."""
+        # The first batches make the estimator set its clock.
         if self._batch is None or self._batch.max_duration is None:
             return None
-        logger = Logger()
-        logger.begin(self._batch)
-        self._estimator.batch_end(self._batch, logger)
-        values = [value for row in logger.take_rows(self._batch) for value in row.metrics.values()]
-        return max(float(values[0]), 0.0) if values else None
+        left = self._estimator.seconds_left(self._batch)
+        return None if left is None else max(left, 0.0)
 
 
 def _fraction(state: Snapshot) -> float | None:

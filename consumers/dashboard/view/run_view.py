@@ -385,6 +385,12 @@ class RunView:
             return Placed((self._marks.generation, self._loads), placed)
 
     @property
+    def last_ns(self) -> int:
+        """The time of the last event of the first rank: nanoseconds since 1970."""
+        last = self._progress.last
+        return 0 if last is None else last.time_ns
+
+    @property
     def _time(self) -> float:
         last = self._progress.last
         return 0.0 if last is None else last.time

@@ -1,12 +1,15 @@
 """How many histories are read at a time, and how many points the lines of many runs have."""
 
 import threading
+import time
 
 import pytest
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording
+from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.directory import find_run
+from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
 from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view.follower import Turns
@@ -24,7 +27,7 @@ def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
     def read() -> None:
         view = RunView("run")
         with turns.take(view, lambda: False) as turn:
-            assert turn is not None
+            assert turn
             with lock:
                 counted.append(1)
                 most[0] = max(most[0], len(counted))
@@ -46,14 +49,13 @@ def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
 
 
 def test_a_run_of_which_nothing_comes_and_one_that_is_live_let_others_read():
-    turns = Turns(1)
-    for _ in range(2):
-        with turns.take(RunView("live"), lambda: False) as turn:
-            assert turn is not None
-            turn.end()
-            with turns.take(RunView("silent"), lambda: False) as silent, turns.take(RunView("next"), bool) as other:
-                assert silent is not None
-                assert other is not None
+    turns, live = Turns(1), RunView("live")
+    with turns.take(live, lambda: False) as turn:
+        assert turn
+        live.see(Snapshot.build(Event.BATCH_END, time_ns=time.time_ns(), timestamp=Timestamp(batch=1)))
+        with turns.take(RunView("silent"), lambda: False) as silent, turns.take(RunView("next"), bool) as other:
+            assert silent
+            assert other
 
 
 @pytest.mark.parametrize(("ending", "max_duration"), [("finished", "5ba"), ("stopped", "2ep"), ("failed", "9ba")])
@@ -89,7 +91,7 @@ def test_who_is_told_to_leave_does_not_wait_for_a_turn():
     turns = Turns(1)
     busy = RunView("busy")
     with turns.take(busy, lambda: False), turns.take(RunView("left"), lambda: True) as turn:
-        assert turn is None
+        assert not turn
 
 
 @pytest.mark.parametrize(("lines", "parts"), [(1, 512), (2, 512), (10, 320), (50, 64), (5000, 64)])
