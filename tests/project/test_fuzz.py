@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import decoders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs import Target, spoiled_bytes
 from paths import ROOT
 from targets import TARGETS
 
@@ -34,32 +32,6 @@ def test_a_decoder_takes_whatever_comes_and_what_was_found_once_is_not_found_aga
 def test_checkpoints_are_fuzzed_in_a_process_of_their_own() -> None:
     # torch takes threads and memory that other tests would notice.
     assert "checkpoint: nothing found" in run("decoders.py", "checkpoint", "--seconds", "1", "--by-chance")
-
-
-def test_a_decoder_that_fails_leaves_the_smallest_input_that_it_failed_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails_for_bytes_over_127(data: bytes) -> None:
-        data.decode("ascii")
-
-    monkeypatch.setattr(decoders, "CORPUS", tmp_path)
-    bad = Target(fails_for_bytes_over_127, lambda: [b"abc"], spoiled_bytes)
-    with pytest.raises(UnicodeDecodeError):
-        decoders.fuzzed("ascii", bad)()
-    (kept,) = decoders.kept("ascii")
-    with pytest.raises(UnicodeDecodeError):
-        kept.decode("ascii")
-    assert len(kept) <= 4
-
-
-def test_a_decoder_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def turns_round(data: bytes) -> None:
-        while True:
-            pass
-
-    monkeypatch.setattr(decoders, "INPUT_SECONDS", 0.05)
-    with pytest.raises(decoders.OverLimitError):
-        decoders.run_one(turns_round, b"")
 
 
 @pytest.mark.timeout(120)
