@@ -23,7 +23,7 @@ from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
 from offloop.trainer.engine.state import AlgorithmLogger
-from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, predict, use_evaluators
+from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, use_evaluators
 from offloop.trainer.loop.microbatches import check_microbatch_size
 from offloop.trainer.loop.progress import make_progress
 from offloop.trainer.setup import Setup
@@ -239,15 +239,7 @@ class Trainer:
             check_function(on_outputs, "on_outputs", "(batch, outputs)")
         self._show_introduction()
         with self._ending_on_error():
-            return predict(
-                self.state,
-                self.engine,
-                spec,
-                self._setup.clock,
-                subset_num_batches=subset_num_batches,
-                on_outputs=on_outputs,
-                in_step=self._setup.forward_pass.in_step,
-            )
+            return self._setup.evaluation.predict(spec, subset_num_batches, on_outputs)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
         """Writes a checkpoint of the training as it is now, or of the model alone with ``save_weights_only``.

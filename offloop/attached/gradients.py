@@ -56,7 +56,7 @@ def keep_gradients(fields: FieldRegistry) -> None:
     """Compute the fields of gradients right after the step, and send them at the end of the batch."""
     for name in _NAMES:
         field = fields[name]
-        fields.replace(name, _at_step(field))
+        fields[name] = _at_step(field)
 
 
 def _at_step(field: Field) -> Field:

@@ -142,7 +142,7 @@ class AttachedTraining:
             keep_gradients(fields)
         without = {**_WITHOUT, **framework.without}
         for field, reason in without.items():
-            fields.replace(field, _unavailable(fields[field], reason))
+            fields[field] = _unavailable(fields[field], reason)
         settings = Settings({"lr": Setting(_lr_setting(set_lr)), "eval": Setting(_evaluate)})
         for one, function in (options.get("on_set") or {}).items():
             settings.register(one, _of_value(function))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offloop.trainer.device.device import DeferredScalar, DeferredVector, PinnedRings
+from offloop.trainer.device.device import DeferredNumbers, PinnedRings
 
 
 class FakeGpu:
@@ -29,11 +29,11 @@ class FakeGpu:
         count, *width = shape if isinstance(shape, tuple) else (shape,)
         return Slots([Slot(self, torch.empty(width, dtype=dtype)) for _ in range(count)])  # type: ignore[return-value]
 
-    def read_later(self, scalar: Tensor) -> DeferredScalar:
-        return self.rings.copy_scalar(scalar)
+    def read_later(self, scalar: Tensor) -> DeferredNumbers[float]:
+        return self.rings.copy(scalar.reshape(()))
 
-    def read_many_later(self, vector: Tensor) -> DeferredVector:
-        return self.rings.copy_vector(vector)
+    def read_many_later(self, vector: Tensor) -> DeferredNumbers[list[float]]:
+        return self.rings.copy(vector)
 
     def batch_to_device(self, batch: Any) -> Any:
         return batch
@@ -89,9 +89,6 @@ class Slot:
         # As it is now: what is copied may change before the GPU has come that far.
         content = source.clone()
         self._gpu.copy(lambda: self._memory.copy_(content))
-
-    def item(self) -> Any:
-        return self._memory.item()
 
     def tolist(self) -> Any:
         return self._memory.tolist()

@@ -2,8 +2,7 @@
 
 Each class is loaded when it is first used, because loading one needs torch.
 
-May import: bus.plugins, arguments, data, device, engine. Begin with ``gradient_clipping``; ``common`` has what several
-share.
+Begin with ``gradient_clipping``; ``common`` has what several share.
 """
 
 from typing import TYPE_CHECKING

@@ -52,13 +52,12 @@ def check_count(number: Any, argument: str, least: int = 1) -> int:
 
 
 def check_precision(precision: Any, argument: str) -> None:
-    """Raises ``ConfigurationError`` for numbers that nothing is computed in."""
     if precision not in PRECISIONS:
         raise ConfigurationError(f"{argument} {precision!r} is not allowed: use {', '.join(PRECISIONS)}")
 
 
 def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -> int:
-    """How many batches to keep."""
+    """The number of batches to keep."""
     try:
         time = None if isinstance(given, bool) else Time.from_input(given, TimeUnit.BATCH)
     except InvalidTimeError:
@@ -80,39 +79,35 @@ def check_record(record: str | Iterable[Event | str], argument: str) -> set[Even
 
 
 def check_config(config: Any, argument: str) -> None:
-    """Raises ``ConfigurationError`` for what has no names and values."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(f"{argument} is {config!r}: give a dict of names and values")
     check_goals(config, argument)
 
 
 def check_path(path: Any, argument: str) -> Path:
-    """The path of a file or folder."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or not text:
         raise ConfigurationError(f"{argument} is {path!r}: give a path, as a text or a pathlib.Path")
     return Path(text)
 
 
 def check_text(text: Any, argument: str) -> None:
-    """Raises ``ConfigurationError`` for an argument that is not a text."""
     if not isinstance(text, str):
         raise ConfigurationError(f"{argument} is {text!r}: give a text, such as the default")
 
 
 def check_flag(flag: Any, argument: str) -> None:
-    """Raises ``ConfigurationError`` for an argument that is neither ``True`` nor ``False``."""
     if not isinstance(flag, bool):
         raise ConfigurationError(f"{argument} is {flag!r}: use True or False")
 
 
 def check_function(function: Any, argument: str, call: str) -> None:
-    """Raises ``ConfigurationError`` for what cannot be called; ``call`` says with what it is."""
+    """Refuses what cannot be called; ``call`` shows the call, for the message."""
     if not callable(function):
         raise ConfigurationError(f"{argument} is {function!r}: give a function that is called with {call}")
 
 
 def check_subset(batches: Any, argument: str) -> int:
-    """How many batches of a dataloader to use, -1 for all of them."""
+    """A number of batches, -1 for all of them."""
     if isinstance(batches, int) and not isinstance(batches, bool) and (batches == -1 or batches > 0):
         return batches
     raise ConfigurationError(f"{argument} is {batches!r}: use a number of batches from 1, or -1 for all of them")

@@ -91,7 +91,7 @@ class ArgumentGroup:
 
 
 def arguments_of(group: type[ArgumentGroup]) -> list[Argument]:
-    """The arguments that a group declares, or takes over from others."""
+    """The arguments that a group declares or inherits."""
     helps: dict[str, str] = {}
     for one in reversed(group.__mro__):
         for names, text in _DOCUMENTED.findall(inspect.cleandoc(one.__doc__ or "")):

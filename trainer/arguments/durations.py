@@ -31,7 +31,7 @@ def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None
 
 
 def end_after(timestamp: Timestamp, length: Time) -> Time:
-    """Where a training ends that begins at a time and takes so long; in seconds at the first whole one after that."""
+    """The end of a training that begins at a time and takes so long; in seconds the first whole one after that."""
     begin = timestamp.get(length.unit)
     if length.unit is TimeUnit.SECOND and timestamp.total_wct > datetime.timedelta(seconds=begin.value):
         begin += 1
@@ -45,7 +45,8 @@ def end_of_fit(
     iteration_length: Time | None,
     resumed: bool,
 ) -> Time:
-    """The time at which a call of ``fit(duration)`` ends that begins at a time; ``max_duration`` is the training's."""
+    """The training time at which a call of ``fit(duration)`` ends; ``max_duration`` is the training's, and may have
+    passed when the training is ``resumed`` from its end."""
     if duration is not None:
         max_duration = end_after(timestamp, check_max_duration(duration))
     if max_duration is None:
@@ -60,7 +61,7 @@ def end_of_fit(
 
 
 def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
-    """Raises ``ConfigurationError`` for a duration in iterations where these have no length."""
+    """Refuses a duration in iterations where these have no length."""
     if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
         raise ConfigurationError(
             f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
@@ -94,12 +95,9 @@ def check_interval(interval: TimeInput, argument: str = "interval") -> Time:
 class Interval:
     """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
 
-    ``events`` are those at which epochs, iterations and batches are looked at.
-
-    Epochs and iterations are looked at when they end, everything else after each batch. A share of the training
-    (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole batches, when their
-    number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``.
-    """
+    Epochs and iterations are counted when they end, everything else after each batch; ``events`` are these three. A
+    share of the training (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole
+    batches, when their number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``."""
 
     def __init__(
         self,
@@ -115,19 +113,17 @@ class Interval:
         self._interval = interval
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
-        """Whether it is due at this event, ``previous`` being the timestamp before it."""
+        """Whether it is due at this event; ``previous`` is the timestamp before it."""
         if event is not self.event or self.is_never:
             return False
         return passes(self._interval, timestamp.values, None if previous is None else previous.values)
 
     @property
     def length(self) -> Time:
-        """How far the times are apart at which it is due."""
         return self._interval
 
     @property
     def is_never(self) -> bool:
-        """Whether it is an interval of zero, which is never due."""
         return not self._interval.value
 
 

@@ -28,8 +28,7 @@ def to_builtin(value: Any) -> Any:
 
 
 def as_int(value: Any) -> int | None:
-    """Converts any kind of whole number to ``int``, such as numpy's or a tensor with one element; ``None``
-    for anything else, also for ``True`` and ``False``."""
+    """Converts any kind of whole number to ``int``, such as numpy's; ``None`` for anything else and for bools."""
     if isinstance(value, bool):
         return None
     try:
@@ -39,7 +38,7 @@ def as_int(value: Any) -> int | None:
 
 
 def describe(value: Any) -> str:
-    """Describes a value in a few words, for a message of one line."""
+    """Describes a value in a few words, for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     is_empty = isinstance(value, list | tuple | dict) and not value
@@ -47,12 +46,12 @@ def describe(value: Any) -> str:
 
 
 def optimizer_names(optimizers: list[Any]) -> list[str]:
-    """The names that learning rates go by: class names, a further optimizer of a class with ``-1``, ``-2``, ..."""
+    """The names of learning rates: class names, see :func:`unique_names`."""
     return unique_names(type(optimizer).__name__ for optimizer in optimizers)
 
 
 def unique_names(given: Iterable[str]) -> list[str]:
-    """The names, a further one that is the same with ``-1``, ``-2``, ..."""
+    """The names, a repeated one with ``-1``, ``-2``, ..."""
     names: list[str] = []
     for name in given:
         count = sum(1 for other in names if other.rsplit("-", 1)[0] == name)

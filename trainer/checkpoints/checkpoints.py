@@ -25,7 +25,7 @@ from offloop.trainer.checkpoints.file import (
     write_checkpoint,
 )
 from offloop.trainer.checkpoints.folder import CheckpointFolder
-from offloop.trainer.checkpoints.saver import Announce, IntervalSaver, NoSaver
+from offloop.trainer.checkpoints.saver import Announce, CheckpointSaver
 from offloop.trainer.checkpoints.sharded import is_sharded, on_first, read_sharded, training_file, write_sharded
 from offloop.trainer.checkpoints.training_state import (
     load_model,
@@ -48,10 +48,10 @@ _log = logging.getLogger("offloop")
 
 
 class Checkpoints:
-    """Loads the checkpoint that a training resumes from, and makes what writes new ones.
+    """Loads the checkpoint that a training resumes from, and makes the saver of new ones.
 
-    With ``sharded`` those that are written are folders, see :mod:`offloop.trainer.checkpoints.sharded`. Their names are
-    those of files without the suffix and the rank."""
+    With ``sharded`` the new ones are folders, see :mod:`offloop.trainer.checkpoints.sharded`, with the names of files
+    without the suffix and the rank."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Checkpoints:
         self._resumes_at = Timestamp()
         self.saved_name: str | None = None
         """The name of the run that the checkpoint to resume from is of, once that was looked at."""
-        self._saver: IntervalSaver | None = None
+        self._saver: CheckpointSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.announce: Announce = _announce_nothing
         """Called on the first rank where a checkpoint is saved and where one was loaded."""
@@ -103,7 +103,7 @@ class Checkpoints:
         """Whether the training resumes its run, also where that has no checkpoint yet."""
 
     def use_run_name(self) -> None:
-        """Has checkpoints written where the state's run name says."""
+        """Writes checkpoints to the folder of the state's run name from now on."""
         sharded, ranks = self._sharded, self._ranks
         if self._save_folder is not None:
             filename, latest = self._filenames
@@ -122,10 +122,10 @@ class Checkpoints:
         self._gather = partial(_gather, self._state, self._loader_resume, ranks, self._folder)
 
     def _latest(self, folders: Sequence[CheckpointFolder], from_scratch: bool | None = None) -> Path | None:
-        """The newest checkpoint in the first of some folders that has one, for which the first rank looks.
+        """The newest checkpoint in the first of some folders that has one, found by the first rank.
 
-        Raises ``CheckpointError``, on every rank, when there are some and none can be read, unless the training is to
-        begin anew then; ``from_scratch`` is ``None`` for one that cannot."""
+        Raises ``CheckpointError``, on every rank, when all of them are damaged, unless the training begins anew then;
+        ``from_scratch`` is ``None`` where it cannot."""
 
         def find() -> str | None:
             found = next((path for folder in folders if (path := folder.latest()) is not None), None)
@@ -149,11 +149,8 @@ class Checkpoints:
         return None if path is None else Path(path)
 
     def check(self) -> None:
-        """Looks, before anything is started, whether the checkpoint to resume from can be read.
-
-        Raises:
-            CheckpointError: it cannot be; damage within the tensors is found only by :meth:`load`.
-        """
+        """Checks, before anything is started, that the checkpoint to resume from can be read; damage within the tensors
+        is found by :meth:`load`."""
         if self._load_path is not None:
             self._load_path = path = self._find(self._load_path)
             if is_torch_file(path) and not self._load_weights_only:
@@ -173,16 +170,14 @@ class Checkpoints:
                 self.saved_name = read_part(file, "run").get("name")
 
     def check_folder(self) -> None:
-        """Looks whether checkpoints can be written."""
+        """Checks that checkpoints can be written and that no older ones are in the way."""
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
         self.check_conflicts(self._resumes_at)
 
     def load(self, evaluation: Evaluation, sharding: "FullySharded | None" = None) -> None:
-        """Puts the training to where the checkpoint left it, if there is one to load, but for its schedulers;
-        ``sharding`` is how the model is spread over the ranks.
-
-        Raises ``CheckpointError`` when it cannot be read or does not fit."""
+        """Restores the training from the checkpoint to load, if there is one, but for its schedulers; ``sharding``
+        spreads the model over the ranks."""
         path, state = self._load_path, self._state
         if path is None:
             return
@@ -211,7 +206,7 @@ class Checkpoints:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is written down about the run: where its checkpoints are."""
+        """The description of the checkpoints in ``run.json``."""
         return {} if self.folder is None else {"save_folder": _readable(self.folder.absolute())}
 
     @property
@@ -219,41 +214,37 @@ class Checkpoints:
         """The checkpoint of the same run that the training resumes from."""
         return self._load_path if self.resumed else None
 
-    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> "IntervalSaver | NoSaver":
-        """What writes checkpoints in a training of that length."""
-        if self._folder is None:
-            return NoSaver()
+    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> CheckpointSaver:
+        """Returns the saver of a training of that length."""
         if self._saver is None:
-            if self._state.rank == 0:
+            if self._folder is not None and self._state.rank == 0:
                 self._folder.check_conflicts(self._state.timestamp)
                 self._folder.clean()
             join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
             # A training does not resume from weights alone.
             announce = _announce_nothing if self._weights_only else self.announce
-            self._saver = IntervalSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
+            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
         self._saver.plan(max_duration, partial(self._gather, evaluation, data, self._weights_only))
         return self._saver
 
     def gatherer(self, evaluation: Evaluation, data: DataSpec) -> Callable[[], dict[str, Any]]:
-        """What gathers a whole checkpoint of the training, whatever is saved here."""
+        """Returns a function that gathers a whole checkpoint of the training."""
         return partial(self._gather, evaluation, data, False)
 
     def load_schedulers(self) -> None:
-        """Puts the schedulers to where the checkpoint left them, once they are there; does nothing without one.
-
-        Raises ``CheckpointError`` when they are others."""
+        """Restores the schedulers from the checkpoint, once they are made."""
         if self._schedulers is not None:
             saved, path = self._schedulers
             self._schedulers = None
             load_schedulers(self._state, saved, path)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Raises ``ConfigurationError`` when checkpoints are in the way of a training at that time."""
+        """Refuses to train from that time on where newer checkpoints are in the folder."""
         if self._folder is not None and self._state.rank == 0:
             self._folder.check_conflicts(timestamp)
 
     def forget(self) -> None:
-        """Forgets where the training was, because it begins anew."""
+        """Forgets the checkpoint of a training that begins anew."""
         self._saver = None
         self.resumed = False
 
@@ -298,8 +289,7 @@ def _readable(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = None) -> None:
-    """Of a training without a stream."""
+def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = None) -> None: ...
 
 
 def _write(path: Path | None, tree: Mapping[str, Any], *, sharded: bool, ranks: Ranks | None) -> None:

@@ -71,9 +71,7 @@ class CheckpointDraft(NamedTuple):
     """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
 
     def metadata(self) -> dict[str, str]:
-        """As it travels to a process that completes it, see ``write_draft``.
-
-        Raises ``CheckpointError`` for a tree that is too large."""
+        """The metadata of an image that ``bus.checkpoints.image.write_draft`` completes in another process."""
         try:
             # Five times as fast as text_of, but without its escapes for what is not Unicode.
             return {DRAFT_KEY: check_size(msgspec.json.encode(self.contents).decode())}
@@ -82,9 +80,8 @@ class CheckpointDraft(NamedTuple):
 
 
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
-    """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor.
-
-    Raises ``CheckpointError``, which says that ``what`` cannot be written."""
+    """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor; ``what`` names the checkpoint in
+    errors."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
             raise CheckpointError(
@@ -101,14 +98,13 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
 
 
 def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
-    """Writes a tree to a file, making its folder if there is none.
+    """Writes a tree to a file, making its folder if there is none. The file appears under its name when it is complete
+    and on the disk; until then the one before it stays.
 
     The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
-    strings, bytes and dense tensors of any device and of every dtype that safetensors has; what is derived from one of
-    these (an ``OrderedDict``, a named tuple, a parameter) comes back as the plain kind. Tensors that are the same one
-    in memory are stored once. Tensors are neither copied nor moved unless they are on a device or not contiguous.
-
-    The file appears under its name when it is complete and on the disk; until then the one before it stays.
+    strings, bytes and dense tensors of any device and of every dtype that safetensors has; subclasses of these (an
+    ``OrderedDict``, a named tuple, a parameter) come back as the plain kind. Tensors that are the same one in memory
+    are stored once. Tensors are neither copied nor moved unless they are on a device or not contiguous.
 
     Raises ``CheckpointError`` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
@@ -131,9 +127,9 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
     """The tree that was written, its tensors on a device. Every byte of the file is checked.
 
     Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded as they are used. With
-    ``device="meta"`` the file is checked just the same, and the tensors have a shape and a dtype but no values.
+    ``device="meta"`` the file is checked just the same, and the tensors have no values.
 
-    Raises ``CheckpointError`` for a file that is missing, damaged, not a checkpoint, or written by a newer version."""
+    Raises ``CheckpointError`` for a file that is missing, damaged, not a checkpoint, or of another version."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         tree: dict[str, Any] = _unpack(contents["tree"], _loader(file, contents, path, device))
@@ -141,9 +137,8 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 
 
 def read_part(path: PathLike, key: str) -> Any:
-    """What a checkpoint holds under one key of the tree, on the CPU; other tensors are neither read nor checked.
-
-    Raises ``CheckpointError`` as :func:`read_checkpoint` does, and for an unknown key."""
+    """The part of a checkpoint's tree under one key, on the CPU; other tensors are neither read nor checked. Raises as
+    :func:`read_checkpoint` does, and for an unknown key."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -155,9 +150,8 @@ def read_part(path: PathLike, key: str) -> Any:
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU.
-
-    Raises ``CheckpointError`` as :func:`read_checkpoint` does, and for a checkpoint without a model."""
+    """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU. Raises as
+    :func:`read_checkpoint` does."""
     with _opened(path) as file:
         if _contents(file, path) is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
@@ -178,10 +172,10 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     """The state dict of the model in a file of ``torch.save``, on the CPU.
 
     The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do, ``state``
-    and ``model``. Where all names begin with ``module.``, as under DistributedDataParallel, that is left out.
+    and ``model``. A prefix ``module.`` of all names, as under DistributedDataParallel, is left out.
 
     Raises ``CheckpointError`` when the file is missing, damaged, has no model in it, or holds pickled objects that
-    could run code when loaded: only tensors, plain values, numpy arrays and time spans are let in."""
+    could run code when loaded: only tensors, plain values, numpy arrays and time spans are allowed."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save", path=path)
@@ -217,14 +211,12 @@ def import_torch(path: PathLike) -> dict[str, Any]:
 
 
 class _TensorTable:
-    """The tensors of a tree by the names that they get in the file."""
-
     def __init__(self) -> None:
         self.stored: dict[str, Tensor] = {}
         self._known: dict[int, list[str]] = {}
 
     def add(self, tensor: Tensor, path: str) -> str:
-        """The name that a tensor is stored under."""
+        """Stores a tensor; returns its name."""
         tensor = tensor.detach()
         if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
             raise CheckpointError(
@@ -350,7 +342,7 @@ def _unpack(value: Any, load: Callable[..., Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: PathLike) -> Iterator[Any]:
-    """The open safetensors file; everything that goes wrong with it in the block is a CheckpointError."""
+    """Opens a safetensors file; all errors in the block become ``CheckpointError``."""
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved", path=path)
     try:

@@ -13,11 +13,10 @@ from offloop.trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharde
 
 
 class CheckpointFolder(CheckpointNames):
-    """Saves checkpoints in a folder, and finds the newest one that is whole.
+    """Saves checkpoints in a folder, and finds the newest intact one.
 
     The arguments are those of :class:`offloop.bus.checkpoints.names.CheckpointNames`; ``write`` writes a tree to a
-    path, where it may also make a folder of :mod:`offloop.trainer.checkpoints.sharded`. Raises the same.
-    """
+    path, where it may also make a folder of :mod:`offloop.trainer.checkpoints.sharded`."""
 
     def __init__(
         self,
@@ -38,21 +37,18 @@ class CheckpointFolder(CheckpointNames):
 
     @property
     def last_path(self) -> Path | None:
-        """Where the last checkpoint is that was saved; ``None`` before the first."""
+        """The path of the last checkpoint that was saved."""
         return None if self._last is None else self.path_at(self._last)
 
     def save(self, timestamp: Timestamp, tree: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint, makes it the latest one, and removes what is not to be kept.
+        """Writes a checkpoint with the time as ``timestamp``, makes it the latest one, and removes surplus ones.
 
-        The tree gets the time as ``timestamp``. A checkpoint that cannot be removed is logged and tried again with the
-        next one.
-
-        Raises ``CheckpointError`` when it cannot be written; what was there then stays."""
+        Raises ``CheckpointError`` when it cannot be written; the existing ones then stay."""
         return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
 
     def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
-        """Saves a tree in the place of the last one, with the ``timestamp`` that is in the tree, which may be a later
-        one; does nothing where none was saved."""
+        """Saves a tree in the place of the last one, with the ``timestamp`` of the tree, which may be a later one; does
+        nothing where none was saved."""
         if self._last is None:
             return None
         return self._save(self._last, {"timestamp": list(self._last.values), **tree})
@@ -67,12 +63,10 @@ class CheckpointFolder(CheckpointNames):
         return path
 
     def latest(self) -> Path | None:
-        """The newest checkpoint in the folder that is whole, each byte of it checked; ``None`` if there is none.
+        """The newest intact checkpoint in the folder, each byte of it checked; damaged ones are in :attr:`unreadable`.
 
-        With ``overwrite``, what the link leads to comes first: files of a later time may be older ones. Without it a
-        later file was written just before the process was killed. Those that cannot be read are in :attr:`unreadable`.
-
-        Raises ``CheckpointError`` when the folder cannot be read."""
+        With ``overwrite``, the target of the link comes first: files of a later time may be older ones. Without it a
+        later file was written just before the process was killed."""
         self.unreadable.clear()
         try:
             # A search in a folder without permission finds nothing.
@@ -107,12 +101,12 @@ class CheckpointFolder(CheckpointNames):
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave, but for what cannot be read: that is never removed."""
+        """Restores :meth:`state_dict`, but for unreadable checkpoints, which are never removed."""
         super().load_state_dict(state)
         self._saved = [name for name in self._saved if _real(self.folder / name) not in self.unreadable]
 
     def newest_unreadable(self) -> CheckpointError:
-        """Why the newest of :attr:`unreadable` cannot be read, as far as names tell which that is."""
+        """The error of the newest of :attr:`unreadable`, by the names."""
 
         folder = self.folder.resolve()
 

@@ -7,7 +7,6 @@ The format is in ``docs/checkpoints.md``.
 """
 
 import contextlib
-import json
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +32,11 @@ _CHUNK = 1 << 20
 
 
 def training_file(path: Path) -> Path:
-    """The file with the small parts of a checkpoint, which for one that is a file is the file itself."""
+    """The file with the small parts of a checkpoint, or the checkpoint itself where it is a file."""
     return path / _TRAINING if path.is_dir() else path
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether there is such a folder, rather than a file or another folder."""
     return (path / _TRAINING).is_file()
 
 
@@ -47,15 +45,20 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
     that all can write to, the others with ``None``.
 
     Each rank writes its part of the tensors in the tree that are ``DTensor``; all else is taken from the first rank's.
-    The folder appears under its name when it is complete and on the disk, and takes the place of one that is there.
+    The folder replaces an existing one when it is complete and on the disk.
 
-    Raises ``CheckpointError`` on every rank when any of them cannot write; what was there then stays."""
+    Raises ``CheckpointError`` on every rank when any of them cannot write; the existing folder then stays."""
     rest, sharded = _take_apart(tree)
+
+    def own_checksums() -> dict[str, str]:
+        files = sorted((draft / SHARDS).iterdir())
+        return _checksums(draft, files[ranks.rank :: ranks.world_size])
+
     with contextlib.ExitStack() as stack:
         # Only the first rank makes and moves folders.
         draft = Path(on_first(ranks, lambda: str(stack.enter_context(atomic_replace(_given(path))))))
         _save(draft / SHARDS, {_name(place): tensor for place, tensor in sharded})
-        checksums = _on_all(ranks, lambda: _checksums(draft, _files(draft)[ranks.rank :: ranks.world_size]))
+        checksums = ranks.each(lambda: _checked(own_checksums))
         contents = {
             "files": {name: checksum for one in checksums for name, checksum in one.items()},
             "tensors": {
@@ -70,7 +73,7 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
 def read_sharded(
     path: Path, mesh: "DeviceMesh | None" = None, ranks: Ranks | None = None, part: str | None = None
 ) -> dict[str, Any]:
-    """The tree that was written, on the CPU, or what is in it under one key. Every byte of the folder is checked.
+    """The tree that was written, on the CPU, or its part under one key. Every byte of the folder is checked.
 
     With a mesh of the ranks all of them have to call this, of any number, and each gets its part of the tensors that
     were sharded, by rows, on the mesh's device. Without one the tensors are whole.
@@ -90,7 +93,7 @@ def read_sharded(
         _check_files(path, files)
     else:
         own = dict(sorted(files.items())[ranks.rank :: ranks.world_size])
-        _on_all(ranks, lambda: _check_files(path, own))
+        ranks.each(lambda: _check_files(path, own))
     _load(path / SHARDS, tensors, alone=mesh is None)
     for name, place, _, _ in selected:
         _put(tree, place, tensors[name])
@@ -173,10 +176,6 @@ def _reason(error: Any) -> str:
     return f"{type(first).__name__} on rank {rank}: {str(first).splitlines()[0] if str(first) else ''}"
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted((path / SHARDS).iterdir())
-
-
 def _checksums(path: Path, files: Sequence[Path]) -> dict[str, str]:
     found = {}
     for file in files:
@@ -207,25 +206,12 @@ def _given(path: Path | None) -> Path:
 
 
 def on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:
-    """What came of something that the first rank does, on every rank: text or nothing, or the error."""
-    answer = _tried(do) if ranks.rank == 0 else None
-    return _result_of([ranks.share(answer)])[0]
+    """The result of a function that the first rank calls, on every rank: text or ``None``, or the error."""
+    return ranks.each(lambda: _checked(do), among={0})[0]
 
 
-def _on_all(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
-    answers = ranks.collect(json.dumps(_tried(do)).encode())
-    return _result_of([json.loads(answer) for answer in answers])
-
-
-def _tried(do: Callable[[], Any]) -> list[Any]:
+def _checked(do: Callable[[], Any]) -> Any:
     try:
-        return [do(), None]
-    except (CheckpointError, OSError) as error:
-        return [None, str(error)]
-
-
-def _result_of(answers: Sequence[Any]) -> list[Any]:
-    for _, failure in answers:
-        if failure is not None:
-            raise CheckpointError(failure)
-    return [result for result, _ in answers]
+        return do()
+    except OSError as error:
+        raise CheckpointError(str(error)) from error

@@ -44,9 +44,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
-    """Puts weights into the model.
-
-    Raises ``CheckpointError`` when they are those of another model."""
+    """Loads weights into the model. Raises ``CheckpointError`` when they are those of another model."""
     own = state.model.state_dict()
     wrong = [
         f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
@@ -70,9 +68,8 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 
 
 def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
-    """Puts everything but the model and the schedulers back to what :func:`training_tree` wrote down.
-
-    Raises ``CheckpointError`` when it does not fit the trainer's optimizers or algorithms."""
+    """Restores everything but the model and the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when
+    it does not fit the trainer's optimizers or algorithms."""
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
@@ -145,9 +142,7 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 
 
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
-    """Puts the schedulers back to what :func:`training_tree` wrote down of them.
-
-    Raises ``CheckpointError`` when they are others."""
+    """Restores the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when they are others."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     if names != [name for name, _ in saved]:
         raise CheckpointError(

@@ -1,5 +1,1 @@
-"""The command ``trainer``.
-
-May import: bus.cli, bus.runs, algorithms, arguments, config, device, distributed, fields, stream, tasks, trainer. Begin
-with ``main``.
-"""
+"""The command ``trainer``. Begin with ``main``."""

@@ -88,8 +88,8 @@ class _Beginning:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """While this is open, Ctrl-C and SIGTERM end the process at once: what is raised while torch and numpy load is
-        caught by them, and leaves them half loaded."""
+        """Ctrl-C and SIGTERM end the process at once within this: an exception while torch and numpy load would be
+        caught by them, and leave them half loaded."""
 
         def leave(*_: object) -> None:
             self.end()
@@ -107,7 +107,6 @@ class _Beginning:
                 signal.signal(number, handler)
 
     def end(self) -> None:
-        """The run has begun, or never will."""
         self.over = True
         self._announced.close()
 
@@ -279,10 +278,10 @@ def _print_algorithms() -> None:
 
 def _print_fields() -> None:
     with _refusing(), _explaining_what_is_missing():
-        from offloop.trainer.fields.registry import FieldRegistry
+        from offloop.trainer.fields.registry import check_fields
 
         click.echo("Fields (a callback's fields = (NAME, ...); your own with Trainer(fields={NAME: function}))")
-        click.echo("\n".join(FieldRegistry().listing()))
+        click.echo("\n".join(check_fields(None).listing()))
 
 
 @contextlib.contextmanager
@@ -318,10 +317,7 @@ def _click_option(option: TaskOption) -> click.Option:
 
 
 def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
-    """Trains a task with the values of its own and of the common options by name.
-
-    Raises :class:`click.ClickException` when the task or one of its values will not do, and what the training
-    raises."""
+    """Trains a task with the values of its own and of the common options by name."""
     with _refusing():
         with beginning.loading(), _explaining_what_is_missing():
             from offloop.trainer.device.device import is_gpu
@@ -389,8 +385,7 @@ def _check_options(task: Task, options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
 
 
-def _say_nothing(_line: str) -> None:
-    """For the ranks that do not speak."""
+def _say_nothing(_line: str) -> None: ...
 
 
 def _what_is_missing(trainer: "Trainer") -> str:

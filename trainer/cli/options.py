@@ -102,9 +102,7 @@ OPTION_NAMES = frozenset(str(option.name) for options in COMMON_OPTIONS.values()
 
 
 def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for ``Trainer`` that stand for the values given by option, by the options' names.
-
-    Algorithms are left out: they have yet to be made."""
+    """The trainer's arguments from the values of the options, but for algorithms, which have yet to be made."""
     given: dict[str, Any] = {}
     for name, (argument, form) in _ARGUMENTS.items():
         value = values[name] if form.sets is None or not values[name] else form.sets
@@ -114,8 +112,7 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_together(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises ``ConfigurationError`` for an option given that has no effect, or no meaning, without an argument that
-    neither the command line nor the task gives."""
+    """Refuses an option that has no effect without an argument that neither the command line nor the task gives."""
     for name, (_, form) in _ARGUMENTS.items():
         for needed in form.needs if values[name] is not None else ():
             if arguments.get(needed) is None:

@@ -1,6 +1,7 @@
 """Values that can be set from outside during a training."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -10,8 +11,8 @@ from offloop.trainer.arguments.checks import check_function, check_number
 from offloop.trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
-"""What puts a value into effect, between two batches. It raises for one that is not allowed; the sender receives
-the error."""
+"""Puts a value into effect, between two batches. It raises for one that is not allowed; the sender receives the
+error."""
 
 
 class Setting(NamedTuple):
@@ -19,56 +20,43 @@ class Setting(NamedTuple):
 
     apply: SettingFunction
     description: str = ""
-    """What it is, and which values it takes, in one line."""
+    """Its meaning and values in one line."""
 
 
-class Settings(Mapping[str, Setting]):
+class Settings(UserDict[str, Setting]):
     """The values of a training that ``offloop send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)``
     can set: ``lr``, ``log_interval``, ``eval``, and what is registered."""
-
-    def __init__(self, settings: Mapping[str, Setting]) -> None:
-        self._settings = dict(settings)
 
     def register(self, name: str, function: SettingFunction, description: str = "") -> None:
         """Declares a value: ``function(state, value)`` puts it into effect. It runs in the training loop, between two
         batches, and with several ranks in each of them.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is taken or no identifier."""
-        if name in self._settings:
+        if name in self:
             raise ConfigurationError(f"there is a setting {name!r} already: choose another name")
-        self._settings[name] = _checked(name, function, description)
+        self[name] = _checked(name, function, description)
 
     def apply(self, state: State, name: Any, value: Any) -> None:
         """Puts a value into effect.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for one that does not exist, or a value that is not
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown name and for a value that is not
         allowed."""
-        setting = self._settings.get(name)
-        if setting is None:
+        if name not in self:
             raise ConfigurationError(
-                f"there is no setting {name!r}: {close_matches(str(name), list(self._settings))}"
-                f"there are {', '.join(self._settings)}"
+                f"there is no setting {name!r}: {close_matches(str(name), list(self))}there are {', '.join(self)}"
             )
-        setting.apply(state, value)
-
-    def __getitem__(self, name: str) -> Setting:
-        return self._settings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
+        self[name].apply(state, value)
 
 
 def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
-    """The settings of a training: those that each has, of which one is for its progress, and the user's own."""
+    """The settings of a training: the built-in ones, one of which is for its progress, and the user's own."""
     # Nothing that holds the trainer: one that is dropped is to be gone at once.
     settings = Settings(
         {
             "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
             "log_interval": Setting(
-                lambda _, value: set_log_interval(progress, value), "seconds between two lines of progress"
+                lambda _, value: progress.set_interval(check_number(value, "log_interval", above=0)),
+                "seconds between two lines of progress",
             ),
             "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
         }
@@ -80,13 +68,11 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 
 def check_settings(given: Any) -> dict[str, Setting]:
     """The settings that the user gave, by name."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | None):
         raise ConfigurationError(
             f"settings is a {type(given).__name__}: give a dict of names to functions of the state and the value"
         )
-    return {name: _checked(name, function, "") for name, function in given.items()}
+    return {name: _checked(name, function, "") for name, function in (given or {}).items()}
 
 
 def _checked(name: Any, function: Any, description: str) -> Setting:
@@ -97,8 +83,7 @@ def _checked(name: Any, function: Any, description: str) -> Setting:
 
 
 def set_learning_rate(state: State, value: Any) -> None:
-    """Sets the rate of every parameter group. What a schedule multiplies is changed with it: from here on the schedule
-    continues from that rate."""
+    """Sets the rate of every parameter group, from which its schedule continues."""
     rate = check_number(value, "lr")
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
@@ -120,8 +105,3 @@ def evaluate(state: State, value: Any) -> None:
     if value != "now":
         raise ConfigurationError(f"eval is {value!r}: 'now' is what it can be set to")
     state.evaluate_now()
-
-
-def set_log_interval(progress: Any, value: Any) -> None:
-    """Sets how many seconds go by between two lines of progress, or two drawings of its bar."""
-    progress.set_interval(check_number(value, "log_interval", above=0))

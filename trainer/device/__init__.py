@@ -1,6 +1,6 @@
 """Where numbers are computed, and how reproducibly: devices, precision, batches on a device, seeds.
 
-May import: arguments. Begin with ``device``.
+Begin with ``device``.
 """
 
 from typing import TYPE_CHECKING

@@ -23,16 +23,16 @@ class Device(Protocol):
     name: str
     """``cpu`` or ``gpu``."""
     model_name: str
-    """What it is sold as, where that is known."""
+    """The product's name, where that is known."""
     torch_device: torch.device
 
     def batch_to_device(self, batch: Any) -> Any:
         """The batch with all of its tensors on this device."""
 
-    def read_later(self, scalar: torch.Tensor) -> "float | DeferredScalar":
+    def read_later(self, scalar: torch.Tensor) -> "float | DeferredNumbers[float]":
         """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
 
-    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredVector":
+    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredNumbers[list[float]]":
         """The same for all numbers of a tensor of one dimension, which cross in one copy."""
 
 
@@ -44,22 +44,20 @@ class CpuDevice:
     torch_device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:
-        """The batch itself: dataloaders give tensors on the host."""
         return batch
 
     def read_later(self, scalar: torch.Tensor) -> float:
-        """The value, at once."""
         number: float = scalar.item()
         return number
 
     def read_many_later(self, vector: torch.Tensor) -> list[float]:
-        """The numbers, at once."""
         numbers: list[float] = vector.tolist()
         return numbers
 
 
 class GpuDevice:
-    """Trains on a CUDA device, by default the current one; whatever crosses to the host is copied asynchronously."""
+    """Trains on a CUDA device, by default the current one; everything that crosses to the host is copied
+    asynchronously, and batches in pinned memory (``pin_memory=True``) are copied from it asynchronously."""
 
     name = "gpu"
 
@@ -69,26 +67,24 @@ class GpuDevice:
         self._rings = PinnedRings(partial(torch.empty, pin_memory=True), copied)
 
     def batch_to_device(self, batch: Any) -> Any:
-        """A copy on the GPU; the host continues while tensors in pinned memory (``pin_memory=True``) are copied."""
         return map_tensors(batch, lambda tensor: tensor.to(self.torch_device, non_blocking=True))
 
-    def read_later(self, scalar: torch.Tensor) -> "DeferredScalar":
-        """A promise of the value, kept as soon as the GPU has come this far."""
-        return self._rings.copy_scalar(scalar)
+    def read_later(self, scalar: torch.Tensor) -> "DeferredNumbers[float]":
+        return self._rings.copy(scalar.reshape(()) if scalar.ndim else scalar)
 
-    def read_many_later(self, vector: torch.Tensor) -> "DeferredVector":
-        """A promise of the numbers, kept as soon as the GPU has come this far."""
-        return self._rings.copy_vector(vector)
+    def read_many_later(self, vector: torch.Tensor) -> "DeferredNumbers[list[float]]":
+        return self._rings.copy(vector)
 
     def timing_event(self) -> torch.cuda.Event:
-        """What shows when the GPU has done all that it has been given so far, by the GPU's own clock."""
+        """An event that the GPU records when it has done all work given so far, with its own clock."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
 
 def copied(tensor: torch.Tensor) -> torch.cuda.Event:
-    """What shows that the copies begun so far from a tensor's device, which need not be the current one, are done."""
+    """An event that shows that the copies begun so far from a tensor's device, which need not be the current one, are
+    done."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device if tensor.is_cuda else None))
     return event
@@ -97,8 +93,8 @@ def copied(tensor: torch.Tensor) -> torch.cuda.Event:
 _Read = TypeVar("_Read")
 
 
-class _Deferred(Generic[_Read]):
-    """What is on its way from a GPU: :meth:`ready` says whether it has arrived, without waiting."""
+class DeferredNumbers(Generic[_Read]):
+    """One number, or a list of several, on the way from a GPU."""
 
     __slots__ = ("_copied", "_read", "_slot")
 
@@ -112,44 +108,23 @@ class _Deferred(Generic[_Read]):
         return self._read is not None or bool(self._copied.query())
 
     def value(self) -> _Read:
-        """What has arrived. Waits for the GPU when it is not :meth:`ready`, so it is called then only where a stream is
+        """The numbers. Waits for the GPU when they are not :meth:`ready`, so it is called then only where a stream is
         drained."""
         if self._read is None:
             if not self._copied.query():
                 self._copied.synchronize()
-            self._read = self._take()
+            numbers: Any = self._slot.tolist()
+            self._read = numbers
+            return numbers  # type: ignore[no-any-return]
         return self._read
-
-    def _take(self) -> _Read:
-        raise NotImplementedError
-
-
-class DeferredScalar(_Deferred[float]):
-    """A number on its way from a GPU."""
-
-    __slots__ = ()
-
-    def _take(self) -> float:
-        number: float = self._slot.item()
-        return number
-
-
-class DeferredVector(_Deferred[list[float]]):
-    """Several numbers on their way from a GPU, which arrive together."""
-
-    __slots__ = ()
-
-    def _take(self) -> list[float]:
-        numbers: list[float] = self._slot.tolist()
-        return numbers
 
 
 class DeferredMap:
-    """Several numbers by name, some of them on their way; there when all are."""
+    """Several numbers by name, some of them on their way; ready when all are."""
 
-    def __init__(self, numbers: "Mapping[str, float | DeferredScalar]") -> None:
+    def __init__(self, numbers: Mapping[str, float | DeferredNumbers[float]]) -> None:
         self._numbers = numbers
-        self._pending = [number for number in numbers.values() if isinstance(number, DeferredScalar)]
+        self._pending = [number for number in numbers.values() if isinstance(number, DeferredNumbers)]
 
     def ready(self) -> bool:
         """Whether :meth:`value` would return at once."""
@@ -158,53 +133,41 @@ class DeferredMap:
     def value(self) -> dict[str, float]:
         """The numbers. Waits for the GPU when they are not :meth:`ready`."""
         return {
-            name: number.value() if isinstance(number, DeferredScalar) else number
+            name: number.value() if isinstance(number, DeferredNumbers) else number
             for name, number in self._numbers.items()
         }
 
 
-_Promise = TypeVar("_Promise", bound=_Deferred[Any])
-
-
-class PinnedRing(Generic[_Promise]):
+class PinnedRing:
     """Slots of pinned host memory that tensors of one size are copied into, used in turn.
 
-    Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never asked for is read
-    before it is used again, so a promise stays good for as long as it is held; while the numbers in it have not
-    arrived yet, the ring grows instead of waiting.
+    Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never read is read before it
+    is used again, so a promise stays good for as long as it is held; while the numbers in it have not arrived yet, the
+    ring grows instead of waiting.
 
     Args:
-        promise: makes the promise of a slot and of what shows that the copy into it is done.
         allocate: makes so many slots.
-        mark: makes what shows that the copies begun so far from a tensor's device are done.
-        size: how many slots there are at first.
+        mark: makes an event that shows that the copies begun so far from a tensor's device are done.
+        size: number of slots at first.
     """
 
-    def __init__(
-        self,
-        promise: Callable[[torch.Tensor, Any], _Promise],
-        allocate: Callable[[int], torch.Tensor],
-        mark: Callable[[torch.Tensor], Any],
-        size: int,
-    ) -> None:
-        self._promise = promise
+    def __init__(self, allocate: Callable[[int], torch.Tensor], mark: Callable[[torch.Tensor], Any], size: int) -> None:
         self._allocate = allocate
         self._mark = mark
         self._size = size
         self._slots: list[torch.Tensor] = []
-        self._promises: list[_Promise | None] = []
+        self._promises: list[DeferredNumbers[Any] | None] = []
         self._next = 0
         self._grow()
 
-    def copy(self, tensor: torch.Tensor) -> _Promise:
-        """Starts copying a tensor from the device and returns the promise of it; one with a dimension may be shorter
-        than a slot."""
+    def copy(self, tensor: torch.Tensor) -> DeferredNumbers[Any]:
+        """Starts copying a tensor from the device; one with a dimension may be shorter than a slot."""
         index = self._free_slot()
         slot = self._slots[index]
         if tensor.ndim:
             slot = slot[: len(tensor)]
         slot.copy_(tensor.detach(), non_blocking=True)
-        promise = self._promise(slot, self._mark(tensor))
+        promise: DeferredNumbers[Any] = DeferredNumbers(slot, self._mark(tensor))
         self._promises[index] = promise
         self._next = (index + 1) % len(self._slots)
         return promise
@@ -227,13 +190,13 @@ class PinnedRing(Generic[_Promise]):
 
 
 class PinnedRings:
-    """A :class:`PinnedRing` for scalars of each dtype, and for vectors of each dtype and power of two that they are
-    long, made when the first one comes: numbers arrive as they are, and no GPU converts them.
+    """A :class:`PinnedRing` for each dtype and size, which is a power of two, or a scalar: numbers arrive as they are,
+    and no GPU converts them.
 
     Args:
         allocate: makes pinned memory of a shape, and of a ``dtype``.
-        mark: makes what shows that the copies begun so far from a tensor's device are done.
-        sizes: how many slots a ring of scalars begins with, and one of vectors.
+        mark: as in :class:`PinnedRing`.
+        sizes: slots at first in a ring of scalars, and in one of vectors.
     """
 
     def __init__(
@@ -245,32 +208,22 @@ class PinnedRings:
         self._allocate = allocate
         self._mark = mark
         self._sizes = sizes
-        self._vectors: dict[tuple[torch.dtype, int], PinnedRing[DeferredVector]] = {}
-        # To allocate pinned memory holds up the GPU: what losses need is there before the first one.
-        self._scalars = {torch.float32: self._ring_of_scalars(torch.float32)}
+        self._rings: dict[tuple[torch.dtype, int], PinnedRing] = {}
+        # Allocating pinned memory holds up the GPU: the slots for losses are there before the first one.
+        self._ring(torch.float32, 0)
 
-    def copy_scalar(self, scalar: torch.Tensor) -> DeferredScalar:
-        """Starts copying a tensor with one element from the device and returns the promise of its number."""
-        ring = self._scalars.get(scalar.dtype)
-        if ring is None:
-            ring = self._scalars[scalar.dtype] = self._ring_of_scalars(scalar.dtype)
-        return ring.copy(scalar.reshape(()) if scalar.ndim else scalar)
+    def copy(self, tensor: torch.Tensor) -> DeferredNumbers[Any]:
+        """Starts copying a tensor of no dimension or of one from the device, and returns the promise of its numbers."""
+        width = 1 << (len(tensor) - 1).bit_length() if tensor.ndim else 0
+        ring = self._rings.get((tensor.dtype, width))
+        return (ring or self._ring(tensor.dtype, width)).copy(tensor)
 
-    def copy_vector(self, vector: torch.Tensor) -> DeferredVector:
-        """Starts copying a vector from the device and returns the promise of its numbers."""
-        dtype, width = kind = vector.dtype, 1 << (len(vector) - 1).bit_length()
-        ring = self._vectors.get(kind)
-        if ring is None:
-            ring = self._vectors[kind] = PinnedRing(
-                DeferredVector,
-                lambda count: self._allocate((count, width), dtype=dtype),
-                self._mark,
-                self._sizes[1],
-            )
-        return ring.copy(vector)
+    def _ring(self, dtype: torch.dtype, width: int) -> PinnedRing:
+        def allocate(count: int) -> torch.Tensor:
+            return self._allocate((count, width) if width else count, dtype=dtype)
 
-    def _ring_of_scalars(self, dtype: torch.dtype) -> PinnedRing[DeferredScalar]:
-        return PinnedRing(DeferredScalar, partial(self._allocate, dtype=dtype), self._mark, self._sizes[0])
+        ring = self._rings[dtype, width] = PinnedRing(allocate, self._mark, self._sizes[width > 0])
+        return ring
 
 
 def is_gpu(device: str | torch.device | Device) -> bool:

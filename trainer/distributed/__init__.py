@@ -1,4 +1,1 @@
-"""Several ranks: who they are, data parallel and sharded training, how samples are shared out.
-
-May import: data, device. Begin with ``ranks``.
-"""
+"""Several ranks: who they are, data parallel and sharded training, how samples are shared out. Begin with ``ranks``."""

@@ -12,8 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Container, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,6 @@ from offloop.trainer.distributed.launcher import report_uncaught_errors
 
 _REASON = "offloop/reason"
 _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Connection refused")
-
-
-class _Published(Protocol):
-    address: str
-    run_name: str
-
-
-_Started = TypeVar("_Started", bound=_Published)
 
 
 class Ranks:
@@ -140,6 +132,30 @@ class Ranks:
             parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(parts, padded, group=self._hosts)
         return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
+
+    def each(
+        self,
+        do: Callable[[], Any],
+        among: Container[int] | None = None,
+        place: Callable[[int], str] = lambda rank: "",
+    ) -> list[Any]:
+        """The results of a function that all ranks call, or those ``among`` them, on every rank: numbers, text, lists
+        and maps. An :class:`OffloopError` that it raises anywhere is raised on every rank; ``place`` returns the
+        beginning of its message on the others."""
+        result = error = None
+        if among is None or self.rank in among:
+            try:
+                result = do()
+            except OffloopError as failure:
+                error = failure
+        report = [result, None if error is None else [type(error).__name__, str(error)]]
+        reports = [json.loads(one) for one in self.collect(json.dumps(report).encode())]
+        if error is not None:
+            raise error
+        for rank, (_, failed) in enumerate(reports):
+            if failed is not None:
+                raise getattr(errors, failed[0], OffloopError)(f"{place(rank)}{failed[1]}")
+        return [one for one, _ in reports]
 
     @property
     def reason(self) -> str | None:
@@ -274,24 +290,6 @@ def local_world_size(by_itself: int) -> int:
             f"LOCAL_WORLD_SIZE is {size!r} in the environment: start ranks with torchrun, or unset it"
         )
     return ranks
-
-
-def rank_zero_first(ranks: Ranks, start: Callable[..., _Started]) -> _Started:
-    """Starts a publisher on every rank: on the first one with a broker, which the others join, for the run that it has
-    begun. What goes wrong on the first rank is raised on all of them."""
-    started, failure, address, run_name = None, None, None, None
-    if ranks.rank == 0:
-        try:
-            started = start(None)
-            address, run_name = started.address, started.run_name
-        except OffloopError as error:
-            failure = error
-    address, run_name, told = ranks.share([address, run_name, failure and [type(failure).__name__, str(failure)]])
-    if failure is not None:
-        raise failure
-    if told is not None:
-        raise getattr(errors, told[0], OffloopError)(told[1])
-    return started if started is not None else start(address, run_name=run_name, resume=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,1 @@
-"""State, algorithms, and the engine that runs them at each event.
-
-May import: arguments, data, device. Begin with ``state``, then ``engine``.
-"""
+"""State, algorithms, and the engine that runs them at each event. Begin with ``state``, then ``engine``."""

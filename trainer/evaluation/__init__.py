@@ -1,4 +1,1 @@
-"""Evaluation, prediction, and the metrics of evaluators.
-
-May import: arguments, data, device, distributed, engine. Begin with ``evaluation``.
-"""
+"""Evaluation, prediction, and the metrics of evaluators. Begin with ``evaluation``."""

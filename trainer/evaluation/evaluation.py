@@ -4,7 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,34 @@ from offloop.trainer.device.device import autocast_of
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
+
+
+class _Events(NamedTuple):
+    start: Event
+    batch_start: Event
+    before_forward: Event
+    after_forward: Event
+    batch_end: Event
+    timestamp: str
+    """The attribute of the state that counts the batches."""
+
+
+_EVALUATION = _Events(
+    Event.EVAL_START,
+    Event.EVAL_BATCH_START,
+    Event.EVAL_BEFORE_FORWARD,
+    Event.EVAL_AFTER_FORWARD,
+    Event.EVAL_BATCH_END,
+    "eval_timestamp",
+)
+_PREDICTION = _Events(
+    Event.PREDICT_START,
+    Event.PREDICT_BATCH_START,
+    Event.PREDICT_BEFORE_FORWARD,
+    Event.PREDICT_AFTER_FORWARD,
+    Event.PREDICT_BATCH_END,
+    "predict_timestamp",
+)
 
 
 class Evaluation:
@@ -50,12 +78,13 @@ class Evaluation:
         self._in_step = in_step
         self._autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
         self._intervals: list[tuple[Evaluator, Interval]] = []
-        self._last_batch: dict[str, int] = {}
+        self.last_batches: dict[str, int] = {}
+        """The number of training batches after which each evaluator ran last, by label."""
         self.watched: frozenset[Event] = frozenset()
         """The events at which an evaluator may be due."""
 
     def plan(self, default_interval: Time, max_duration: Time) -> None:
-        """Settles when each evaluator is due in a training of that length."""
+        """Plans when each evaluator is due in a training of that length."""
         batches = self._state.dataloader_len
         self._intervals = [
             (evaluator, Interval(evaluator.eval_interval or default_interval, max_duration, batches))
@@ -64,12 +93,9 @@ class Evaluation:
         self.watched = frozenset(interval.event for _, interval in self._intervals)
 
     @property
-    def intervals(self) -> dict[str, Time]:
-        """How often each evaluator is due, as people would call it."""
-        return {
-            f"eval_interval {str(interval.length)!r} of evaluator {evaluator.label!r}": interval.length
-            for evaluator, interval in self._intervals
-        }
+    def intervals(self) -> list[Time]:
+        """How often the evaluators are due."""
+        return [interval.length for _, interval in self._intervals]
 
     def run_if_due(self, event: Event) -> int:
         """Evaluates what is due at this event; returns the nanoseconds that it took."""
@@ -82,15 +108,15 @@ class Evaluation:
         return self._run(due)
 
     def run_last(self) -> int:
-        """Evaluates whatever has not been evaluated since the last batch, if there was one; returns the nanoseconds
-        that it took."""
+        """Evaluates what was not evaluated since the last batch, if there was one; returns the nanoseconds that it
+        took."""
         batch = self._state.timestamp.values.batch
         if not batch:
             return 0
         due = [
             evaluator
             for evaluator, interval in self._intervals
-            if not interval.is_never and self._last_batch.get(evaluator.label) != batch
+            if not interval.is_never and self.last_batches.get(evaluator.label) != batch
         ]
         return self._run(due)
 
@@ -101,21 +127,12 @@ class Evaluation:
         return self._run(self._state.evaluators)
 
     def run_standalone(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> None:
-        """Evaluates whatever the time."""
+        """Evaluates outside of the training, or between two calls of ``fit()``."""
         self._engine.run_event(Event.EVAL_STANDALONE_START)
         with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator, subset_num_batches)
         self._engine.run_event(Event.EVAL_STANDALONE_END)
-
-    @property
-    def last_batches(self) -> dict[str, int]:
-        """After how many training batches each evaluator ran last, by label."""
-        return dict(self._last_batch)
-
-    @last_batches.setter
-    def last_batches(self, batches: dict[str, int]) -> None:
-        self._last_batch = dict(batches)
 
     def _run(self, evaluators: Sequence[Evaluator]) -> int:
         if not evaluators:
@@ -125,7 +142,7 @@ class Evaluation:
         with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator)
-                self._last_batch[evaluator.label] = self._state.timestamp.values.batch
+                self.last_batches[evaluator.label] = self._state.timestamp.values.batch
         self._engine.run_event(Event.EVAL_AFTER_ALL)
         return self._clock() - began
 
@@ -139,39 +156,61 @@ class Evaluation:
             self._state.set_dataloader(*dataloader)
 
     def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
-        state, fire, spec = self._state, self._engine.run_event, evaluator.spec
-        subset = next(
-            (
-                limit
-                for limit in (subset_num_batches, evaluator.subset_num_batches, self._subset_num_batches)
-                if limit >= 0
-            ),
-            -1,
-        )
-        state.set_dataloader(spec, evaluator.label, subset)
-        state.eval_timestamp = Timestamp()
+        state = self._state
+        limits = (subset_num_batches, evaluator.subset_num_batches, self._subset_num_batches)
+        subset = next((limit for limit in limits if limit >= 0), -1)
         metrics = state.eval_metrics[evaluator.label]
         for metric in metrics.values():
             metric.reset()
-        batch_began = self._clock() // 1000
-        fire(Event.EVAL_START)
-        for samples, tokens in prepared_batches(state, spec, subset, self._in_step):
-            fire(Event.EVAL_BATCH_START)
-            fire(Event.EVAL_BEFORE_FORWARD)
-            with self._autocast():
-                state.outputs = state.model.eval_forward(state.batch)
-            fire(Event.EVAL_AFTER_FORWARD)
+
+        def measure() -> None:
             for metric in metrics.values():
                 state.model.update_metric(state.batch, state.outputs, metric)
-            now = self._clock() // 1000
-            state.eval_timestamp = state.eval_timestamp.advance_batch(samples, tokens, now - batch_began)
-            batch_began = now
-            fire(Event.EVAL_BATCH_END)
+
+        self._run_batches(evaluator.spec, evaluator.label, subset, _EVALUATION, measure)
         if not state.eval_timestamp.values.batch:
             raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
         state.total_eval_wct += state.eval_timestamp.values.total_wct
-        fire(Event.EVAL_END)
+        self._engine.run_event(Event.EVAL_END)
+
+    def predict(
+        self, spec: DataSpec, subset_num_batches: int, on_outputs: Callable[[Any, Any], object] | None
+    ) -> list[Any]:
+        """The model's outputs for each batch of a dataloader, with their tensors on the host. With ``on_outputs`` that
+        is called with each batch and its outputs, as they are on the device, and nothing is returned. Reference:
+        ``composer/trainer/trainer.py``, ``predict``."""
+        state, kept = self._state, list[Any]()
+
+        def keep() -> None:
+            if on_outputs is None:
+                kept.append(map_tensors(state.outputs, torch.Tensor.cpu))
+            else:
+                on_outputs(state.batch, state.outputs)
+
+        with self._evaluating():
+            self._run_batches(spec, "predict", subset_num_batches, _PREDICTION, keep)
+            self._engine.run_event(Event.PREDICT_END)
+        return kept
+
+    def _run_batches(self, spec: DataSpec, label: str, subset: int, events: _Events, take: Callable[[], None]) -> None:
+        state, fire = self._state, self._engine.run_event
+        state.set_dataloader(spec, label, subset)
+        setattr(state, events.timestamp, Timestamp())
+        batch_began = self._clock() // 1000
+        fire(events.start)
+        for samples, tokens in prepared_batches(state, spec, subset, self._in_step):
+            fire(events.batch_start)
+            fire(events.before_forward)
+            with self._autocast():
+                state.outputs = state.model.eval_forward(state.batch)
+            fire(events.after_forward)
+            take()
+            now = self._clock() // 1000
+            advanced = getattr(state, events.timestamp).advance_batch(samples, tokens, now - batch_began)
+            setattr(state, events.timestamp, advanced)
+            batch_began = now
+            fire(events.batch_end)
 
 
 @contextlib.contextmanager
@@ -190,8 +229,7 @@ def inference(model: torch.nn.Module) -> Iterator[None]:
 def prepared_batches(
     state: State, spec: DataSpec, subset_num_batches: int, in_step: Ranks | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Puts the batches of a dataloader, or so many of them, into the state one after the other; gives the samples and
-    tokens of each.
+    """Puts the batches of a dataloader, or so many of them, into the state; yields the samples and tokens of each.
 
     Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
     its last one again, which counts for nothing."""
@@ -238,7 +276,7 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Puts evaluators in the place of those that the state has. What was measured stays for the labels that stay."""
+    """Replaces the evaluators of the state; the values of labels that stay, stay."""
     labels = {one.label for one in evaluators}
     state.evaluators[:] = evaluators
     add_eval_metrics(state, evaluators)
@@ -246,7 +284,7 @@ def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def newest_metrics(state: State) -> dict[str, float]:
-    """The newest value of each loss and metric as a number, under its full name; the short one finds it too."""
+    """The newest value of each loss and metric as a number, by full name; ``[]`` takes short names too."""
     groups: dict[str, Any] = {}
     if state.batch_loss is not None:
         groups["loss/train"] = {"total": to_builtin(state.batch_loss), **to_builtin(state.batch_losses)}
@@ -273,8 +311,7 @@ class _ByName(dict[str, float]):
 
 @contextlib.contextmanager
 def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Iterator[None]:
-    """Within this, other evaluators than the training's own have metrics in the state. Afterwards what its own have
-    said is again what it was, also that of one with the same label."""
+    """Evaluates on others than the training's own evaluators, whose values are restored afterwards."""
     own, values = state.eval_metrics, state.eval_metric_values
     state.eval_metrics = {}
     try:
@@ -282,47 +319,3 @@ def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Itera
         yield
     finally:
         state.eval_metrics, state.eval_metric_values = own, values
-
-
-def predict(
-    state: State,
-    engine: Engine,
-    spec: DataSpec,
-    clock: Callable[[], int],
-    *,
-    subset_num_batches: int = -1,
-    on_outputs: Callable[[Any, Any], object] | None = None,
-    in_step: Ranks | None = None,
-) -> list[Any]:
-    """Runs the model over a dataloader, in evaluation mode and without gradients.
-
-    Returns the outputs of each batch, with their tensors on the host; with ``on_outputs`` that is called with each
-    batch and its outputs, as they are on the device, and nothing is kept. ``in_step`` are ranks whose forward passes
-    need one another. Reference: ``composer/trainer/trainer.py``,
-    ``predict``.
-    """
-    fire, dataloader = engine.run_event, state.dataloader_in_use
-    autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
-    state.set_dataloader(spec, "predict", subset_num_batches)
-    state.predict_timestamp = Timestamp()
-    kept: list[Any] = []
-    batch_began = clock() // 1000
-    fire(Event.PREDICT_START)
-    with inference(state.model):
-        for samples, tokens in prepared_batches(state, spec, subset_num_batches, in_step):
-            fire(Event.PREDICT_BATCH_START)
-            fire(Event.PREDICT_BEFORE_FORWARD)
-            with autocast():
-                state.outputs = state.model.eval_forward(state.batch)
-            fire(Event.PREDICT_AFTER_FORWARD)
-            if on_outputs is None:
-                kept.append(map_tensors(state.outputs, torch.Tensor.cpu))
-            else:
-                on_outputs(state.batch, state.outputs)
-            now = clock() // 1000
-            state.predict_timestamp = state.predict_timestamp.advance_batch(samples, tokens, now - batch_began)
-            batch_began = now
-            fire(Event.PREDICT_BATCH_END)
-    fire(Event.PREDICT_END)
-    state.set_dataloader(*dataloader)
-    return kept

@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,23 +35,11 @@ _MAX_TEXT = 200
 _MAX_LISTED = 3
 
 
-class FieldRegistry(Mapping[str, Field]):
-    """What consumers can ask a training for: field by name, those that are built in and the user's own.
+class FieldRegistry(UserDict[str, Field]):
+    """The fields that consumers can request from a training, by name: those that are built in and the user's own.
 
-    :meth:`register` adds to it at any time; one that is added while the training runs is there from the next event on.
+    :meth:`register` adds to it at any time; a field that is added during the training is there from the next event on.
     """
-
-    def __init__(self) -> None:
-        self._fields = dict(BUILT_IN)
-
-    def __getitem__(self, name: str) -> Field:
-        return self._fields[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
 
     def register(
         self,
@@ -66,19 +55,15 @@ class FieldRegistry(Mapping[str, Field]):
         """Adds a field.
 
         Args:
-            name: what consumers ask for, and the attribute of snapshots that it becomes.
+            name: of the field, and of the attribute of snapshots that it becomes.
             compute: called with the state, which it must leave as it is; returns numbers, text, tensors, lists or maps.
             events: the events that it exists at; all by default.
-            unit, shape, description: what its numbers count, what it looks like, and what it is, for people to read.
-                Without a description it is the first line of the function's docstring.
+            unit, shape, description: for people to read. The description is by default the first line of the
+                function's docstring.
             on_device: whether it is computed on the device that trains, for people to read.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
-        _check_name(name)
-        if name in self:
-            raise ConfigurationError(
-                f"fields has the name {name!r}, which every snapshot or training has already: use another one"
-            )
+        _check_name(name, self)
         check_function(compute, f"the field {name!r}", "(state)")
         for what, text in (("unit", unit), ("shape", shape), ("description", description)):
             if text is not None and not (isinstance(text, str) and len(text) <= _MAX_TEXT):
@@ -86,7 +71,7 @@ class FieldRegistry(Mapping[str, Field]):
                     f"{what} of the field {name!r} is {text!r:.60}: give a text of at most {_MAX_TEXT} characters"
                 )
         first_line = (inspect.getdoc(compute) or "").partition("\n")[0] if inspect.isfunction(compute) else ""
-        self._fields[name] = Field(
+        self[name] = Field(
             compute,
             frozenset(Event) if events is None else _checked_events(name, events),
             unit,
@@ -95,12 +80,8 @@ class FieldRegistry(Mapping[str, Field]):
             first_line[:_MAX_TEXT] if description is None else description,
         )
 
-    def replace(self, name: str, field: Field) -> None:
-        """Puts another field in the place of one that is there: for loops in which it is computed otherwise."""
-        self._fields[name] = field
-
     def listing(self) -> list[str]:
-        """A line for each field, for people to read: name, shape and unit, what it is, and where it exists."""
+        """A line for each field: name, description, shape, unit and events."""
         width = max(map(len, self)) + 3
         return [f"  {name:<{width}}{_described(field)}" for name, field in self.items()]
 
@@ -114,13 +95,13 @@ def _described(field: Field) -> str:
     return f"{field.description}{f' ({kind})' if kind else ''}{events}".strip()
 
 
-def _check_name(name: Any) -> None:
+def _check_name(name: Any, known: Container[str]) -> None:
     if not isinstance(name, str) or not name.isidentifier() or name[0] == "_" or len(name) > MAX_FIELD_NAME:
         raise ConfigurationError(
             f"fields has the name {name!r}: use an identifier of at most {MAX_FIELD_NAME} characters that does not "
             "begin with '_', such as 'queue_length'"
         )
-    if name in _RESERVED:
+    if name in known or name in _RESERVED:
         raise ConfigurationError(
             f"fields has the name {name!r}, which every snapshot or training has already: use another one"
         )
@@ -136,19 +117,15 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 
 def check_fields(given: Any) -> FieldRegistry:
     """The fields of a training: those that are built in, and the functions that the user gave by name."""
-    registry = FieldRegistry()
-    if given is None:
-        return registry
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | None):
         raise ConfigurationError(f"fields is a {type(given).__name__}: give a dict of names to functions of the state")
-    for name, function in given.items():
+    registry = FieldRegistry(BUILT_IN)
+    for name, function in (given or {}).items():
         registry.register(name, function)
     return registry
 
 
 class _Schedule:
-    """When one field is asked for."""
-
     def __init__(self, state: State, name: str, events: Collection[Event], demand: Demand) -> None:
         self._state = state
         self._name = name
@@ -156,7 +133,7 @@ class _Schedule:
         self.demand = demand
 
     def is_due(self) -> bool:
-        """Whether the field is going to be asked for at one of its events in the batch that is being trained on."""
+        """Whether the field is requested at one of its events in the batch that is being trained on."""
         state = self._state
         values = state.timestamp.values
         number = values.batch + 1
@@ -175,15 +152,11 @@ class _Schedule:
 
 
 class FieldsOnDemand:
-    """Computes what consumers ask for, each rank for itself.
+    """Computes requested fields, each rank for itself. ``share`` is called with the name and the value of a field of
+    tensors and returns what is sent for it.
 
-    A field that cannot be had ends no training: it is left out, with the reason in the event's field ``not_sent``, and
-    in the log the first time.
-
-    Args:
-        state: what they are computed from.
-        fields: the available ones; a :class:`FieldRegistry` may grow while the training runs.
-        share: called with the name and the value of a field of tensors; returns what is sent for it.
+    A field that is not available ends no training: it is left out, with the reason in the event's field ``not_sent``,
+    and in the log the first time.
     """
 
     def __init__(
@@ -195,11 +168,10 @@ class FieldsOnDemand:
         self._probes: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
         self.never: dict[str, str] = {}
-        """Fields that this training will never have, and why."""
+        """Reasons by the names of fields that this training does not support."""
 
     def use(self, demand: Demand) -> None:
-        """Takes the demand from here on: makes the probes of requested fields, and drops those of fields that are not
-        requested any more."""
+        """Makes the probes of the fields that a demand requests, and drops the others."""
         for name, field in self._fields.items():
             if field.probe is None:
                 continue
@@ -213,7 +185,7 @@ class FieldsOnDemand:
                 self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:
-        """The fields asked for that memory is to be got for, before they are due."""
+        """The requested fields whose memory is allocated before they are due."""
         return {
             name
             for name, field in self._fields.items()
@@ -221,7 +193,7 @@ class FieldsOnDemand:
         }
 
     def tensors_of(self, names: Iterable[str]) -> Iterator[TensorPayload]:
-        """What would be sent now for fields of tensors, but for those that cannot be had now."""
+        """The present tensors of the fields that are available now."""
         for name in names:
             try:
                 with torch.no_grad():
@@ -238,8 +210,8 @@ class FieldsOnDemand:
         return probe if isinstance(probe, PhaseProbe) else None
 
     def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
-        """The fields of these names that exist at an event. ``on_demand`` lists them, so that a consumer can tell what
-        another one asked for."""
+        """The fields of these names that exist at an event; ``on_demand`` lists them, so that a consumer can tell which
+        ones another consumer requested."""
         values: dict[str, Any] = {}
         trouble: list[str] = []
         for name in names:

@@ -12,7 +12,7 @@ from offloop.bus.protocol.frames import check_plain, pack_map
 from offloop.bus.types.deferred import is_deferred
 from offloop.trainer.arguments.values import to_builtin
 from offloop.trainer.device.batch import map_tensors
-from offloop.trainer.device.device import DeferredVector, Device
+from offloop.trainer.device.device import DeferredNumbers, Device
 
 MAX_BYTES = 1024 * 1024
 """How large one field may be as it is sent."""
@@ -21,7 +21,7 @@ MAX_BYTES = 1024 * 1024
 class DeferredTree:
     """Lists and maps with numbers in them that are on their way, all in one copy."""
 
-    def __init__(self, tree: Any, numbers: DeferredVector) -> None:
+    def __init__(self, tree: Any, numbers: DeferredNumbers[list[float]]) -> None:
         self._tree = tree
         self._numbers = numbers
 

@@ -2,14 +2,14 @@
 
 import datetime
 import itertools
-import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.time import TimeUnit
+from offloop.trainer.checkpoints.saver import CheckpointSaver
 from offloop.trainer.control.interrupts import Interruption
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.data.resume import DataLoaderResume
@@ -22,8 +22,6 @@ from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.schedulers import TimeAwareScheduler
 
-_log = logging.getLogger("offloop")
-
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
 ITERATION_START = Event.ITERATION_START
@@ -31,26 +29,6 @@ ITERATION_END, ITERATION_CHECKPOINT = Event.ITERATION_END, Event.ITERATION_CHECK
 EPOCH_START, EPOCH_END, EPOCH_CHECKPOINT = Event.EPOCH_START, Event.EPOCH_END, Event.EPOCH_CHECKPOINT
 BEFORE_DATALOADER, AFTER_DATALOADER = Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER
 BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
-
-
-class Saver(Protocol):
-    """What the loop asks of whatever writes checkpoints."""
-
-    watched: frozenset[Event]
-    """The events at which one may be due."""
-
-    @property
-    def intervals(self) -> Mapping[str, Time]:
-        """How often one is due, as people would call it."""
-
-    def save_if_due(self, event: Event) -> None:
-        """Writes a checkpoint if one is due at this event."""
-
-    def save_last(self) -> None:
-        """Brings the last checkpoint up to date when the training ends."""
-
-    def save_now(self) -> object:
-        """Writes a checkpoint whether or not one is due; returns where it is."""
 
 
 class TrainingLoop:
@@ -67,7 +45,7 @@ class TrainingLoop:
         engine: Engine,
         step: TrainStep,
         evaluation: Evaluation,
-        saver: Saver,
+        saver: CheckpointSaver,
         progress: ProgressDisplay,
         data: DataSpec,
         loader_resume: DataLoaderResume,
@@ -98,9 +76,6 @@ class TrainingLoop:
         ]
         self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
         self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
-        # What is never due where batches have no tokens.
-        intervals = {**evaluation.intervals, **saver.intervals}
-        self._token_intervals = [name for name, length in intervals.items() if length.unit is TimeUnit.TOKEN]
         self._tokens = 0
         self._batch_began = 0
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
@@ -151,7 +126,6 @@ class TrainingLoop:
                 break
         # Stopped at an event that comes after the checkpoint of its batch.
         self._save_if_due(BATCH_CHECKPOINT)
-        self._check_token_intervals()
         state.fitting = False
         fire(FIT_END)
         if not self._is_interrupted(interruption):
@@ -246,26 +220,14 @@ class TrainingLoop:
 
     def _check_tokens(self) -> None:
         state = self._state
-        for time in (state.max_duration, state.iteration_length):
-            is_in_tokens = time is not None and time.unit is TimeUnit.TOKEN
-            if is_in_tokens and state.timestamp.values.token == 0 and not state.stopped:
+        if state.timestamp.values.token or state.stopped:
+            return
+        for time in (state.max_duration, state.iteration_length, *self._evaluation.intervals, *self._saver.intervals):
+            if time is not None and time.unit is TimeUnit.TOKEN:
                 raise ConfigurationError(
-                    f"there were no tokens in a whole epoch, so {str(time)!r} would never be over: wrap the dataloader "
+                    f"there were no tokens in a whole epoch, so {str(time)!r} would never pass: wrap the dataloader "
                     "in offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
                 )
-
-        self._check_token_intervals()
-
-    def _check_token_intervals(self) -> None:
-        state = self._state
-        if self._token_intervals and state.timestamp.values.batch > 0 and state.rank == 0:
-            if state.timestamp.values.token == 0:
-                _log.warning(
-                    "run %s: there were no tokens in %d batches, so %s will not be due: wrap the dataloader in "
-                    "offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit",
-                    *(state.run_name, state.timestamp.values.batch, " and ".join(self._token_intervals)),
-                )
-            self._token_intervals = []
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event

@@ -10,7 +10,7 @@ from offloop.bus.printing import GAP, escape, wrap
 from offloop.bus.screen import Screen
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.time import TimeUnit
-from offloop.trainer.device.device import DeferredScalar
+from offloop.trainer.device.device import DeferredNumbers
 from offloop.trainer.engine.state import State
 
 _NEVER = sys.maxsize
@@ -62,7 +62,7 @@ class ProgressLines(ProgressDisplay):
         self._share_before = 0.0
         self._shown: Mapping[str, Any] = {}
         self._loss: float | None = None
-        self._next_loss: float | DeferredScalar | None = None
+        self._next_loss: float | DeferredNumbers[float] | None = None
         self.next_draw = self._began + self._every
 
     def begin(self) -> None:
@@ -149,7 +149,7 @@ class ProgressLines(ProgressDisplay):
         return parts
 
     def _read_loss(self) -> float | None:
-        if isinstance(self._next_loss, DeferredScalar) and self._next_loss.ready():
+        if isinstance(self._next_loss, DeferredNumbers) and self._next_loss.ready():
             self._loss = self._next_loss.value()
         batch_loss = self._state.batch_loss
         if batch_loss is not None:

@@ -1,6 +1,6 @@
 """Learning-rate schedules in training time: a multiplier of the base learning rate at ``state.timestamp``.
 
-May import: arguments, engine. Begin with ``schedules``; ``compiled`` attaches one to an optimizer.
+Begin with ``schedules``; ``compiled`` attaches one to an optimizer.
 
 Every time in a schedule is a :class:`offloop.bus.types.timestamp.Time`, a time string or a timedelta, in any unit, and
 is counted by that unit's own counter. Two units depend on the training:

@@ -1,15 +1,14 @@
 """A training on several hosts whose run is copied into NATS: each host has a broker and a recording of its own."""
 
 import contextlib
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from offloop.bus import errors
 from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError
 from offloop.bus.processes import restarted_launch
+from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.runs.directory import (
     check_writable,
     host_name,
@@ -20,59 +19,43 @@ from offloop.bus.runs.directory import (
     next_attempt,
     numbered_names,
 )
-from offloop.trainer.distributed.ranks import Ranks, rank_zero_first
-
-
-class _Published(Protocol):
-    address: str
-    run_name: str
-
-    def close(self, status: str, error: str | None) -> None:
-        """Ends it."""
-
-
-_Started = TypeVar("_Started", bound=_Published)
+from offloop.trainer.distributed.ranks import Ranks
 
 
 def start_on_hosts(
-    ranks: Ranks, start: Callable[..., _Started], root: Path, run_name: str, *, is_copied: bool, resume: bool
-) -> _Started:
+    ranks: Ranks, start: Callable[..., Publisher], root: Path, run_name: str, *, is_copied: bool, resume: bool
+) -> Publisher:
     """Starts a publisher on every rank, with a broker on each host: in the host's own ``root``, by its first rank, and
     the other ranks of the host join it. All begin the same attempt of one run. Ranks of one host, or whose run is not
     copied anywhere, use the first rank's broker alone.
 
-    ``start`` is called with the address of a broker or ``None``, and with what the hosts have agreed on: ``run_name``,
-    ``local_world_size``, ``attempt`` and ``run_id`` of ``Publisher``. With ``resume`` the name is ``run_name``,
-    otherwise the first of ``numbered_names`` that is free on all hosts. What goes wrong on the first rank of a host is
-    raised on all ranks."""
+    ``start`` is called with the address of a broker or ``None``, and with the arguments of ``Publisher`` on which the
+    hosts have agreed. With ``resume`` the name is ``run_name``, otherwise the first one with a number that is free on
+    all hosts. An error on the first rank of a host is raised on all ranks."""
     hosts = [name.decode() for name in ranks.collect((host_name() if is_copied else "").encode())]
-    names = set(hosts)
-    if len(names) == 1:
-        return rank_zero_first(ranks, start)
-    if "" in names:
-        raise ConfigurationError(
-            f"the run is to be copied to NATS on {', '.join(sorted(names - {''}))} alone: give all hosts the same "
-            "'--stream' or OFFLOOP_STREAM"
-        )
-    here = hosts[ranks.rank]
-    agreed: dict[str, Any] = {"local_world_size": hosts.count(here)}
-    group = _Firsts(ranks, hosts)
-    if not resume:
-        run_name = _agree_on_name(group, root, run_name)
-    agreed |= {"run_name": run_name, **_agree(group, root, run_name)}
-    started: list[_Started] = []
+    firsts = _Firsts(ranks, hosts)
+    agreed: dict[str, Any] = {}
+    if len(firsts.numbers) > 1:
+        if "" in hosts:
+            raise ConfigurationError(
+                f"the run is to be copied to NATS on {', '.join(sorted({*hosts} - {''}))} alone: give all hosts the "
+                "same '--stream' or OFFLOOP_STREAM"
+            )
+        name = run_name if resume else _agree_on_name(firsts, root, run_name)
+        agreed = {"local_world_size": hosts.count(firsts.here), "run_name": name, **_agree(firsts, root, name)}
+    started: list[Publisher] = []
 
-    def begin() -> str:
+    def begin() -> list[str]:
         started.append(start(None, **agreed))
-        return started[0].address
+        return [started[0].address, started[0].run_name]
 
     try:
-        address = group.each(begin)[here]
+        address, name = firsts.each(begin)[firsts.here]
     except OffloopError as error:
         for one in started:
             one.close("failed", str(error))
         raise
-    return started[0] if started else start(address, **agreed)
+    return started[0] if started else start(address, **(agreed or {"run_name": name, "resume": True}))
 
 
 class _Firsts:
@@ -81,44 +64,33 @@ class _Firsts:
     def __init__(self, ranks: Ranks, hosts: list[str]) -> None:
         self._ranks = ranks
         self.numbers = {host: hosts.index(host) for host in hosts}
-        """Of each host, that of rank 0 first."""
+        """The first rank of each host, beginning with rank 0."""
         self.here = hosts[ranks.rank]
-        self.is_one = self.numbers[self.here] == ranks.rank
+        self._hosts = hosts
 
     def each(self, do: Callable[[], Any]) -> dict[str, Any]:
-        """What came of something that the first rank of each host does, on every rank: numbers, text, lists and maps.
-
-        Raises:
-            OffloopError: what it raised on a host.
-        """
-        answer, failure = None, None
-        if self.is_one:
-            try:
-                answer = do()
-            except OffloopError as error:
-                failure = error
-        reported = [answer, failure and [type(failure).__name__, str(failure)]]
-        answers = [json.loads(one) for one in self._ranks.collect(json.dumps(reported).encode())]
-        if failure is not None:
-            raise failure
-        for host, number in self.numbers.items():
-            if (other := answers[number][1]) is not None:
-                raise getattr(errors, other[0], OffloopError)(f"host {host}: {other[1]}")
-        return {host: answers[number][0] for host, number in self.numbers.items()}
+        """The results of a function that the first rank of each host calls, on every rank; see :meth:`Ranks.each`."""
+        several = len(self.numbers) > 1
+        found = self._ranks.each(
+            do, set(self.numbers.values()), lambda rank: f"host {self._hosts[rank]}: " if several else ""
+        )
+        return {host: found[number] for host, number in self.numbers.items()}
 
 
-def _agree_on_name(group: _Firsts, root: Path, run_name: str) -> str:
+def _agree_on_name(firsts: _Firsts, root: Path, run_name: str) -> str:
     launch = restarted_launch()
 
     def look() -> list[list[str]]:
         names = [path.name for path in root.glob("*") if is_name_for(path.name, run_name) and is_taken(path)]
         return [names, [name for name in names if is_own_name(root / name, launch)]]
 
-    taken, own = ([name for one in group.each(look).values() for name in one[which]] for which in (0, 1))
+    found = firsts.each(look).values()
+    own = [name for _, names in found for name in names]
+    taken = [name for names, _ in found for name in names]
     return own[0] if own else next(name for name in numbered_names(run_name) if name not in taken)
 
 
-def _agree(group: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
+def _agree(firsts: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
     """The number of the attempt that all hosts begin, and the run's identity."""
     with contextlib.ExitStack() as marked:
 
@@ -127,34 +99,30 @@ def _agree(group: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
             number, run_id = next_attempt(root, run_name)
             return {"mark": mark, "number": number, "id": run_id, "new": new_run_id()}
 
-        found = group.each(look)
+        found = firsts.each(look)
 
         def check_own() -> None:
             for host, one in found.items():
-                if host != group.here and (root / one["mark"]).exists():
+                if host != firsts.here and (root / one["mark"]).exists():
                     raise ConfigurationError(
-                        f"hosts {group.here} and {host} have the same folder of runs, {root}: set OFFLOOP_RUNS_DIR to "
+                        f"hosts {firsts.here} and {host} have the same folder of runs, {root}: set OFFLOOP_RUNS_DIR to "
                         f"a folder of each host's own, such as {root}/$(hostname)"
                     )
 
-        group.each(check_own)
+        firsts.each(check_own)
     known = {host: one["id"] for host, one in found.items() if one["id"] is not None}
     if len(set(known.values())) > 1:
-        (first, one), (second, other) = _differing(known)
+        first = next(iter(known))
+        other = next(host for host in known if known[host] != known[first])
         raise ConfigurationError(
-            f"run {run_name!r} on host {first} (id {one}) is another one than on host {second} (id {other}): choose "
-            "another run name, or remove it from the runs of one of them"
+            f"run {run_name!r} on host {first} (id {known[first]}) is another one than on host {other} "
+            f"(id {known[other]}): choose another run name, or remove it from the runs of one of them"
         )
     new = next(iter(found.values()))["new"]
     return {
         "attempt": max(one["number"] for one in found.values()),
         "run_id": next(iter(known.values()), new),
     }
-
-
-def _differing(known: Mapping[str, str]) -> tuple[tuple[str, str], tuple[str, str]]:
-    first, *others = known.items()
-    return first, next(one for one in others if one[1] != first[1])
 
 
 @contextlib.contextmanager

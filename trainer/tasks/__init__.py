@@ -1,6 +1,6 @@
 """What the command ``trainer`` can train: the tasks that come with it, and your own.
 
-May import: arguments, data, distributed. Begin with ``digits``.
+Begin with ``digits``.
 
 A task is a function that returns arguments for :class:`offloop.trainer.Trainer`::
 

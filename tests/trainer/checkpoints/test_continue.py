@@ -84,7 +84,7 @@ def test_a_training_that_is_stopped_late_is_saved(event: Event, tmp_path: Path) 
 def test_tokens_that_never_come_do_not_train_for_ever() -> None:
     for arguments in ({"max_duration": "100tok"}, {"max_duration": "2iter", "iteration_length": "100tok"}):
         with (
-            pytest.raises(ConfigurationError, match=r"no tokens in a whole epoch, so '100tok' would never be over"),
+            pytest.raises(ConfigurationError, match=r"no tokens in a whole epoch, so '100tok' would never pass"),
             gold_trainer(**arguments) as trainer,
         ):
             trainer.fit()

@@ -9,7 +9,7 @@ from training import Act
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import State
-from offloop.trainer.fields.registry import BUILT_IN, FieldRegistry, check_fields
+from offloop.trainer.fields.registry import BUILT_IN, check_fields
 
 
 def queue_length(state: State) -> int:
@@ -20,7 +20,7 @@ def queue_length(state: State) -> int:
 
 
 def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
-    registry = FieldRegistry()
+    registry = check_fields(None)
     assert dict(registry) == BUILT_IN
     registry.register(
         "queue", queue_length, events=["batch_end", Event.EPOCH_END], unit="requests", shape="number", on_device=False
@@ -30,7 +30,7 @@ def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
     field = registry["queue"]
     assert (field.events, field.unit, field.shape) == ({Event.BATCH_END, Event.EPOCH_END}, "requests", "number")
     assert field.description == "Requests that wait."
-    assert "queue" not in FieldRegistry()
+    assert "queue" not in check_fields(None)
 
 
 def test_every_field_says_what_it_is_and_where_it_exists() -> None:
@@ -48,7 +48,7 @@ def test_every_field_says_what_it_is_and_where_it_exists() -> None:
 def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next_event(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = FieldRegistry()
+    registry = check_fields(None)
     monkeypatch.setattr("offloop.trainer.stream.run_stream.check_fields", lambda given: registry)
 
     def register(event: Event, state: State, logger: object) -> None:
@@ -78,7 +78,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
     ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_registered_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
-    registry = FieldRegistry()
+    registry = check_fields(None)
     given = {"name": "own", "compute": queue_length, **arguments}
     with pytest.raises(ConfigurationError, match=message) as error:
         registry.register(given.pop("name"), given.pop("compute"), **given)
