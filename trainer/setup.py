@@ -220,7 +220,7 @@ class Setup:
             Microbatching(state, self.microbatch_size),
             forward=forward,
             ranks=self.ranks,
-            parallel=self.forward_pass.parallel,
+            accumulating=self.forward_pass.accumulating,
         )
         return TrainingLoop(
             state,

@@ -23,20 +23,19 @@ class Interruption:
         self.reason = "a signal to another rank"
 
     def explains(self, error: RuntimeError) -> bool:
-        """Whether an error is how torch says that worker processes of a dataloader are gone, after a signal to end:
-        a terminal, and some schedulers of jobs, send it to them as well."""
+        """Whether an error is torch's report that worker processes of a dataloader ended at a signal, which a terminal
+        sends to them as well."""
         return self.requested and str(error).startswith("DataLoader worker (pid")
 
 
 @contextlib.contextmanager
 def defer_signals(state: State, with_checkpoint: bool = True) -> Iterator[Interruption]:
-    """While this is open, the first Ctrl-C or SIGTERM ends the training after the current batch, and says so; the
-    second one does what it did before: by default it ends the program at once.
+    """Within this the first Ctrl-C or SIGTERM ends the training after the current batch; the second one is handled as
+    before: by default it ends the program at once.
 
-    Processes that are forked meanwhile, such as a dataloader's workers, pass over their first Ctrl-C, because the
-    training needs them for the batch at hand; SIGTERM does to them what it did before. A signal that was ignored before
-    stays ignored. Signals reach the main thread only; in another thread nothing is changed.
-    """
+    Forked processes, such as a dataloader's workers, ignore their first Ctrl-C, because the training needs them for the
+    batch at hand; SIGTERM is handled as before. An ignored signal stays ignored. In another thread than the main one
+    nothing is changed, as signals do not reach it."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption

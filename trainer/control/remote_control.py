@@ -29,16 +29,16 @@ _LAST_PLACE = 2
 
 
 class RemoteControl:
-    """Takes the commands of a training, and applies them when the loop says that it is at a boundary.
+    """Takes the commands of a training, and applies them at a boundary of the loop.
 
-    With several ranks the first one hears them, and all apply the same ones at the same boundary. A command that fails
-    changes nothing and ends no training: its sender receives the error.
+    With several ranks the first one receives them, and all apply the same ones at the same boundary. A command that
+    fails changes nothing and ends no training: its sender receives the error.
 
     Args:
         state: of the training.
-        settings: what ``set`` can set.
+        settings: the values of ``set``.
         ranks: the others, if there are any.
-        script: commands of an earlier training, to be applied where they were then.
+        script: commands of an earlier training, to be applied at the same time again.
         say: shows a line in the training's output.
     """
 
@@ -67,12 +67,12 @@ class RemoteControl:
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
-        """Sets through which publisher senders, and the stream, learn the outcome of commands."""
+        """Sets the publisher that reports the outcome of commands to senders and in the stream."""
         # The publisher holds what takes its commands: a trainer that is dropped is to be gone at once.
         self._publisher = None if publisher is None else weakref.ref(publisher)
 
     def take(self, command: Command) -> None:
-        """Takes a command in, at whatever event it comes."""
+        """Receives a command, at any event."""
         if self._state.rank > 0:
             return
         if len(self.waiting) - len(self._script) >= MAX_WAITING:
@@ -115,8 +115,8 @@ class RemoteControl:
             self._answer(command, Event.FIT_END, error)
 
     def apply_stops(self, event: Event) -> None:
-        """Applies the pending stops, in the middle of a batch or an evaluation; every other command stays pending. With
-        several ranks all have to call this at the same event."""
+        """Applies the pending stops, in the middle of a batch or an evaluation. With several ranks all have to call
+        this at the same event."""
         if self.waiting or self._ranks is not None:
             for command in self._take_due(event, stops_only=True):
                 self._apply(command, event)
@@ -162,7 +162,6 @@ class RemoteControl:
             publisher.answer(command, event, self._state.timestamp.values, error, done)
 
     def _do(self, command: Command) -> object:
-        """Obeys; returns what was written, if that is known."""
         if command.name == "stop":
             if not self._state.fitting:
                 raise ConfigurationError("the training has come to its end")

@@ -20,13 +20,10 @@ _OTHER_LABELS = ("", "train", "predict")
 class Evaluator:
     """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
 
-    ``eval_interval`` and ``subset_num_batches`` (how many batches to evaluate, -1 for all) are this evaluator's own,
-    instead of the trainer's.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a label that is not a text, or one of the trainer's own
-    (``train``, ``predict``), for what is not a dataloader, and for names that are not a list of texts. Reference:
+    ``eval_interval`` and ``subset_num_batches`` (batches to evaluate, -1 for all) replace the trainer's. Reference:
     ``composer/core/evaluator.py``.
-    """
+
+    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
     def __init__(
         self,
@@ -54,10 +51,7 @@ class Evaluator:
         return self.spec.dataloader
 
     def choose_metrics(self, model: Any) -> dict[str, Any]:
-        """Copies of the model's metrics that this evaluator uses, by name.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for a name that the model has no metric of, and for a
-        model that gives something else than metrics."""
+        """Copies of the model's metrics that this evaluator uses, by name."""
         available = metrics_of(model, is_train=False)
         names = available if self.metric_names is None else self.metric_names
         for name in names:
@@ -70,8 +64,7 @@ class Evaluator:
 
 
 def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
-    """The evaluators in what was given as ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or
-    several."""
+    """The evaluators in ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or several."""
     listed = isinstance(eval_dataloader, list | tuple)
     if eval_dataloader is None or (listed and not eval_dataloader):
         return []

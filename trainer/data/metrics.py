@@ -51,7 +51,5 @@ def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Computes metrics and reads their values: numbers, or nested lists for those with more than one.
-
-    On a GPU this waits for the device, so it has its place at the end of an evaluation."""
+    """Computes metrics: numbers, or nested lists for those with more than one. On a GPU this waits for the device."""
     return {name: to_builtin(metric.compute()) for name, metric in metrics.items()}

@@ -46,19 +46,15 @@ class _Supervised(nn.Module):
         self._metrics = {True: _by_name(train_metrics), False: _by_name(metrics)}
 
     def forward(self, batch: Any) -> Any:
-        """The module's outputs."""
         return self.module(batch[0])
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """The module's outputs, computed unless they are given."""
         return self(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
-        """The metrics given when this was made."""
         return self._metrics[is_train]
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
-        """Hands outputs and targets to the metric."""
         metric.update(outputs, batch[1])
 
 
@@ -83,7 +79,6 @@ class Classifier(_Supervised):
         self._loss_fn = loss_fn
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """``loss_fn(outputs, targets)``."""
         return self._loss_fn(outputs, batch[1])
 
 
@@ -99,7 +94,7 @@ class LanguageModel(_Supervised):
         super().__init__(module, {"BitsPerToken": CrossEntropy(base=2)} if metrics is None else metrics, train_metrics)
 
     def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Bits per token. Targets are token numbers, or a probability for each one in the vocabulary."""
+        """Bits per token. Targets are token numbers, or a probability for each token of the vocabulary."""
         targets = batch[1].flatten(0, outputs.ndim - 2)
         return functional.cross_entropy(outputs.flatten(0, -2), targets) / math.log(2)
 
@@ -126,12 +121,10 @@ class Accuracy(Metric):
         self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, scores: torch.Tensor, targets: torch.Tensor) -> None:
-        """Takes in scores of shape (rows, classes) and class numbers of shape (rows,)."""
         self.correct += (scores.argmax(dim=1) == targets).sum()
         self.total += targets.numel()
 
     def compute(self) -> torch.Tensor:
-        """From 0 to 1."""
         return self.correct / self.total
 
 
@@ -148,10 +141,8 @@ class CrossEntropy(Metric):
         self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, scores: torch.Tensor, targets: torch.Tensor) -> None:
-        """Takes in scores of shape (..., classes) and class numbers of shape (...)."""
         self.entropy += functional.cross_entropy(scores.flatten(0, -2), targets.flatten(), reduction="sum")
         self.total += targets.numel()
 
     def compute(self) -> torch.Tensor:
-        """The mean over everything taken in since the last reset."""
         return self.entropy / self.total / self._unit

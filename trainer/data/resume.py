@@ -12,15 +12,13 @@ from offloop.trainer.device.seeding import RandomStates
 class DataLoaderResume:
     """Resumes a dataloader in the middle of an epoch, with the same batches in the same order.
 
-    A dataloader shuffles, and augments, with random numbers. So the generators are put back to where they stood when
-    the epoch began, the batches that were trained on are fetched again and passed over, and the generators are put to
-    where they stood when the training was left. A dataloader with ``state_dict`` and ``load_state_dict``, such as
-    torchdata's ``StatefulDataLoader``, is positioned instead, and nothing is fetched twice.
+    A dataloader shuffles, and augments, with random numbers. So the generators are set back to the beginning of the
+    epoch, the batches that were trained on are fetched again and skipped, and the generators are set to where the
+    training was left. A dataloader with ``state_dict`` and ``load_state_dict``, such as torchdata's
+    ``StatefulDataLoader``, is positioned instead, and nothing is fetched twice.
 
-    It does not find back what a dataloader draws from generators that are not put back, such as those of worker
-    processes that live on from epoch to epoch, or while it is iterated over from the generators that the model draws
-    from as well.
-    """
+    Not restored are generators of worker processes that live on from epoch to epoch, and those that dataloader and
+    model draw from in turn."""
 
     def __init__(self) -> None:
         self._start: RandomStates | None = None
@@ -29,7 +27,7 @@ class DataLoaderResume:
         self._of: Any = None
 
     def begin_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
-        """Prepares an epoch of which ``done`` batches are done; returns how many batches to fetch and skip, after which
+        """Prepares an epoch of which ``done`` batches are done; returns how many batches to fetch and skip before
         :meth:`restored` is to be called."""
         _set_epoch(dataloader, epoch)
         if self._of is not None and self._of is not dataloader:
@@ -65,9 +63,8 @@ class DataLoaderResume:
             self._pending = None
 
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
-        """Everything for a checkpoint: the generators now and at the beginning of the epoch, the dataloader's place.
-
-        Before the training has resumed from a checkpoint, it is what was in that."""
+        """The generators now and at the beginning of the epoch, and the dataloader's place, for a checkpoint. Before a
+        resumed training begins, those of its checkpoint."""
         loader = self._loader_state
         if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
@@ -78,7 +75,7 @@ class DataLoaderResume:
         }
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`tree` wrote down; the generators are set once the training resumes."""
+        """Restores :meth:`tree`; the generators are set once the training resumes."""
         try:
             self._pending = RandomStates.from_tree(tree["random"])
             self._start = None if tree["epoch_start"] is None else RandomStates.from_tree(tree["epoch_start"])

@@ -16,18 +16,15 @@ _SEQUENCES = (list, tuple)
 
 
 class DataSpec:
-    """A dataloader together with what the trainer has to know about its batches.
+    """A dataloader and how its batches are counted, split and transformed.
 
     A bare dataloader does when its batches are tensors, or tuples, lists and mappings of them, whose first dimension
     counts the samples. Tokens are counted by ``get_num_tokens_in_batch``, by default the elements of a mapping's
-    ``input_ids`` and otherwise none. ``split_batch(batch, size)`` gives a list of batches of at most ``size`` samples.
-    ``device_transforms(batch)`` gives the batch to use instead of the one that was fetched; it is called once the batch
-    is on the device.
+    ``input_ids`` and otherwise none. ``split_batch(batch, size)`` returns a list of batches of at most ``size``
+    samples. ``device_transforms(batch)`` returns the batch to use, called once the batch is on the device.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, or not
-    at all, and for what is not a function; and, when a batch is used, for functions that give something else than they
-    should. Reference: ``composer/core/data_spec.py``.
-    """
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, and for
+    functions that return something else. Reference: ``composer/core/data_spec.py``."""
 
     def __init__(
         self,
@@ -65,7 +62,7 @@ class DataSpec:
 
     @property
     def length(self) -> int | None:
-        """Batches in one pass; ``None`` for a dataloader that cannot say."""
+        """Batches in one pass; ``None`` for a dataloader of unknown length."""
         # A DataLoader over an IterableDataset has a __len__ that raises; so have base classes of datasets.
         try:
             return len(self.dataloader)  # type: ignore[arg-type]

@@ -24,10 +24,8 @@ def batch_get(batch: Any, key: BatchKey) -> Any:
 
 
 def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
-    """A copy of the batch with a value in place of the part that the key names; its other parts are shared.
-
-    A copy because what was fetched may be needed again: a microbatch that did not fit into memory, or a second forward
-    pass. Raises ``ConfigurationError`` when there is no such part."""
+    """A copy of the batch with a value in place of the part that the key names; its other parts are shared. The
+    original may be needed again: for a smaller microbatch, or a second forward pass."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]

@@ -238,7 +238,7 @@ def get_device(device: str | torch.device | Device) -> Device:
     """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one; torch's devices ``cpu`` and
     ``cuda`` are ``cpu`` and ``gpu``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for another name, and for ``gpu`` where torch finds none."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for another name, and for ``gpu`` without a CUDA device."""
     name = _known(device)
     if not isinstance(name, str):
         return name
@@ -266,7 +266,7 @@ def _known(device: Any) -> str | Device:
 def autocast_of(
     precision: str | None, device: Device
 ) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
-    """Makes the context in which forward passes and losses are computed; ``None`` when they need none."""
+    """Returns what makes the context of forward passes and losses; ``None`` when they need none."""
     kind = None if precision is None else _PRECISIONS[precision]
     if kind is None:
         return None
@@ -274,7 +274,7 @@ def autocast_of(
 
 
 def make_scaler(precision: str, device: Device) -> "torch.amp.GradScaler | None":
-    """What keeps small gradients from vanishing in 16 bits: it multiplies the loss, and divides the gradients again."""
+    """Returns the scaler that keeps small gradients from vanishing in 16 bits, if there is one."""
     if precision != "amp_fp16":
         return None
     return torch.amp.GradScaler(device.torch_device.type)

@@ -22,7 +22,6 @@ def new_seed() -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """The seed, or ``ConfigurationError`` when not every generator takes it."""
     number = as_int(seed)
     if number is None or not 0 <= number < _LIMIT:
         raise ConfigurationError(f"seed {seed!r} is not allowed: use a whole number from 0 to {_LIMIT - 1}")
@@ -51,10 +50,8 @@ def make_deterministic() -> None:
 
 
 class RandomStates:
-    """Where the generators of Python, numpy and torch stand, and those of a dataloader that has its own.
-
-    numpy's is kept when numpy has been imported: otherwise nothing can have drawn from it.
-    """
+    """The states of the generators of Python, numpy and torch, and of a dataloader's own. numpy's is kept when numpy
+    was imported: otherwise nothing has drawn from it."""
 
     def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
         self._python = random.getstate()
@@ -65,7 +62,7 @@ class RandomStates:
         self._own = [generator.get_state() for generator in generators]
 
     def restore(self, generators: Sequence[torch.Generator] = ()) -> None:
-        """Puts the generators back to where they stood."""
+        """Sets the generators to these states."""
         random.setstate(self._python)
         torch.set_rng_state(self._torch)
         if self._cuda is not None and torch.cuda.is_available():
@@ -95,7 +92,6 @@ class RandomStates:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> "RandomStates":
-        """The states that :meth:`tree` wrote down."""
         states = cls.__new__(cls)
         version, words, gauss = tree["python"]
         states._python = (version, tuple(array("I", words)), gauss)

@@ -15,15 +15,15 @@ _FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def report_failure(message: str, seconds: float | None = None) -> None:
-    """Writes why this process fails to where ``torchrun`` reads it. It prints the message below its own traceback, at
-    the very end, instead of a link; of several ranks the one that failed first, in ``seconds`` since 1970."""
+    """Writes why this process fails to the file that ``torchrun`` reads. It prints the message below its own traceback,
+    and of several ranks the one that failed first, in ``seconds`` since 1970."""
     if file := os.environ.get(_FILE):
         failed_at = int(time.time() if seconds is None else seconds)
         Path(file).write_text(json.dumps({"message": message.replace("\n", "\n  "), "timestamp": failed_at}))
 
 
 def report_uncaught_errors(failed_at: Callable[[], float | None]) -> None:
-    """From now on an exception that nothing catches is reported too, with its traceback."""
+    """Reports uncaught exceptions from now on too, with their tracebacks."""
     show = sys.excepthook
 
     def show_and_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

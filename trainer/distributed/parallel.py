@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,22 +16,9 @@ from offloop.trainer.device.device import Device
 from offloop.trainer.distributed.ranks import Ranks
 
 
-class Parallel(Protocol):
-    """What the training step asks of a way to share the work."""
-
-    forward: Callable[[Any], Any]
-    """The forward pass."""
-
-    def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Within this, gradients stay on their rank: for all microbatches but the last one."""
-
-    def close(self) -> None:
-        """Gives back what is held of the process group; nothing can be computed afterwards."""
-
-
 class DataParallel:
-    """Every rank has the whole model and trains on its part of each batch; torch's ``DistributedDataParallel`` averages
-    the gradients during the backward pass."""
+    """Gives every rank the whole model and its part of each batch; torch's ``DistributedDataParallel`` averages the
+    gradients during the backward pass."""
 
     def __init__(self, model: nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
         ids = [device.torch_device.index] if device.name == "gpu" else None
@@ -39,18 +26,18 @@ class DataParallel:
         self.forward: Callable[[Any], Any] = self._model
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Within this, gradients stay on their rank: for all microbatches but the last one."""
+        """Keeps gradients on their rank within this: for all microbatches but the last one."""
         return self._model.no_sync()
 
     def close(self) -> None:
-        """Gives back what is held of the process group; nothing can be computed afterwards."""
+        """Releases the process group; nothing can be computed afterwards."""
         # As long as anything refers to the group, its connections stay open, and the other ranks keep waiting.
         for name in ("reducer", "logger", "process_group"):
             vars(self._model).pop(name, None)
 
 
 def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
-    """Raises ``ConfigurationError`` for a dataloader that gives every rank all of the data."""
+    """Refuses a dataloader that gives every rank all of the data."""
     if ranks is not None:
         if data is not None:
             _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
@@ -78,7 +65,7 @@ def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
 
 
 def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
-    """Makes sure that what the ranks train on makes up one training; all of them have to call it."""
+    """Checks that the ranks' data makes up one training; all of them have to call it."""
     sampler = _sharding_sampler(data.dataloader)
     part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
     parts = [json.loads(one) for one in ranks.collect(json.dumps(part).encode())]

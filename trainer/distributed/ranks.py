@@ -59,7 +59,7 @@ class Ranks:
         return self._total
 
     def end_data(self) -> None:
-        """Says, in place of :meth:`begin_count`, that this rank's data is at its end."""
+        """Reports, in place of :meth:`begin_count`, that this rank's data is at its end."""
         self._begin_count(0, 0, 0)
         have_batch = self._end_count()[2]
         if have_batch:
@@ -171,7 +171,7 @@ class Ranks:
         reason if it was the first.
 
         SIGTERM is ignored from here on, until :meth:`restore_sigterm`: ``torchrun`` sends it to every rank as soon as
-        one has ended, and would cut off what this one has to say about its end."""
+        one has ended, and would cut off this one's message."""
         if self.closed:
             return
         if threading.current_thread() is threading.main_thread():
@@ -218,11 +218,8 @@ _groups = 0
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:
-    """Joins the other processes that ``torchrun`` started; ``None`` for a process by itself.
-
-    Can be called again, and uses the process group that there is.
-
-    Raises ``RankError`` when the others do not come."""
+    """Joins the other processes that ``torchrun`` started, or their existing process group; ``None`` for a process by
+    itself. Raises ``RankError`` when the others do not come."""
     global _joined, _meeting, _groups
     if _joined is not None:
         if not _joined.closed:
@@ -260,8 +257,8 @@ def _failed_at() -> float | None:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Which process of how many this is, by torch's default process group if there is one and otherwise by what
-    ``torchrun`` says; (0, 1) for one by itself."""
+    """The number of this process and of all, by torch's default process group or by ``torchrun``; (0, 1) for one by
+    itself."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -277,7 +274,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_world_size(by_itself: int) -> int:
-    """How many ranks are on this host, by what ``torchrun`` says; ``by_itself`` where it does not."""
+    """The number of ranks on this host, by ``torchrun``; ``by_itself`` without it."""
     size = os.environ.get("LOCAL_WORLD_SIZE")
     if size is None:
         return by_itself
@@ -294,7 +291,7 @@ def local_world_size(by_itself: int) -> int:
 
 @contextlib.contextmanager
 def report_lost_ranks(rank: int) -> Iterator[None]:
-    """Turns the errors that torch raises when another process is gone into a :class:`RankError` that says so."""
+    """Turns torch's errors about a lost process into a :class:`RankError`."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:

@@ -14,12 +14,11 @@ class RankBatchSampler(Sampler[list[int]]):
     """The batches of a dataset, of which each rank gets its part: ``DataLoader(dataset, batch_sampler=...)``.
 
     A batch has ``batch_size`` samples over all ranks together, so the batches are the same whatever the number of
-    ranks. The ranks' parts differ by at most one sample. A last batch with fewer samples than there are ranks is left
-    out, as is every short one with ``drop_last``. With ``shuffle`` each epoch has an order of its own, which follows
-    from ``seed`` (by default the trainer's, and 0 without a trainer) and the epoch's number, and from nothing else.
+    ranks. The ranks' parts differ by at most one sample. A last batch with fewer samples than ranks is left out, as is
+    every short one with ``drop_last``. With ``shuffle`` the order of an epoch follows from ``seed`` (by default the
+    trainer's, and 0 without a trainer) and the epoch's number alone.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for batches that cannot be divided among the ranks.
-    """
+    Raises :class:`offloop.bus.errors.ConfigurationError` for batches that cannot be divided among the ranks."""
 
     def __init__(
         self,
@@ -54,11 +53,11 @@ class RankBatchSampler(Sampler[list[int]]):
         return -(-self._size // self.num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch comes next; the trainer does."""
+        """Sets the number of the next epoch; the trainer does."""
         self.epoch = epoch
 
     def use_seed(self, seed: int) -> None:
-        """Says which seed to draw orders with, if none was given; the trainer does."""
+        """Sets the seed, if none was given; the trainer does."""
         if not self._has_seed:
             self.seed = seed
 

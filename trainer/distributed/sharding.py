@@ -68,26 +68,24 @@ def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
 
 
 class FullySharded:
-    """Every rank keeps a part of each weight, of its gradient and of what the optimizer knows of it; torch's
-    ``fully_shard`` gathers the weights of a unit of the model when they are needed, and averages the gradients.
+    """Keeps a part of each weight, of its gradient and of its optimizer state on every rank; torch's ``fully_shard``
+    gathers the weights of a unit of the model when they are needed, and averages the gradients.
 
-    At first the model is the first rank's on all ranks, as with
-    :class:`offloop.trainer.distributed.parallel.DataParallel`; so are its buffers at the first forward pass of every
-    batch.
+    All ranks begin with the first rank's weights, as with :class:`offloop.trainer.distributed.parallel.DataParallel`,
+    and use its buffers at the first forward pass of every batch.
 
     Args:
         model: the whole model, on the device. It is changed in place: its parameters become others, which are sharded
             by rows (``DTensor``).
-        device: what it is on.
-        optimizers: those that were made for the whole parameters continue with the sharded ones, and with their part of
-            what they know of them. Parameters that are not the model's stay with them.
-        shard: classes, or their names, of the modules that are units. By default these are the outermost modules that
-            stand in an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. All other parameters are a last unit,
-            and so are those that are used in several units, such as tied weights.
+        device: of the model.
+        optimizers: those that were made for the whole parameters continue with the sharded ones and their part of the
+            state. Parameters that are not the model's stay.
+        shard: classes, or their names, of the modules that are units. By default these are the outermost modules in an
+            ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. All other parameters are a last unit, and so are
+            those of several units, such as tied weights.
         reshard_after_forward, mp_policy, offload_policy: as torch has them; ``None`` is torch's default.
 
-    Raises ``ConfigurationError`` for names that no module has, and for a model that cannot be sharded. Reference: Zhao
-    et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``."""
+    Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``."""
 
     def __init__(
         self,
@@ -130,8 +128,7 @@ class FullySharded:
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Within this, gradients stay on their rank, each of which has them whole: for all microbatches but the last
-        one."""
+        """Keeps gradients whole on their rank within this: for all microbatches but the last one."""
         self._is_accumulating = True
         self._model.set_requires_gradient_sync(False)
         try:
@@ -140,14 +137,11 @@ class FullySharded:
             self._model.set_requires_gradient_sync(True)
             self._is_accumulating = False
 
-    def close(self) -> None:
-        """Does nothing: what is held of the process group is in torch's hands."""
+    def close(self) -> None: ...
 
     def shard_tree(self, tree: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-        """The tree of a checkpoint whose tensors are whole, with this rank's part of the model's weights, of what the
-        optimizers, given by name, know of them, and of what algorithms keep under their names. Needs no other rank.
-
-        What fits to nothing stays as it is, for the caller that loads it to refuse."""
+        """A checkpoint's tree of whole tensors with this rank's part of the model's weights, of the state of the
+        optimizers, given by name, and of the tensors of algorithms under names of weights. Needs no other rank."""
         own = self._model.state_dict()
         weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
         states = {}
@@ -169,10 +163,6 @@ class FullySharded:
         return self._model(batch)
 
     def _keep_sharded_between_evaluations(self) -> None:
-        """Lets ``eval_forward`` gather weights as ``forward`` does, and let go of them again.
-
-        Torch keeps some gathered until the backward pass. After an evaluation there is none, and the next forward pass
-        would not see what was done to the weights meanwhile."""
         register_fsdp_forward_method(self._model, "eval_forward")
         model, eval_forward = self._model, self._model.eval_forward
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -217,9 +207,6 @@ def _shard_by_name(tree: Any, weights: Mapping[str, Any]) -> Any:
 
 
 def _let_go(model: "weakref.ref[nn.Module]") -> None:
-    """Frees, at the end of the process, what a model holds of the process groups.
-
-    Their threads have to end before it does: with gloo, it is otherwise aborted now and then."""
     living = model()
     if living is not None:
         for module in list(living.modules()):

@@ -55,12 +55,11 @@ _PREDICTION = _Events(
 
 
 class Evaluation:
-    """Runs the evaluators of a training when they are due, or at once.
+    """Runs the evaluators of a training when they are due, or at once, and predicts.
 
-    ``subset_num_batches`` is how many batches of each evaluator's dataloader are evaluated, -1 for all, unless the
-    evaluator has a number of its own. ``in_step`` are ranks whose forward passes need one another. Reference:
-    ``composer/trainer/trainer.py``, ``_run_evaluators`` and ``_eval_loop``.
-    """
+    ``subset_num_batches`` is the number of batches of each evaluator's dataloader, -1 for all, unless the evaluator has
+    its own. ``in_step`` are ranks whose forward passes need one another. Reference: ``composer/trainer/trainer.py``,
+    ``_run_evaluators`` and ``_eval_loop``."""
 
     def __init__(
         self,

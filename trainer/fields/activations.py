@@ -15,9 +15,9 @@ from offloop.trainer.fields.field import BATCH_RESULTS, Field, ProbeHook
 
 
 def statistics(values: Tensor) -> dict[str, Tensor]:
-    """What is said of a tensor, each as a scalar on its device.
+    """Statistics of a tensor, each as a scalar on its device.
 
-    ``average`` and ``std`` (of the population), ``max_abs`` and ``zeros``, the share of exact zeros, are of all of its
+    ``average`` and ``std`` (of the population), ``max_abs`` and ``zeros``, the share of exact zeros, are of all
     numbers. ``l2_norm``, ``max`` and ``kurtosis`` (not the excess: 3 for a normal distribution) are taken over the last
     dimension and averaged over the others, as in ``composer/callbacks/activation_monitor.py``."""
     values = values.detach().float()
@@ -36,11 +36,8 @@ def statistics(values: Tensor) -> dict[str, Tensor]:
 
 
 class ActivationProbe:
-    """Takes the statistics of a training batch while its first forward pass goes through the model.
-
-    What is put in place is a hook at the model itself, and, in a batch that is due, one at each module until the pass
-    ends. Evaluation is left out.
-    """
+    """Takes the statistics of a training batch during its first forward pass: by a hook at the model itself, and, in a
+    batch that is due, one at each module until the pass ends."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         self._state = state

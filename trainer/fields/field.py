@@ -16,17 +16,16 @@ BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 
 
 class FieldUnsupportedError(ConfigurationError):
-    """The training does not support a field, now or later: it is not tried again."""
+    """The training does not support a field: it is not tried again."""
 
 
 class FieldNotReadyError(ConfigurationError):
-    """The field is not available in this batch, which began before it was requested, and will be in the next one: the
-    event says so, and nothing is logged."""
+    """The batch began before the field was requested: it comes with the next one, and nothing is logged."""
 
 
 class ProbeHook:
-    """A hook on a model or an optimizer that calls a method of a probe, for as long as the probe exists. In a copy or a
-    pickle of that model it does nothing."""
+    """A hook on a model or an optimizer that calls a method of a probe, while the probe exists. Copies and pickles of
+    it do nothing."""
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
         self._method = None if method is None else WeakMethod(method)
@@ -44,8 +43,8 @@ _unused_hooks: list[Any] = []
 
 
 def hook_optimizers(register: Callable[..., Any], method: Callable[..., None]) -> None:
-    """Has torch call a probe's method for all optimizers, by a function such as ``register_optimizer_step_pre_hook``,
-    for as long as the probe exists."""
+    """Has torch call a probe's method for all optimizers while the probe exists, by a function such as
+    ``register_optimizer_step_pre_hook``."""
     while _unused_hooks:
         _unused_hooks.pop().remove()
     # The garbage collector may come while torch goes through the hooks, which none may be taken from then.

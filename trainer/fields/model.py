@@ -15,8 +15,8 @@ _COLUMNS = ["name", "class", "parameters", "trainable"]
 
 
 def model_summary(state: State) -> dict[str, Any]:
-    """The model's class, how many parameters it has, how many of these are trained, and a row for each of its modules,
-    up to :data:`MAX_MODULES`: dotted name, class, and the same counts, each parameter counted once."""
+    """The model's class, its numbers of parameters and of trained ones, and a row for each of up to :data:`MAX_MODULES`
+    modules: dotted name, class, and the same counts, each parameter counted once."""
     model = state.model
     modules = list(model.named_modules())
     return {
@@ -34,9 +34,7 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 
 
 def memory_stats(state: State) -> dict[str, int]:
-    """All of :func:`torch.cuda.memory_stats` for this rank's GPU, as it is: mostly bytes, and counts since the start.
-
-    Raises ``FieldUnsupportedError`` on a CPU."""
+    """:func:`torch.cuda.memory_stats` for this rank's GPU: mostly bytes, and counts since the start."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 

@@ -24,10 +24,9 @@ SHARDED = (
 
 @torch.no_grad()
 def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices.
-
-    Tensors of one kind are taken together. Norms of half precision are float32, as those of whole numbers are. Sparse
-    gradients count with the values that they have, which on a GPU the host waits for."""
+    """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices. Tensors of one kind are taken
+    together. Norms of half precision are float32, as those of whole numbers are. Sparse gradients count with their
+    values, which on a GPU the host waits for."""
     tensors = list(tensors)
     _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
@@ -80,9 +79,8 @@ def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def gradient_norm(state: State) -> Tensor:
     """The L2 norm of all gradients of the model together, as the optimizers use them: of the whole batch, averaged over
-    ranks, unscaled with ``amp_fp16``, and clipped where an algorithm clips. 0 without any gradient.
-
-    With ``amp_fp16`` it is infinite or NaN for a batch whose step the scaler leaves out."""
+    ranks, unscaled with ``amp_fp16``, and clipped where an algorithm clips. 0 without any gradient; with ``amp_fp16``
+    infinite or NaN for a batch whose step the scaler skips."""
     return _joint(l2_norms(_gradients(state).values()))
 
 
@@ -107,7 +105,7 @@ def _parameters(state: State) -> dict[str, Tensor]:
 
 
 def moment_norms(state: State) -> dict[str, Tensor]:
-    """The L2 norm of each parameter's first moment, which Adam and its relatives keep, or momentum, which SGD does."""
+    """The L2 norm of each parameter's first moment (Adam and its relatives) or momentum (SGD)."""
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -124,12 +122,12 @@ def moment_norms(state: State) -> dict[str, Tensor]:
 
 
 def optimizer_norms(state: State) -> dict[str, Any]:
-    """What an optimizer says of each parameter, the L2 norm of each gradient, and that of all gradients, under the
+    """The optimizers' metrics of each parameter, the L2 norm of each gradient, and that of all gradients, under the
     names of the reference's metrics.
 
-    An optimizer says it with a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns
-    ``metrics`` with its own added. What it makes tensors of is read without waiting; one that takes numbers from a GPU
-    waits by itself. Reference: ``composer/callbacks/optimizer_monitor.py``."""
+    An optimizer reports by a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns
+    ``metrics`` with its own added; its tensors are read without waiting. Reference:
+    ``composer/callbacks/optimizer_monitor.py``."""
     gradients = _gradients(state)
     parameters = dict(state.model.named_parameters())
     reporters = {id(one): reporter for one, reporter in _reporters(state)}
@@ -158,11 +156,8 @@ def _reporters(state: State) -> Iterator[tuple[Tensor, Callable[[Tensor, str, di
 
 
 class UpdateProbe:
-    """Keeps the weights as they were before the optimizers stepped, in the batches that updates are asked of.
-
-    It costs a copy of the weights that are trained, made and held in these batches alone, and is exact for any
-    optimizer.
-    """
+    """Copies the trained weights before the optimizers step, in the batches whose updates are requested: exact for any
+    optimizer."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         self._state = state
@@ -174,7 +169,7 @@ class UpdateProbe:
         hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
     def norms(self) -> dict[str, Tensor]:
-        """The L2 norm of what the step of the batch added to each parameter."""
+        """The L2 norm of the step's change to each parameter."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
         if self._trouble is not None:

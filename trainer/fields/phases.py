@@ -13,26 +13,21 @@ _MILLISECOND = 1_000_000
 
 
 class TimingEvent(Protocol):
-    """What shows when a device has done all that it had been given when this was made: :class:`torch.cuda.Event` with
-    ``enable_timing``."""
+    """A mark in a device's work: :class:`torch.cuda.Event` with ``enable_timing``."""
 
-    def query(self) -> bool:
-        """Whether the device has come so far; does not wait."""
+    def query(self) -> bool: ...
 
-    def synchronize(self) -> None:
-        """Waits until the device has come so far."""
+    def synchronize(self) -> None: ...
 
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from here to another one, both of which the device has passed."""
+    def elapsed_time(self, end_event: Any) -> float: ...
 
 
 class PhaseProbe:
     """Times the phases of requested batches, from the events between them.
 
-    On a GPU each of these events puts a timing event into the device's stream, so what is measured is when the device
-    came by: the host runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when they have
-    been passed, without waiting for them.
-    """
+    On a GPU each of these events puts a timing event into the device's stream, so the times are the device's: the host
+    runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when the device has passed them,
+    without waiting."""
 
     marks = frozenset({*BEGINS, *ENDS, *BETWEEN})
     """The events at which :meth:`before` and :meth:`after` are to be called."""
@@ -55,7 +50,7 @@ class PhaseProbe:
         self._published = self._published_batches = 0
 
     def before(self, event: Event) -> None:
-        """To be called when an event comes, before anything is done for it."""
+        """Receives an event before anything is done for it."""
         if event is Event.BATCH_END:
             self._published_batches += 1
         if not self.is_timing:
@@ -72,8 +67,8 @@ class PhaseProbe:
             self._found, self.is_timing = self._batch, False
 
     def after(self, event: Event, published: int, own: int) -> None:
-        """To be called when everything was done for an event; ``published`` are the nanoseconds that it took to find
-        out what there was to publish, and to publish it, ``own`` those of them in which the thread was at work."""
+        """Receives an event when everything was done for it; ``published`` are the nanoseconds of its publication,
+        ``own`` those of them in which the thread was at work."""
         self._published += own
         if event in BETWEEN:
             self._begin_batch()
@@ -91,9 +86,7 @@ class PhaseProbe:
         self._open, self.is_timing = None, False
 
     def found(self) -> Any:
-        """The phases of the batch that has just ended: at once, or, on a GPU, as a promise.
-
-        Raises ``FieldNotReadyError`` for a batch that was not timed from beginning to end."""
+        """The phases of the batch that has just ended: at once, or, on a GPU, as a promise."""
         found, self._found = self._found, None
         if found is None:
             raise FieldNotReadyError(
@@ -110,8 +103,6 @@ class PhaseProbe:
 
 
 class _Batch:
-    """The phases of one batch, whose times may still be on their way."""
-
     def __init__(self, began: int, origin: Any, on_device: bool) -> None:
         self._began = began
         self._origin = origin
@@ -122,13 +113,12 @@ class _Batch:
         self.all_publishing = [0, 0]
 
     def ready(self) -> bool:
-        """Whether :meth:`value` would return at once."""
         return all(mark.query() for mark in self._marks())
 
     def value(self) -> dict[str, Any]:
-        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and how many
-        nanoseconds of the thread's own time publishing took in how many batches, all since the last report
-        before. Waits for the GPU when they are not :meth:`ready`."""
+        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and the nanoseconds of
+        the thread's own time for publishing and the number of batches since the last report. Waits for the GPU when
+        they are not :meth:`ready`."""
         if self._on_device:
             for mark in self._marks():
                 if not mark.query():

@@ -17,37 +17,23 @@ Policy: TypeAlias = Literal["skip", "wait"]
 
 _TARGETS = ("labels", "label", "targets", "target", "y")
 
-_TRAIN_BATCH = {
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-    Event.AFTER_TRAIN_BATCH,
-    Event.BATCH_END,
-}
-_EVAL_BATCH = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD, Event.EVAL_BATCH_END}
-_PREDICT_BATCH = {
-    Event.PREDICT_BATCH_START,
-    Event.PREDICT_BEFORE_FORWARD,
-    Event.PREDICT_AFTER_FORWARD,
-    Event.PREDICT_BATCH_END,
-}
-_WITH_BATCH = frozenset(_TRAIN_BATCH | _EVAL_BATCH | _PREDICT_BATCH)
-_WITH_OUTPUTS = _WITH_BATCH - {
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.EVAL_BATCH_START,
-    Event.EVAL_BEFORE_FORWARD,
-    Event.PREDICT_BATCH_START,
-    Event.PREDICT_BEFORE_FORWARD,
-}
+
+def _between(first: Event, last: Event) -> frozenset[Event]:
+    """The events from one to another, in the order of a training."""
+    events = list(Event)
+    return frozenset(events[events.index(first) : events.index(last) + 1])
+
+
+_WITH_BATCH = (
+    _between(Event.AFTER_DATALOADER, Event.BATCH_END)
+    | _between(Event.EVAL_BATCH_START, Event.EVAL_BATCH_END)
+    | _between(Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END)
+)
+_WITH_OUTPUTS = (
+    _between(Event.AFTER_FORWARD, Event.BATCH_END)
+    | _between(Event.EVAL_AFTER_FORWARD, Event.EVAL_BATCH_END)
+    | _between(Event.PREDICT_AFTER_FORWARD, Event.PREDICT_BATCH_END)
+)
 _WITH_MODEL = frozenset(Event) - {Event.INIT, Event.BEFORE_LOAD}
 _WITHIN_FIT = frozenset(
     {
@@ -86,7 +72,6 @@ def _outputs(state: State) -> TensorPayload:
 
 
 def _part(batch: Any, *, is_target: bool) -> Any:
-    """The inputs or the targets: of a sequence the second part is the targets, of a mapping what its names say."""
     if isinstance(batch, Mapping):
         parts = {name: batch[name] for name in batch if (str(name).lower() in _TARGETS) is is_target}
     elif isinstance(batch, list | tuple):

@@ -26,16 +26,14 @@ class DeferredTree:
         self._numbers = numbers
 
     def ready(self) -> bool:
-        """Whether :meth:`value` would return at once."""
         return self._numbers.ready()
 
     def value(self) -> Any:
-        """The lists and maps with their numbers. Waits for the GPU when it is not :meth:`ready`."""
         return _filled(self._tree, self._numbers.value())
 
 
 class _Span(NamedTuple):
-    """Where the numbers of a tensor lie among all numbers that are read."""
+    """Place of a tensor's numbers among all numbers that are read."""
 
     start: int
     shape: tuple[int, ...]
@@ -43,8 +41,6 @@ class _Span(NamedTuple):
 
 
 class _Tensors:
-    """The tensors on a kind of device that occur in a value."""
-
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
         self._tensors: list[Tensor] = []
@@ -63,7 +59,7 @@ class _Tensors:
         return to_builtin(value)
 
     def joined(self) -> Tensor:
-        """All of their numbers in a row, in as few steps of the device as can be."""
+        """All numbers in a row, in as few steps of the device as possible."""
         tensors = self._tensors
         is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
         if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
@@ -86,8 +82,7 @@ class _Tensors:
 
 
 def sendable(value: Any, device: Device) -> Any:
-    """A field's value as it is given to the stream. All of its tensors on a GPU, however many, are read in one copy
-    without any wait."""
+    """A field's value for the stream. All of its tensors on a GPU are read in one copy without any wait."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():

@@ -1,5 +1,6 @@
 """How the model of a training is run: by itself or by several ranks, whole or sharded, compiled or not."""
 
+import contextlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.arguments.config import ComputeConfig
-from offloop.trainer.distributed.parallel import DataParallel, Parallel
+from offloop.trainer.distributed.parallel import DataParallel
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.state import State
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ForwardPass:
-    """The forward pass of the training."""
+    """The forward pass of the training: by itself or by several ranks, whole or sharded, compiled or not."""
 
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
-        self.parallel: Parallel | None = None
+        self.parallel: DataParallel | FullySharded | None = None
         """How the ranks share the work, once it is settled; ``None`` for one by itself."""
         self._ranks = ranks
         self._find_unused_parameters = config.find_unused_parameters
@@ -31,7 +32,6 @@ class ForwardPass:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has a part of the model only."""
         return self._fsdp_config is not None
 
     @property
@@ -40,7 +40,7 @@ class ForwardPass:
         return self._ranks if self.is_sharded else None
 
     def shard(self, state: State) -> "FullySharded | None":
-        """Spreads the model over the ranks, if that is how it is to be run."""
+        """Shards the model over the ranks, with ``fsdp_config``."""
         if self._fsdp_config is None:
             return None
         from offloop.trainer.distributed.sharding import FullySharded
@@ -49,7 +49,7 @@ class ForwardPass:
         return sharding
 
     def prepare(self, state: State) -> Callable[[Any], Any] | None:
-        """What to call with a batch; ``None`` for the model itself."""
+        """Returns the function to call with a batch; ``None`` for the model itself."""
         forward = None
         if self._ranks is not None:
             if self.parallel is None:
@@ -62,8 +62,13 @@ class ForwardPass:
             forward = self._compiled
         return forward
 
+    @property
+    def accumulating(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Keeps gradients on their rank within its context: for all microbatches but the last one."""
+        return contextlib.nullcontext if self.parallel is None else self.parallel.accumulating
+
     def close(self) -> None:
-        """Gives back what is held of the ranks' process group; nothing can be computed afterwards."""
+        """Releases the ranks' process group; nothing can be computed afterwards."""
         if self.parallel is not None:
             self.parallel.close()
 
@@ -76,7 +81,6 @@ def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
 
 
 def _check_compile(config: Any) -> dict[str, Any] | None:
-    """The keyword arguments of ``torch.compile`` in ``compile_config``; ``None`` for none."""
     if config is None:
         return None
     if not isinstance(config, Mapping):

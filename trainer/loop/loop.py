@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+import logging
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,12 @@ from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.schedulers import TimeAwareScheduler
 
+_log = logging.getLogger("offloop")
+_NO_TOKENS = "there were no tokens in a whole epoch, so {} would never pass"
+_USE_TOKENS = (
+    "wrap the dataloader in offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
+)
+
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
 ITERATION_START = Event.ITERATION_START
@@ -33,11 +40,7 @@ BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, E
 
 class TrainingLoop:
     """Trains until ``state.max_duration`` is reached. :class:`offloop.bus.types.event.Event` shows the same loop with
-    the events' places.
-
-    An epoch that was left in its middle is resumed: its batches up to there are fetched and skipped.
-    Reference: ``composer/trainer/trainer.py``, ``_train_loop``.
-    """
+    the events' places. Reference: ``composer/trainer/trainer.py``, ``_train_loop``."""
 
     def __init__(
         self,
@@ -76,6 +79,9 @@ class TrainingLoop:
         ]
         self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
         self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
+        self._has_token_intervals = any(
+            length.unit is TimeUnit.TOKEN for length in (*evaluation.intervals, *saver.intervals)
+        )
         self._tokens = 0
         self._batch_began = 0
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
@@ -222,12 +228,12 @@ class TrainingLoop:
         state = self._state
         if state.timestamp.values.token or state.stopped:
             return
-        for time in (state.max_duration, state.iteration_length, *self._evaluation.intervals, *self._saver.intervals):
+        for time in (state.max_duration, state.iteration_length):
             if time is not None and time.unit is TimeUnit.TOKEN:
-                raise ConfigurationError(
-                    f"there were no tokens in a whole epoch, so {str(time)!r} would never pass: wrap the dataloader "
-                    "in offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
-                )
+                raise ConfigurationError(f"{_NO_TOKENS.format(time)}: {_USE_TOKENS}")
+        if self._has_token_intervals and state.rank == 0:
+            self._has_token_intervals = False
+            _log.warning("run %s: %s: %s", state.run_name, _NO_TOKENS.format("an interval in tokens"), _USE_TOKENS)
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event

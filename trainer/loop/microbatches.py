@@ -43,9 +43,8 @@ def _rows_of(dataloader: Any) -> int | None:
 class Microbatching:
     """Runs a batch in microbatches of ``state.device_train_microbatch_size`` samples.
 
-    With ``auto`` it begins with whole batches; when the memory runs out it halves the size, says so in one line on
-    standard error, and repeats the same batch at the smaller size, which is kept from then on.
-    """
+    With ``auto`` it begins with whole batches; when the memory runs out it halves the size for good, reports that on
+    standard error, and repeats the batch."""
 
     def __init__(self, state: State, size: MicrobatchSize | None) -> None:
         self._state = state
@@ -56,7 +55,8 @@ class Microbatching:
             state.device_train_microbatch_size = size
 
     def run(self, compute: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """What ``compute`` returns for the size of a microbatch that works."""
+        """The result of ``compute`` for the size of a microbatch that fits. Only the last batch of an epoch may be
+        smaller than a microbatch."""
         state = self._state
         rows = state.batch_size or 1
         size = state.device_train_microbatch_size or rows
@@ -92,7 +92,6 @@ class Microbatching:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether there was not enough memory, on the host or on a GPU."""
     # On the CPU, and within cuBLAS, torch raises a plain RuntimeError.
     text = str(error)
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

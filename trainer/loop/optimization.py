@@ -18,7 +18,7 @@ OptimizerFactory = Callable[[Any], Optimizers]
 
 
 class Optimization:
-    """What a trainer was given as ``optimizers``, ``schedulers`` and ``scale_schedule_ratio``."""
+    """The ``optimizers``, ``schedulers`` and ``scale_schedule_ratio`` of a trainer."""
 
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
         made = given_optimizers(optimizers)
@@ -36,7 +36,7 @@ class Optimization:
         check_schedulers(self._waiting, state.optimizers)
 
     def compile_schedulers(self, state: State) -> bool:
-        """Puts the schedulers into the state, once it is known how long the training is where one has to know; says
+        """Puts the schedulers into the state, once they know the length of the training where they need it; returns
         whether they are there."""
         if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._waiting):
             return False
@@ -53,12 +53,12 @@ class Optimization:
 
 
 def given_optimizers(optimizers: Any) -> list[torch.optim.Optimizer] | None:
-    """The optimizers in what was given; ``None`` for a function, which makes them later."""
+    """The given optimizers; ``None`` for a function, which makes them later."""
     return None if callable(optimizers) and not isinstance(optimizers, type) else make_optimizers(optimizers)
 
 
 def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers in what was given, or made by what was given."""
+    """The given optimizers as a list, without one whose step computes the loss itself."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
@@ -74,7 +74,7 @@ def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """Raises ``ConfigurationError`` for an optimizer with parameters that are not the model's."""
+    """Refuses an optimizer with parameters that are not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -88,7 +88,7 @@ def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn
 
 
 def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
-    """The schedulers in what was given, which go with the optimizers where these are known."""
+    """The given schedulers as a list, which go with the optimizers where these are known."""
     items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):

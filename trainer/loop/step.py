@@ -12,7 +12,6 @@ from offloop.trainer.arguments.values import describe
 from offloop.trainer.data.metrics import read_metrics
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import autocast_of
-from offloop.trainer.distributed.parallel import Parallel
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
@@ -26,7 +25,8 @@ BEFORE_BACKWARD, AFTER_BACKWARD = Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD
 
 
 class TrainStep:
-    """Trains on ``state.batch``. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
+    """Trains on ``state.batch``. Within ``accumulating()`` gradients stay on their rank: for all microbatches but the
+    last one. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TrainStep:
         *,
         forward: Callable[[Any], Any] | None = None,
         ranks: Ranks | None = None,
-        parallel: Parallel | None = None,
+        accumulating: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._state = state
         self._engine = engine
@@ -45,7 +45,7 @@ class TrainStep:
         self._microbatching = microbatching
         self._forward = forward
         self._ranks = ranks
-        self._accumulating = contextlib.nullcontext if parallel is None else parallel.accumulating
+        self._accumulating = accumulating
         self._rows = 0
         self._losses: dict[str, Any] = {}
         self._on_gpu = state.device.name == "gpu"

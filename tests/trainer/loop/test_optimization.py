@@ -155,7 +155,7 @@ def test_what_is_no_scheduler_is_refused(bad: Any) -> None:
 def test_scale_schedule_ratio_stretches_the_training_and_its_schedule() -> None:
     used, _ = rates_of(schedulers=LinearScheduler(), max_duration="4ba", scale_schedule_ratio=2.0)
     assert [rates[0] for rates in used] == pytest.approx([0.1] + [0.1 * (1 - batch / 8) for batch in range(7)])
-    with pytest.raises(ConfigurationError, match="scale_schedule_ratio is 0"):
+    with pytest.raises(ConfigurationError, match="scale_schedule_ratio 0 is not allowed"):
         gold_trainer(scale_schedule_ratio=0)
 
 
