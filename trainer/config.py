@@ -76,7 +76,7 @@ GROUPS: Mapping[str, type[ArgumentGroup]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig, _OwnArguments):
-    """What :class:`offloop.trainer.Trainer` is called with: these arguments, and those of the groups.
+    """Arguments of :class:`offloop.trainer.Trainer`: these, and those of the groups.
 
     Args:
         model: an ``nn.Module`` with the methods of :class:`offloop.trainer.data.models.Model`, such as
@@ -86,7 +86,7 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
         eval_dataloader: a dataloader (its label is ``eval``), a :class:`offloop.trainer.Evaluator` or a list of them.
         optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
             model. It is called after ``INIT``, when algorithms have made their changes to the model.
-        schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that gives the
+        schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that returns the
             share of the base rate: it follows the training time, for all optimizers. Or one or several of torch's
             schedulers.
         max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
@@ -102,7 +102,7 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
             default schedules that follow the training time after each batch, torch's schedulers after each epoch.
         scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
         progress_bar: whether to show on standard error, on the first rank, which run this is, where it is recorded and
-            how to watch it, how far it is, and why it was stopped.
+            how to watch it, its progress, and why it was stopped.
         clock: nanoseconds since 1970, for tests.
         evaluation, compute, checkpoints, stream: a whole group, in place of its arguments one by one.
     """
@@ -119,8 +119,7 @@ _Given = ParamSpec("_Given")
 def accept_groups(
     arguments: Callable[_Given, TrainerArguments],
 ) -> Callable[[Callable[[Any, TrainerArguments], None]], Callable[Concatenate[Any, _Given], None]]:
-    """Lets an ``__init__`` that takes one object of :class:`TrainerArguments` be called with these arguments, or with
-    groups of them, see :func:`expand_groups`."""
+    """Lets an ``__init__`` of :class:`TrainerArguments` be called with these arguments, or with groups of them."""
     signature = inspect.signature(arguments)
 
     def decorate(init: Callable[[Any, TrainerArguments], None]) -> Callable[Concatenate[Any, _Given], None]:
@@ -137,7 +136,7 @@ def accept_groups(
 
 
 def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with those of a group in the place of the group."""
+    """Replaces groups by their arguments; an argument beside its group is refused."""
     expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = arguments.get(name)

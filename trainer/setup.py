@@ -144,10 +144,8 @@ class Setup:
         return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
 
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
-        """Starts the run, and what observes it; then brings the state to where the training begins. ``shows`` is
-        whether the process of callbacks says at its end where loggers wrote.
-
-        Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when the run cannot be started."""
+        """Starts the run and its consumers, then brings the state to where the training begins. ``shows`` is whether
+        the process of callbacks reports at its end where loggers wrote."""
         checked = self.state.run_name
         self.engine = self.stream.start(
             self.state,
@@ -203,7 +201,7 @@ class Setup:
             seed_all((state.seed + state.rank) % 2**32)
 
     def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
-        """What trains until ``state.max_duration``, with its evaluations and checkpoints."""
+        """Makes the loop that trains until ``state.max_duration``, with its evaluations and checkpoints."""
         state, data, max_duration = self.state, self.data, self.state.max_duration
         assert data is not None  # fit() checks both
         assert max_duration is not None
@@ -239,7 +237,7 @@ class Setup:
         )
 
     def use_data(self, data: DataSpec | None) -> None:
-        """Makes this what is trained on, from now on."""
+        """Trains on this data from now on."""
         if data is not self.data:
             self.data = data
             self._seed_sampler()

@@ -1,5 +1,6 @@
 """Checkpoints of a trainer: where they are written, and which one a training resumes from."""
 
+import errno
 import logging
 import os
 import re
@@ -207,7 +208,10 @@ class Checkpoints:
     @property
     def facts(self) -> dict[str, str]:
         """The description of the checkpoints in ``run.json``."""
-        return {} if self.folder is None else {"save_folder": _readable(self.folder.absolute())}
+        if self.folder is None:
+            return {}
+        # The system takes any bytes; UTF-8 does not.
+        return {"save_folder": os.fsencode(self.folder.absolute()).decode("utf-8", "backslashreplace")}
 
     @property
     def resumed_from(self) -> Path | None:
@@ -259,17 +263,16 @@ class Checkpoints:
     def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
         if is_sharded(path):
             return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks)
-        tree = read_checkpoint(path)
-        return tree if sharding is None else sharding.shard_tree(tree, self._optimizers())
+        tree, optimizers = read_checkpoint(path), self._state.optimizers
+        if sharding is None:
+            return tree
+        return sharding.shard_tree(tree, dict(zip(optimizer_names(optimizers), optimizers, strict=True)))
 
     def _read_weights(self, path: Path, sharding: "FullySharded | None") -> Any:
         if is_sharded(path):
             return read_sharded(path, None if sharding is None else sharding.mesh, self._ranks, part="model")["model"]
         weights = import_torch(path) if is_torch_file(path) else read_weights(path)
         return weights if sharding is None else sharding.shard_tree({"model": weights}, {})["model"]
-
-    def _optimizers(self) -> dict[str, Any]:
-        return dict(zip(optimizer_names(self._state.optimizers), self._state.optimizers, strict=True))
 
     def _find(self, path: Path) -> Path:
         if not path.is_dir() or is_sharded(path):
@@ -283,10 +286,6 @@ class Checkpoints:
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path
             )
         return latest
-
-
-def _readable(path: Path) -> str:
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _announce_nothing(action: str, timestamp: TrainingTime, run: str | None = None) -> None: ...
@@ -334,15 +333,14 @@ def folder_name(filename: str) -> str:
 def _make_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        is_writable = os.access(folder, os.W_OK)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise CheckpointError(
-            f"save_folder {folder} cannot be made: {error.strerror}; choose another one", path=folder
+            f"save_folder {folder} cannot be made or written to: {error.strerror}; choose another one, or change its "
+            "mode",
+            path=folder,
         ) from None
-    if not is_writable:
-        raise CheckpointError(
-            f"save_folder {folder} cannot be written to: choose another one, or change its mode", path=folder
-        )
 
 
 def _names(state: State) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
     Raises ``CheckpointError`` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
     draft = draft_checkpoint(tree, path)
-    stored = {name: _on_host(tensor) for name, tensor in draft.tensors.items()}
+    stored = {name: tensor.resolve_conj().resolve_neg().cpu().contiguous() for name, tensor in draft.tensors.items()}
     kinds = draft.contents["tensors"]
     checksums = {name: crc_of(kinds[name], _bytes_of(tensor)) for name, tensor in stored.items()}
     try:
@@ -193,9 +193,7 @@ def import_torch(path: PathLike) -> dict[str, Any]:
             "torch.load(path, weights_only=False) and save the model's state dict with safetensors.torch.save_file",
             path=path,
         ) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}", path=path) from error
-    except _TORCH_DAMAGE as error:
+    except (OSError, *_TORCH_DAMAGE) as error:
         raise CheckpointError(f"{path} is damaged or no file of torch.save: {_first_line(error)}", path=path) from error
     weights = _find_weights(saved)
     if weights is None:
@@ -226,30 +224,21 @@ class _TensorTable:
         known = self._known.setdefault(tensor.data_ptr(), [])
         if tensor.numel():
             for name in known:
-                if _is_same(self.stored[name], tensor):
+                if _identity(self.stored[name]) == _identity(tensor):
                     return name
         # A file name that is not Unicode is a valid string in Python, but not in a header.
         name = path if path.isascii() else path.encode(errors="backslashreplace").decode()
         if name in self.stored or name == "__metadata__":
-            name = self._free_name(name)
+            numbered = (f"{name}~{number}" for number in itertools.count(2))
+            name = next(one for one in numbered if one not in self.stored)
         known.append(name)
         self.stored[name] = tensor
         return name
 
-    def _free_name(self, path: str) -> str:
-        numbered = (f"{path}~{number}" for number in itertools.count(2))
-        return next(name for name in numbered if name not in self.stored)
 
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.shape == other.shape
-        and one.dtype is other.dtype
-        and one.stride() == other.stride()
-        and one.device == other.device
-        and one.is_conj() == other.is_conj()
-        and one.is_neg() == other.is_neg()
-    )
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for two tensors at the same address that are the same one."""
+    return tensor.shape, tensor.dtype, tensor.stride(), tensor.device, tensor.is_conj(), tensor.is_neg()
 
 
 def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
@@ -351,10 +340,6 @@ def _opened(path: PathLike) -> Iterator[Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read checkpoint {path}: {_first_line(error)}", path=path) from error
     except SafetensorError as error:
-        if is_torch_file(path):
-            raise CheckpointError(
-                f"{path} is a file of torch.save and no checkpoint: only its weights can be had", path=path
-            ) from None
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {_first_line(error)}", path=path) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointError(
@@ -374,12 +359,9 @@ def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
         )
     contents: dict[str, Any] = json.loads(text)
     version = contents["version"]
-    if type(version) is not int:
-        raise ValueError(f"the version {version!r}")
     if version != VERSION:
         raise CheckpointError(
-            f"checkpoint {path} is of format {str(version)[:20]}, this version of offloop reads format {VERSION}: "
-            f"use {'a newer' if version > VERSION else 'an older'} offloop",
+            f"checkpoint {path} is of format {str(version)[:20]}, this version of offloop reads format {VERSION}",
             path=path,
         )
     if set(contents["tensors"]) != set(file.keys()):
@@ -402,17 +384,13 @@ def _loader(file: Any, contents: dict[str, Any], path: PathLike, device: str | t
     @functools.cache
     def load(name: str, device: str | torch.device = device) -> Tensor:
         tensor: Tensor = file.get_tensor(name)
-        if _checksum(tensor) != contents["tensors"][name]:
+        if crc_of(_kind_of(tensor.dtype, tensor.shape), _bytes_of(tensor)) != contents["tensors"][name]:
             raise CheckpointError(
                 f"checkpoint {path} is damaged: the checksum of {name!r} is wrong; use another one", path=path
             )
         return tensor.to(device)
 
     return load
-
-
-def _checksum(tensor: Tensor) -> str:
-    return crc_of(_kind_of(tensor.dtype, tensor.shape), _bytes_of(tensor))
 
 
 @functools.lru_cache(4096)
@@ -422,10 +400,6 @@ def _kind_of(dtype: torch.dtype, shape: torch.Size) -> str:
 
 def _bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _harmless_globals() -> list[Any]:

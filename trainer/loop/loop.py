@@ -230,7 +230,7 @@ class TrainingLoop:
             return
         for time in (state.max_duration, state.iteration_length):
             if time is not None and time.unit is TimeUnit.TOKEN:
-                raise ConfigurationError(f"{_NO_TOKENS.format(time)}: {_USE_TOKENS}")
+                raise ConfigurationError(f"{_NO_TOKENS.format(repr(str(time)))}: {_USE_TOKENS}")
         if self._has_token_intervals and state.rank == 0:
             self._has_token_intervals = False
             _log.warning("run %s: %s: %s", state.run_name, _NO_TOKENS.format("an interval in tokens"), _USE_TOKENS)

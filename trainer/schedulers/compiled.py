@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 
 class TimeAwareScheduler:
-    """A schedule at work on an optimizer: sets the rate of each parameter group to its base rate times the multiplier.
+    """Sets the rate of each parameter group of an optimizer to its base rate times a schedule's multiplier.
 
     Made by :func:`compile_scheduler`, and used like a scheduler of :mod:`torch.optim.lr_scheduler`, except that it may
     be stepped whether or not the optimizer was: under gradient scaling an optimizer skips steps. A group's base rate is
-    its ``initial_lr``, as in torch; for a group that joins later it is the rate that it comes with.
-    """
+    its ``initial_lr``, as in torch; for a group that joins later the rate that it comes with."""
 
     def __init__(
         self, scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float
@@ -39,10 +38,7 @@ class TimeAwareScheduler:
 
     def step(self) -> None:
         """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, or of each
-        epoch, just before that advances.
-
-        A ``max_duration`` that is reached already was set to stop the training within the batch. Shares of it mean
-        nothing any more, so the rates are left as they are."""
+        epoch, just before that advances. The rates stay where a stop has set ``max_duration`` within the batch."""
         state = self._state()
         assert state is not None  # it outlives what steps its schedulers
         if state.max_duration is not None:
@@ -95,11 +91,11 @@ def compile_scheduler(
     """Puts a schedule to work on an optimizer, and sets the rates for ``state.timestamp`` at once.
 
     ``state`` has to know ``max_duration`` and, for rates that move within an epoch, ``dataloader_len``. Rates are
-    multiples of what the optimizer was made with, whatever schedule worked on it before. ``ssr`` is the scale schedule
+    multiples of the optimizer's original ones, whatever schedule worked on it before. ``ssr`` is the scale schedule
     ratio, by which ``state.max_duration`` is scaled already.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, a ratio that is not above zero,
-    and times that do not fit the training."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, and times that do not fit the
+    training."""
     check_number(ssr, "ssr", above=0.0)
     try:
         if isinstance(scheduler, type):

@@ -20,7 +20,8 @@ def whole(value: float) -> int:
 
 
 def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """Where a time is counted in ``Timestamp.values``, and how much of that it comes to when it is scaled."""
+    """The index of a time's counter in ``Timestamp.values``, and the scaled count. Refuses a share of an unknown
+    ``max_duration``, and a part of an epoch of unknown length; ``name`` is the argument's."""
     value, unit = time.value, time.unit
     if unit is TimeUnit.DURATION:
         max_duration = state.max_duration
@@ -42,7 +43,7 @@ def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int
 
 
 def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """:func:`resolve` for a time that may not come to nothing, which raises as well."""
+    """:func:`resolve` for a time that is not zero."""
     index, period = resolve(name, time, state, ssr)
     if not period:
         raise ConfigurationError(

@@ -23,11 +23,10 @@ _PATIENCE = 30.0
 class AttachedConsumers:
     """A process that runs callbacks and loggers for one run, as ``consumer`` would.
 
-    It is fed by the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the
-    trainer, and ends when the stream has ended and everything is handled. What to run goes through a pipe: a line of
-    JSON with ``sys_path`` and ``where``, then a pickle of ``callbacks`` and ``loggers``, whose
-    classes may come from the user's script itself. A text among them is a name, as ``consumer`` takes it.
-    """
+    It reads the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the trainer,
+    and ends when the stream has ended and everything is handled. Its input is a line of JSON with ``sys_path`` and
+    ``where``, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the user's script itself. A
+    text among them is a name, as ``consumer`` takes it."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class AttachedConsumers:
             return
 
     def wait(self, patience: float = _PATIENCE) -> None:
-        """Waits until everything is handled, and says in one line on standard error if it is not, or went wrong."""
+        """Waits until everything is handled, and reports on standard error if it is not, or failed."""
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -63,8 +62,8 @@ class AttachedConsumers:
 
 
 class NamedCallbacks:
-    """The demand of callbacks and loggers that are given by their names, as a process says that makes them and ends:
-    they belong to a package that a training does not load."""
+    """The demand of callbacks and loggers that are given by their names, reported by a process that makes them and
+    ends: they belong to a package that a training does not load."""
 
     def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         names = ", ".join([*callbacks, *loggers])
@@ -92,7 +91,6 @@ class NamedCallbacks:
         self.barrier_events = frozenset(Event(event) for event in described["barrier_events"])
 
     def demand(self) -> Demand:
-        """The demand of the callbacks."""
         return self._demand
 
 
@@ -123,7 +121,7 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:
-    """Raises ``ConfigurationError`` for an object that cannot be sent to another process."""
+    """Refuses an object that cannot be sent to another process."""
     for one in objects:
         try:
             cloudpickle.dumps(one)

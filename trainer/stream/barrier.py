@@ -32,12 +32,11 @@ _EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
 
 
 class ConsumerBarrier:
-    """Publishes events, and after those at which a consumer may decide to stop waits until it has: a stop takes effect
-    at the very event then, as that of a callback in the loop does.
+    """Publishes events, and waits after those at which a consumer may decide to stop until it has: a stop takes effect
+    at that very event, as that of a callback in the loop does.
 
-    It waits for consumers of these ``names``, no longer than ``seconds`` at a time. One that takes longer is waited for
-    again once it has caught up. With several ranks the first one waits, and informs the others at each such event.
-    """
+    It waits for consumers of these ``names``, no longer than ``seconds`` at a time. A slower one is waited for again
+    once it has caught up. With several ranks the first one waits, and informs the others at each such event."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class ConsumerBarrier:
 
 
 def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
-    """The names of the consumers to wait for; empty for none. ``callbacks`` are the trainer's own."""
+    """The names of the consumers to wait for; ``callbacks`` are the trainer's own."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(
@@ -125,7 +124,6 @@ def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[
 
 
 def _barrier_events_of(callback: Any) -> set[Event]:
-    """The events at which a callback may decide to stop."""
     events = {Event(event) for event in getattr(callback, "barrier_events", ())}
     if unhandled := sorted(event.value for event in events - callback.demand().events):
         raise ConfigurationError(

@@ -37,15 +37,15 @@ _NOT_CHOSEN = ("total_eval_wct",)
 
 
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters by name, such as ``optimizer/lr``, as they are now; what is not known is left out.
+    """The present hyperparameters by name, such as ``optimizer/lr``; unknown ones are left out.
 
-    Values are numbers, texts, booleans and short lists. Secrets are taken out, see ``redact``. Nothing is read from a
-    device other than the host's memory.
+    Values are numbers, texts, booleans and short lists. Secrets are taken out, see
+    :func:`offloop.bus.redaction.redact`. Nothing is read from a GPU.
 
     Args:
         state: of the training.
-        system: what ``describe_system`` says.
-        info: what is written down about the run: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
+        system: the result of ``describe_system``.
+        info: the run's description: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
     """
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
     versions = {name: version for name, version in {**info.get("versions", {}), **system}.items() if name in _VERSIONS}
@@ -179,8 +179,8 @@ def _is_describable(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """A value as numbers, texts, booleans, ``None``, and lists and maps of these: of anything else its name. Secrets
-    are taken out, see ``redact``."""
+    """A value as numbers, texts, booleans, ``None``, and lists and maps of these, without secrets; of anything else its
+    name."""
     # In this order: half a secret would not be recognised, nor one without its name.
     return _shortened(redact(_plain(value)))
 

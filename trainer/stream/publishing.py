@@ -43,8 +43,6 @@ _BASE = Demand.of(BASE_EVENTS)
 
 
 class _Due(NamedTuple):
-    """The further fields that go with an event."""
-
     moment: EventPosition
     fields: Sequence[str] = ()
     overdue: Mapping[str, Sequence[EventPosition]] = {}
@@ -61,15 +59,15 @@ class StatePublisher:
     that is published.
 
     Args:
-        state, logger: what is published.
-        stream: where to, and the demand for it. A demand that changes takes effect with the next batch, never
-            in the middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
-        always: what is published in any case.
-        fields: what consumers can ask for.
-        sharing: how tensors get to consumers that ask for them; without it they do not. What cannot be had when it is
-            due, and is worth waiting for, comes with the next event for which it is requested.
+        state, logger: the source of the fields.
+        stream: the publisher, with the demand for it. A changed demand takes effect with the next batch, never in the
+            middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
+        always: the demand that is always met.
+        fields: the fields that consumers can request.
+        sharing: sends tensors to the consumers that request them. A field that is not available when it is due, and is
+            worth waiting for, comes with the next event for which it is requested.
         clock: nanoseconds since 1970, by which events are timed.
-        info: what is written down about the run, which is part of its hyperparameters.
+        info: the run's description, which is part of its hyperparameters.
     """
 
     def __init__(
@@ -123,13 +121,13 @@ class StatePublisher:
 
     @property
     def context(self) -> bytes:
-        """What changes rarely, as it is packed for ``send``."""
+        """The rarely changing fields, packed for :meth:`offloop.bus.publisher.publisher.Publisher.send`."""
         if self._state.context_changed:
             self._pack_context()
         return self._context
 
     def send_through(self, send: Callable[..., None]) -> None:
-        """Sends by another function in the place of the publisher's, with the same arguments."""
+        """Replaces the publisher's ``send`` by another function."""
         self._send = send
 
     def publish(self, event: Event) -> None:
@@ -198,7 +196,7 @@ class StatePublisher:
             self._probe_phases()
 
     def take_up_demand(self) -> None:
-        """Meets the present demand from the next event on: between two batches, when they were waited for."""
+        """Meets the present demand from the next event on: between two batches, while they are waited for."""
         if self._stream.demand_version != self._version:
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
@@ -221,7 +219,7 @@ class StatePublisher:
         self._hears_marks = hears
 
     def _due(self, event: Event) -> _Due | None:
-        """What is asked for at an event; ``None`` for an event that is not due."""
+        """The fields that are due at an event; ``None`` for an event that is not due."""
         if self._changed_in is not None and not self._is_in_same_batch(event):
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)

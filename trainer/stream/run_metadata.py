@@ -16,7 +16,7 @@ from offloop.trainer.fields.norms import NORM_FIELDS, SHARDED
 
 
 def describe_system(state: State) -> dict[str, Any]:
-    """The machine of this rank and what runs on it, as plain values; what is not known is left out."""
+    """The machine of this rank and its software, as plain values; unknown ones are left out."""
     on_gpu = state.device.name == "gpu"
     ranks_here = local_world_size(state.world_size)
     facts = {
@@ -41,7 +41,7 @@ def describe_unavailable(is_sharded: bool) -> dict[str, Any]:
 
 
 def describe_sizes(state: State) -> dict[str, Any]:
-    """Seed, batch sizes, numbers of samples, and the time spent evaluating before; what is not known is left out."""
+    """Seed, batch sizes, numbers of samples, and the time spent evaluating before; unknown ones are left out."""
     batch = _whole(getattr(state.train_dataloader, "batch_size", None))
     # An attached training has none: it is not known which evaluations are to come.
     evaluators = getattr(state, "evaluators", None)

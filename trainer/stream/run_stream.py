@@ -35,8 +35,8 @@ _log = logging.getLogger("offloop")
 
 
 class TrainingStream:
-    """The stream of a training: what it publishes through, the process of its own callbacks, and the tensors that it
-    shares; nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set."""
+    """The stream of a training: its publisher, the process of its own callbacks, and the tensors that it shares;
+    nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set."""
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
         if is_disabled():
@@ -67,7 +67,7 @@ class TrainingStream:
         self._flight: RingPublisher | None = None
 
     def find_name(self, run_name: str) -> str:
-        """The name of a run that is to be called so and begins now."""
+        """A free name for a run that begins now."""
         config = self._config
         if not config.publish:
             return run_name
@@ -88,9 +88,10 @@ class TrainingStream:
         resume: bool = False,
     ) -> Engine:
         """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
-        loggers wrote; ``control`` takes the commands, ``facts`` returns what else to write down about the run of that
-        name. ``run_name`` is the name that was asked for, by default the state's, which becomes the one that the run
-        gets: see ``Publisher``, also for ``resume``. Returns what runs the events of the training, and publishes them.
+        loggers wrote; ``control`` takes the commands, ``facts`` returns the rest of the description of the run of that
+        name. ``run_name`` is the requested name, by default the state's, which becomes the run's: see
+        :class:`offloop.bus.publisher.publisher.Publisher`, also for ``resume``. Returns the engine that runs and
+        publishes the events.
 
         Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when it cannot be started."""
         config = self._config
@@ -165,7 +166,7 @@ class TrainingStream:
         return publisher
 
     def introduce(self, run_name: str, resumed_from: str | None) -> str:
-        """Which run this is, where it is recorded and how to watch it, as one line for people."""
+        """The run, its recording and how to watch it, as one line for people."""
         publisher = self.publisher
         attempt = None if publisher is None else publisher.attempt
         recording = None if publisher is None else publisher.recording

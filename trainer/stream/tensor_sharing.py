@@ -39,9 +39,9 @@ class TensorSharing:
     """Copies tensors into images, see :mod:`offloop.bus.tensors.view`, without making the host wait for a GPU.
 
     Args:
-        pool: the shared memory, pinned (``SegmentPool(pin=partial(pin, device))``) where tensors are on a GPU.
-        stream: what the events are published through.
-        may_wait: whether the training has ended, so that what is worth waiting for is waited for.
+        pool: the shared memory, pinned where tensors are on a GPU.
+        stream: publishes the events.
+        may_wait: whether the training has ended, so that fields worth waiting for are waited for.
     """
 
     def __init__(self, pool: SegmentPool, stream: Publisher, may_wait: Callable[[], bool] = lambda: False) -> None:
@@ -54,7 +54,7 @@ class TensorSharing:
         """How often each field was left out because no memory was free."""
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
-        """What is sent for a field of tensors: the map that stands for them, or a promise of it."""
+        """The value that is sent for a field of tensors, or a promise of it."""
         layout = self._layout(name, out)
         # A model may be spread over several GPUs.
         gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()
@@ -92,7 +92,7 @@ class TensorSharing:
         return value if on_gpu else value.value()
 
     def reserve(self, outs: Iterable[TensorPayload]) -> None:
-        """Begins to allocate memory for the largest of what will be shared, while the training continues."""
+        """Begins to allocate memory for the largest of these, while the training continues."""
         size = 0
         for out in outs:
             # What cannot be sent is reported when it is due.
@@ -110,13 +110,12 @@ class TensorSharing:
         return segment
 
     def take_waiting(self) -> set[str]:
-        """The fields that were refused since the last call and are to come with a later event."""
+        """The fields that were refused since the last call and come with a later event."""
         waiting, self._waiting = self._waiting, set()
         return waiting
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Waits until consumers have handled what they borrowed, because it ends with this process. Says so when
-        they have not within ``seconds``."""
+        """Waits until consumers have handled what they borrowed, because it ends with this process."""
         deadline = time.monotonic() + seconds
         while self._pool.unhandled and time.monotonic() < deadline:
             self._stream.wait()
@@ -144,7 +143,7 @@ class TensorSharing:
 
 
 class _SharedLater:
-    """An image that a GPU is still copying, or that is there."""
+    """An image that a GPU is still copying, or that is complete."""
 
     def __init__(
         self, tell: Callable[[], dict[str, Any]], copies: "list[torch.cuda.Event]", size: int | None = None
@@ -155,11 +154,9 @@ class _SharedLater:
         self._copies = copies
 
     def ready(self) -> bool:
-        """Whether :meth:`value` would return at once."""
         return all(one.query() for one in self._copies)  # type: ignore[no-untyped-call]
 
     def value(self) -> dict[str, Any]:
-        """The map that stands for the image. Waits for the GPU when it is not :meth:`ready`."""
         if not self.ready():
             for one in self._copies:
                 one.synchronize()
@@ -204,7 +201,7 @@ def _copy(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
 
 
 def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
-    """What lends the tensors of a training to its consumers."""
+    """Makes the sharing of a training's tensors."""
     device = state.device
     pool = SegmentPool(
         is_handled=publisher.is_handled, pin=partial(pin, device.torch_device) if device.name == "gpu" else None
@@ -213,9 +210,8 @@ def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
 
 
 def pin(device: torch.device, memory: memoryview) -> Callable[[], object]:
-    """Lets GPUs copy straight into memory, without the host; what is returned undoes that. Any thread may call it.
-
-    Raises :class:`OSError` where CUDA refuses it."""
+    """Lets GPUs copy straight into memory, without the host; returns what undoes that. Any thread may call it. Raises
+    :class:`OSError` where CUDA refuses it."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     # A thread begins with the first GPU, whichever the others use.

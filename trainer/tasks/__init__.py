@@ -56,7 +56,7 @@ class TaskOption:
 
 @dataclass(frozen=True)
 class Task:
-    """A function that returns arguments for a trainer, and how it explains itself."""
+    """A function that returns arguments for a trainer, with its help."""
 
     name: str
     function: Callable[..., Mapping[str, Any]]
@@ -64,7 +64,7 @@ class Task:
     options: tuple[TaskOption, ...]
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Calls the function, and checks that a trainer takes what it returns."""
+        """Calls the function; its result is a dict."""
         try:
             returned = self.function(**options)
         except ModuleNotFoundError as error:

@@ -288,7 +288,7 @@ def flip(content: bytes, place: int) -> bytes:
         (lambda content: content[: len(content) // 2], "is damaged"),
         (lambda content: b"", "is damaged"),
         (lambda content: b"\x20\x10\0\0\0\0\0\0" + b'{"w":"' + b"a" * 4120 + b'"}', 'invalid type: string "aaa'),
-        (lambda content: of_version_2(), "is of format 2, this version of offloop reads format 1: use a newer offloop"),
+        (lambda content: of_version_2(), "is of format 2, this version of offloop reads format 1"),
     ],
     ids=["header", "tensor", "cut", "empty", "text", "version"],
 )
@@ -333,7 +333,7 @@ def test_of_checkpoints_of_which_some_can_be_read_the_newest_one_is_resumed(
     paths[2].write_bytes(later := of_version_2())
     assert same(train(tmp_path, max_duration="9ba", **arguments), expected)
     assert "ep1-ba9-rank0.safetensors is passed over and kept: checkpoint" in caplog.text
-    assert "is of format 2, this version of offloop reads format 1: use a newer offloop" in caplog.text
+    assert "is of format 2, this version of offloop reads format 1" in caplog.text
     assert paths[0].read_bytes() == b""
     assert paths[2].with_name(f"{paths[2].name}.unreadable").read_bytes() == later
 
