@@ -79,15 +79,12 @@ class StallMonitor(Callback):
         self._context = RunContext("run", 1, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The durations of batches, the number of stalls, and what was expected last."""
         return asdict(self._seen)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
         self._seen = _Seen(**state)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Judge the time since the event before, and set the limit of the time to the next one."""
         self._context, seen = logger.context, self._seen
         waited = (state.time_ns - seen.last_ns - self._paused(seen.last_ns, state.time_ns)) / 1e9
         # A recording has the batches of evaluations only where somebody asked for them.
@@ -101,7 +98,6 @@ class StallMonitor(Callback):
         self._note_arrival()
 
     async def close(self, state: Snapshot, logger: Logger) -> None:
-        """Stop waiting."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()

@@ -84,11 +84,9 @@ class ConsoleLogger(LoggerDestination):
         self._epoch = 0
 
     def open(self, context: RunContext) -> None:
-        """Learns whose steps are shown."""
         self._source = context.source
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Prints them if a line is due, keeps them for the next line if not."""
         metrics = {name: value for row in rows for name, value in row.metrics.items() if self._shows(name)}
         if not metrics:
             return
@@ -101,21 +99,17 @@ class ConsoleLogger(LoggerDestination):
         self._print_what_is_due(state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Says how many they are, and how big, with the next line."""
         height, width = entry.images[0].shape[:2] if entry.images else (0, 0)
         masks = f", with {', '.join(entry.masks)}" if entry.masks else ""
         self._note(entry.step, entry.name, f"{len(entry.images)} of {width}x{height}{masks}", state)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Says how big it is, with the next line."""
         self._note(entry.step, entry.name, f"{len(entry.rows)} rows of {', '.join(entry.columns)}", state)
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Shows its beginning, with the next line."""
         self._note(entry.step, entry.name, entry.text, state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Prints the first of them on a line of their own, those that were chosen before others."""
         cells = [
             _cell(name, "=", _shortened(one_line(str(hyperparameters[name])), _text_width()))
             for name in chosen_first(hyperparameters)
@@ -126,11 +120,9 @@ class ConsoleLogger(LoggerDestination):
         _say_cells(cells)
 
     def close(self) -> None:
-        """Prints what has not been printed yet."""
         self._print_lines()
 
     def state_dict(self) -> dict[str, Any]:
-        """When the next line is due, and what it has so far, as it would be printed."""
         return {
             "next": self._next,
             "metrics": {name: format_value(value) for name, value in self._metrics.items()},
@@ -142,7 +134,6 @@ class ConsoleLogger(LoggerDestination):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the line that was being gathered; lines printed since then are printed again."""
         self._next = float(state["next"])
         self._metrics = dict(state["metrics"])
         self._notes = dict(state["notes"])

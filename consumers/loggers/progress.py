@@ -98,12 +98,10 @@ class ProgressLogger(LoggerDestination):
         self._next = self._next_finished = float("-inf")
 
     def open(self, context: RunContext) -> None:
-        """Take the lower lines of the terminal, if standard error is one."""
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._screen = Screen(sys.stderr)
 
     def watch(self, state: Snapshot) -> None:
-        """Show the change that an event makes."""
         _CHANGES[state.event](self, state)
         if (total := self._bars.get("total")) is not None:
             total.time = state.time
@@ -124,7 +122,6 @@ class ProgressLogger(LoggerDestination):
             self._screen.draw([self._line(bar) for bar in self._bars.values()])
 
     def close(self) -> None:
-        """Show the last of everything, and restore the terminal."""
         bars = list(self._bars.values())
         if self._screen is not None:
             self._screen.draw([])

@@ -68,12 +68,10 @@ class Phases(Callback):
         self._has_hosts = False
 
     def demand(self) -> Demand:
-        """Request the phases of some batches, and the beginnings and ends of evaluations."""
         others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)
         return Demand({Event.BATCH_END: EventDemand(1, {"phases": self.every}), **dict.fromkeys(others, EventDemand())})
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, the reports of batches that other ranks have not reported, and the place of each rank."""
         return {
             "window": self._window.state_dict(),
             "verdict": self._verdict,
@@ -83,7 +81,6 @@ class Phases(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
         self._window.load_state_dict(state["window"])
         self._verdict = state["verdict"]
         self._reports.load_state_dict(state["reports"], Report.of_values)
@@ -91,7 +88,6 @@ class Phases(Callback):
         self._evaluation.load_state_dict(state["evaluation"])
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
-        """Add who arrived last over all hosts."""
         self._has_hosts = True
         self._arrived.extend(self._arrivals.add(one for one in windows if len(one.ranks) < one.world_size))
 
@@ -110,7 +106,6 @@ class Phases(Callback):
             self._evaluation.end(state.time_ns, state.timestamp.values.batch)
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        """Add this rank's measurement of its batch, and log the batches that all ranks have reported."""
         resumed = self._resumed.get(state.rank)
         self._resumed[state.rank] = state.time_ns
         # The windows of other hosts have their ranks.
@@ -121,7 +116,6 @@ class Phases(Callback):
         )
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        """Log the batches that some rank has not reported."""
         if self._reports.open:
             self._log(self._reports.settle(max(self._reports.open)), logger)
 

@@ -32,35 +32,29 @@ class Top(RunTap):
         self._stays = False
 
     def check(self) -> None:
-        """Require a terminal."""
         require_terminal()
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """The destination that shows what other callbacks log, and takes the terminal when the run is known."""
         self._run = MonitoredRun(RunView("run"))
         self._display = Display(self._run)
         return [_TopDestination(self._run, self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Add an event to the view."""
         super().run_event(event, state, logger)
         if self._display is not None:
             self._display.started.set()
 
     def run_ended(self, ending: Ending | None) -> None:
-        """Show how the run ended."""
         super().run_ended(ending)
         self._stays = ending is not None
 
     def post_close(self) -> None:
-        """Restore the terminal, unless there is an ended run to look at."""
         if self._display is not None:
             self._display.is_over = True
             if not self._stays or self._display.left.is_set():
                 self._close(self._display)
 
     def hold_open(self) -> None:
-        """Stay until ``q``, unless a consumer of that name had handled the run before, so that nothing was shown."""
         if self._display is not None and self._stays:
             try:
                 self._display.left.wait()

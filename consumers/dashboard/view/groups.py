@@ -1,6 +1,5 @@
-"""Several runs as one: the mean of a metric over them, and its least and greatest value."""
+"""Several runs as one: the mean, least and greatest value of a metric over them."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,28 +10,26 @@ if TYPE_CHECKING:
 
 PartsOf = Callable[[Series, "Floats", Axis], Parts]
 
-_STEPS = (1.0, 2.0, 5.0, 10.0)
-
 
 class GroupPoints(NamedTuple):
-    """What is to be drawn of a group: at each place what those of its runs have that come that far."""
+    """The values of a group to draw: at each place those of its runs that come that far."""
 
     xs: "Floats"
     mean: "Floats"
-    """Over the runs, each with the mean of what it has near the place; NaN where none has anything."""
+    """Over the runs, each with its mean near the place; NaN where none has a value."""
     low: "Floats"
     """The least value of any of them there."""
     high: "Floats"
     """The greatest."""
     runs: "Floats"
-    """How many have a finite value there."""
+    """The number of runs with a finite value there."""
 
 
 def common_places(
     series: Sequence[Series], x: Axis, first: float | None = None, last: float | None = None, most: int = 256
 ) -> "Floats":
     """Places on an axis for all these series together, between ``first`` and ``last``: those where they have points, if
-    these are not more than ``most``, else about so many at round places."""
+    these are not more than ``most``, else so many at equal distances."""
     import numpy as np
 
     spans = [span for span in (one.span(x) for one in series) if span is not None]
@@ -48,34 +45,18 @@ def common_places(
         every = every[(every >= low) & (every <= high)]
         if len(every) <= most:
             return every
-    rough = (high - low) / max(most - 2, 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * one for one in _STEPS if power * one >= rough * (1 - 1e-9))
-    places = np.arange(math.floor(low / step), math.ceil(high / step) + 1) * step
-    # The ends are where the lines end.
-    inside = places[(places > low) & (places < high)]
-    return np.concatenate([[low], inside, [high]])
+    return np.linspace(low, high, most)
 
 
 def group_points(series: Sequence[Series], places: "Floats", x: Axis, parts_of: PartsOf = Series.parts) -> GroupPoints:
     """The series of one group at those places."""
     import numpy as np
 
-    found = [parts_of(one, places, x) for one in series]
-    if not found or not len(places):
-        nothing = np.full(len(places), np.nan)
-        return GroupPoints(places, nothing, nothing, nothing, np.zeros(len(places)))
+    nothing = np.full(len(places), np.nan)
+    found = [Parts(nothing, nothing, nothing), *(parts_of(one, places, x) for one in series)]
     means = np.array([one.mean for one in found])
-    has = np.isfinite(means)
-    count = has.sum(axis=0)
-    low = np.where(has, [one.low for one in found], np.inf).min(axis=0)
-    high = np.where(has, [one.high for one in found], -np.inf).max(axis=0)
-    mean = (np.where(has, means, 0.0) / np.maximum(count, 1)).sum(axis=0)
-    is_there = count > 0
-    return GroupPoints(
-        places,
-        np.where(is_there, np.clip(mean, low, high), np.nan),
-        np.where(is_there, low, np.nan),
-        np.where(is_there, high, np.nan),
-        count.astype(float),
-    )
+    count = np.isfinite(means).sum(axis=0)
+    low, high = np.fmin.reduce([one.low for one in found]), np.fmax.reduce([one.high for one in found])
+    # Divided first, and clipped: the sum of what is very large would be infinite, and rounding must not get beyond.
+    mean = np.clip(np.nansum(means / np.maximum(count, 1), axis=0), low, high)
+    return GroupPoints(places, np.where(count > 0, mean, np.nan), low, high, count.astype(float))

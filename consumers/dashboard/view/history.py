@@ -1,5 +1,4 @@
-"""The history of a long run: its summary says what charts show of all of it, and parts of the recording are read when
-somebody zooms into them."""
+"""The history of a long run: charts of all of it show its summary, and zooming reads parts of the recording."""
 
 import contextlib
 import math
@@ -19,18 +18,18 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 
 MAX_BYTES = 32 << 20
-"""Of a recording, for one zoom: some 400,000 batches; a longer part is shown as the summary has it."""
+"""The most that is read of a recording for one zoom: some 400,000 batches; longer parts show the summary."""
 TAIL_BYTES = 1 << 20
-"""At the end of a recording: so much is read event by event, for the newest values of every rank."""
+"""The end of a recording that is read event by event, for the newest values of every rank."""
 _STRETCH_BYTES = 8 << 20
 _REQUESTED_PARTS = 2
 
 _Place: TypeAlias = tuple[int, int, int]
-"""From one offset to another, and the rank."""
+"""The first and last offset, and the rank."""
 
 
 class Part(NamedTuple):
-    """A part of a run at full resolution: the steps from ``low`` up to ``high``; there may be others beside them."""
+    """A part of a run at full resolution: valid from the step ``low`` up to ``high``."""
 
     view: RunView
     low: float
@@ -38,11 +37,7 @@ class Part(NamedTuple):
 
 
 class History:
-    """What a view has as a summary, and where in the recording it is.
-
-    Args:
-        view: shows the run; what comes behind the offset ``until`` it has at full resolution.
-    """
+    """The recording behind a view that has a summary up to the offset ``until``, and all events from there on."""
 
     def __init__(self, view: RunView, recording: Path, summary: Summary, until: int) -> None:
         self._view = view
@@ -56,16 +51,16 @@ class History:
         self._lock = threading.Lock()
         self._read: list[_Place] = []
         self._requested: OrderedDict[_Place, None] = OrderedDict()
-        """What is to be read, the newest last: who zooms on does not wait for what was shown before."""
+        """The parts to read, the newest last: zooming on does not wait for the part before."""
         self._is_reading = False
 
     def has(self, name: str) -> bool:
-        """Whether the values of a metric are in the recording."""
+        """Whether a metric is in the recording."""
         return name in self._names or name.startswith("throughput/")
 
     def request(self, x: Axis, first: float, last: float, rank: int = 0) -> None:
-        """Has the view get all that a rank has between two places of an axis, in a thread, unless it has that, or it is
-        too much."""
+        """Read all events of a rank between two places of an axis into the view, in a thread, unless the part is too
+        large."""
         begin, end = self._view.batches_at(x, first, last)
         if not self._batches or begin >= self._batches[-1]:
             return
@@ -84,7 +79,7 @@ class History:
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
 
     def parts(self, rank: int = 0) -> Iterator[Part]:
-        """All that a rank has, at full resolution, part by part."""
+        """The whole run of a rank at full resolution, part by part."""
         low, place, last = -math.inf, -1, len(self._batches) - 1
         while place < last:
             place = max(place + 1, bisect_right(self._offsets, self._offset(place) + _STRETCH_BYTES) - 1)
@@ -100,7 +95,7 @@ class History:
         return self._offsets[place] if place < len(self._offsets) else self._until
 
     def _offsets_around(self, begin: float, end: float) -> tuple[int, int]:
-        """Where the batches are, with some more at either side: lines come from there, and throughput is measured."""
+        """The offsets of batches, with some more at either side for lines to come from and to measure throughput."""
         first, last = bisect_right(self._batches, begin - SPEED_WINDOW) - 2, bisect_left(self._batches, end) + 1
         return self._offset(first), self._offset(last)
 

@@ -317,30 +317,19 @@ class Series:
         with self._lock:
             rows, clock = self._read(), self._clock
             steps, values = rows[:, 0], rows[:, 1]
-            borders = (places[1:] + places[:-1]) / 2
+            if not len(places) or not len(steps):
+                return Parts(*(np.full(len(places), np.nan) for _ in Parts._fields))
+            half = (places[-1] - places[-2]) / 2 if len(places) > 1 else np.inf
             # The clock has no place for what is beyond it.
-            inner = steps.searchsorted(clock.steps_at(borders, x), "left")
-            ends = np.concatenate([inner, [len(steps)]])
-            starts = np.concatenate([[0], inner])
-            first, last = (clock.read(steps[[0, -1]], x).tolist()) if len(steps) else (0.0, 0.0)
-            if len(places) and len(steps):
-                half = (places[-1] - places[-2]) / 2 if len(places) > 1 else np.inf
-                starts[0] = steps.searchsorted(clock.steps_at(places[:1] - half, x), "left")[0]
-                ends[-1] = steps.searchsorted(clock.steps_at(places[-1:] + half, x), "right")[0]
+            inner = clock.steps_at((places[1:] + places[:-1]) / 2, x)
+            first, last = clock.steps_at(np.array([places[0] - half, places[-1] + half]), x)
+            starts = np.concatenate([steps.searchsorted([first]), steps.searchsorted(inner)])
+            ends = np.concatenate([steps.searchsorted(inner), steps.searchsorted([last], "right")])
             found = binned(values, starts, np.maximum(ends, starts))
             empty = np.flatnonzero(ends <= starts)
-            if len(empty) and len(steps):
-                at = clock.steps_at(places[empty], x)
-                inside = (places[empty] >= first) & (places[empty] <= last) & np.isfinite(at)
-                empty, at = empty[inside], at[inside]
-                after = np.clip(steps.searchsorted(at, "left"), 1, max(len(steps) - 1, 1))
-                if len(steps) > 1:
-                    one, other = values[after - 1], values[after]
-                    share = (at - steps[after - 1]) / (steps[after] - steps[after - 1])
-                    finite = np.isfinite(one) & np.isfinite(other)
-                    between = one[finite] * (1 - share[finite]) + other[finite] * share[finite]
-                    for filled in found:
-                        filled[empty[finite]] = between
+            between = np.interp(clock.steps_at(places[empty], x), steps, values, left=np.nan, right=np.nan)
+            for filled in found:
+                filled[empty] = np.where(np.isfinite(between), between, np.nan)
             return found
 
     def _read(self) -> "Floats":
