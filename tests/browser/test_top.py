@@ -254,25 +254,6 @@ def test_the_last_of_what_was_printed_is_printed_again(
     assert "run apples finished" in output
 
 
-def test_what_other_callbacks_log_and_print_is_shown(
-    recording: str, open_terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text(
-        "import sys\n"
-        "from offloop.consumers import Callback\n"
-        "class Own(Callback):\n"
-        "    def batch_end(self, state, logger):\n"
-        "        logger.log_metrics({'own/value': 42})\n"
-        "        logger.log_text('input-bound', name='verdict')\n"
-        "        print('printed at', state.timestamp.batch, file=sys.stderr)\n"
-    )
-    terminal = open_terminal("--replay", recording, callbacks=f"top,{tmp_path / 'own.py'}:Own", lines=80)
-    terminal.wait_for("own", "value", "42", "verdict: input-bound", "printed at 8ba")
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert "printed at 1ba" in terminal.output_after()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_the_run_and_give_the_terminal_back(
     loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal], number: int
@@ -340,16 +321,6 @@ def test_no_colour_is_used_where_none_is_wanted(recording: str, open_terminal: C
         assert (colours != {"default"}) == is_coloured
         terminal.press("q")
         assert terminal.wait_for_end() == 0
-
-
-@pytest.mark.parametrize(("columns", "lines"), [(1, 1), (7, 2), (20, 5), (39, 9), (300, 80)])
-def test_any_size_will_do(recording: str, open_terminal: Callable[..., Terminal], columns: int, lines: int) -> None:
-    terminal = open_terminal("--replay", recording, columns=columns, lines=lines)
-    wait_for(lambda: terminal.text.startswith("✓"[:columns]), "the state")
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert terminal.is_restored
-    assert "Traceback" not in terminal.written.decode()
 
 
 @pytest.mark.parametrize("where", ["input", "output", "dumb"])

@@ -24,8 +24,6 @@ from timeline_stream import MS, RankStream
 from trace_rules import read_trace
 from training import Act
 
-from offloop.bus.errors import ConfigurationError
-from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import PlainStream
@@ -179,12 +177,6 @@ def test_what_was_published_at_the_end_of_the_batch_before_is_part_of_the_step()
     assert (figures["forward"], figures["publishing"], figures["other"]) == (4, 5, 1)
 
 
-def test_what_is_no_measurement_is_passed_over() -> None:
-    stream, events = started()
-    events.append(stream.batch([], phases="none today"))
-    assert logged(events).rows == []
-
-
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
@@ -322,10 +314,6 @@ def test_a_straggler_is_sought_over_all_hosts_where_they_say_who_is_late() -> No
     assert heard_beside([]) == ["compute-bound: 98 % of the step computes"]
 
 
-def test_ranks_that_all_wait_for_data_are_input_bound() -> None:
-    assert verdicts(logged(ranks_of(4, [60, 60.5]))) == ["input-bound: 70 % of the step waits for data"]
-
-
 def test_a_rank_that_says_nothing_any_more_holds_nothing_up_for_long() -> None:
     alone = [one for one in ranks_of(100, [2, 4]) if one.rank == 0 or one.timestamp.batch <= 10]
     heard = logged(alone)
@@ -407,20 +395,6 @@ def test_where_ranks_meet_is_where_they_wait() -> None:
 
 
 # -- options and going on ---------------------------------------------------------------------------------------------
-
-
-def test_options_are_checked_and_settable_from_the_command_line() -> None:
-    for options, message in (
-        ({"window": 0}, "window counts batches and is at least 1, not 0"),
-        ({"threshold": 1.0}, "threshold is 1.0: it is a share of the time"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            Phases(**options)
-    texts = {"every": "1ep", "window": "5", "threshold": "0.2"}
-    options = convert_options("phases", options_of(Phases), texts)
-    assert options == {"every": "1ep", "window": 5, "threshold": 0.2}
-    assert convert_options("phases", options_of(Phases), {"every": "20"}) == {"every": 20}
-    assert Phases(every=6).demand().due_fields(Event.BATCH_END, 12) == ("phases",)
 
 
 @given(stop=st.integers(0, 60))

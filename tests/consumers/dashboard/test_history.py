@@ -261,15 +261,6 @@ def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, 
     assert rows == expected
 
 
-def test_a_metric_that_a_callback_logs_is_exported_from_the_view(recording: Path) -> None:
-    from offloop.consumers.api.logger import Row
-
-    run, _ = show(summed_up(recording))
-    run.view.take_rows([Row(step, 0.0, {"of a callback": 1.0}) for step in range(100)])
-    lines = b"".join(csv_lines([ChartedRun(0, "run", run.view, run.history)], "of a callback")).splitlines()
-    assert len(lines) == 101
-
-
 def test_a_live_run_continues_behind_what_its_summary_has(runs_dir: Path) -> None:
     with Publisher("live") as publisher:
         for batch in range(1, 2001):

@@ -27,8 +27,8 @@ from offloop.consumers.dashboard.view import metrics as view_metrics
 from offloop.consumers.dashboard.view import run_view
 from offloop.consumers.dashboard.view.phases import PHASES, RankPhases
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.series import Clock, Series, kept_points
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.view.series import Clock, Series
+from offloop.consumers.dashboard.view.tap import MonitoredRun, ViewDestination
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -91,30 +91,6 @@ def same(left: list[float], right: list[float]) -> bool:
 
 
 # -- what is drawn of a series ----------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(
-    st.lists(VALUES | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=60),
-    st.sets(st.integers(0, 59)),
-)
-@example(EVERY_KIND, set())
-def test_every_bucket_keeps_its_extremes_its_ends_and_everything_that_is_not_finite(
-    values: list[float], borders: set[int]
-) -> None:
-    starts = sorted({0} | {place for place in borders if place < len(values)})
-    kept = set(kept_points(np.array(values), np.array(starts)).tolist())
-    for begin, end in zip(starts, [*starts[1:], len(values)], strict=True):
-        bucket = range(begin, end)
-        chosen = [place for place in bucket if place in kept]
-        assert {begin, end - 1} <= set(chosen)
-        finite = [values[place] for place in bucket if math.isfinite(values[place])]
-        shown = [values[place] for place in chosen if math.isfinite(values[place])]
-        if finite:
-            assert (min(shown), max(shown)) == (min(finite), max(finite))
-        for odd in (math.isnan, lambda value: value == math.inf, lambda value: value == -math.inf):
-            assert any(odd(values[place]) for place in bucket) == any(odd(values[place]) for place in chosen)
-        assert len(chosen) <= 7
 
 
 @settings(deadline=None)
@@ -182,16 +158,6 @@ def test_a_range_has_a_neighbour_at_either_side_for_lines_to_come_from() -> None
     assert not len(series_of([]).points().xs)
 
 
-def test_what_a_line_cannot_show_is_told() -> None:
-    drawn = series_of([(1, 0.5), (2, math.nan), (3, -math.inf)]).points()
-    assert str(drawn.not_finite) == "[(2.0, nan), (3.0, -inf)]"
-
-
-def test_an_axis_that_is_not_known_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="axis 'second' is not known: use batch, sample, epoch, time"):
-        series_of([(1, 1.0)]).points("second")  # type: ignore[arg-type]
-
-
 def test_values_can_be_drawn_over_samples_epochs_and_time() -> None:
     view = RunView("run")
     for batch in range(1, 21):
@@ -242,27 +208,6 @@ def test_metrics_are_those_that_the_callbacks_metrics_lr_and_speed_log(monkeypat
         assert points_of(view, name) == pytest.approx(expected[name], rel=1e-12), name
     left_out = {name for name in expected if name not in view.names()}
     assert {name for name in left_out if not name.startswith(("time/", "throughput/device/"))} == set()
-
-
-def test_metrics_are_grouped_by_what_is_before_their_last_part() -> None:
-    view = RunView("run")
-    view.see(batch_of(1, lr={"SGD": [0.1], "AdamW": [0.2]}))
-    view.take_rows([Row(1, 0.0, {"memory/gpu/peak": 3.0, "plain": 1})])
-    assert view.groups() == {
-        "": ["plain"],
-        "loss/train": ["loss/train/total"],
-        "lr": ["lr-AdamW/group0", "lr-SGD/group0"],
-        "memory/gpu": ["memory/gpu/peak"],
-    }
-
-
-def test_what_callbacks_log_for_a_step_replaces_what_was_there() -> None:
-    view = RunView("run")
-    for batch in range(1, 6):
-        view.see(batch_of(batch))
-    view.take_rows([Row(2, 0.0, {"loss/train/total": 7.0, "note": "text"})])
-    assert points_of(view, "loss/train/total") == {0: 1.0, 1: 0.5, 2: 7.0, 3: 0.25, 4: 0.2}
-    assert "note" not in view.names()
 
 
 @pytest.mark.parametrize("odd", ["text", {"a": "b"}, None, [1, "x"], {"SGD": "text"}, {"SGD": [None, 0.1]}])
@@ -345,14 +290,6 @@ def test_many_measured_batches_are_shown_as_means_of_some() -> None:
     assert phases.seconds["data"].tolist() == pytest.approx([0.1] * 10)
 
 
-def test_what_publishing_costs_is_that_of_a_usual_batch() -> None:
-    view = RunView("run")
-    for batch in range(1, 41):
-        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND, 0.0, 0.1 if batch % 5 == 0 else 0.002)))
-    publishing = view.publishing()
-    assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002))
-
-
 def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_it() -> None:
     view = RunView("run")
     for batch in (10, 20, 30):
@@ -389,13 +326,6 @@ def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(batches) <= 8
     assert batches[-1] == 100
     assert view.publishing().microseconds == pytest.approx(10_000)
-
-
-def test_nothing_is_known_of_phases_that_nobody_measured() -> None:
-    view = RunView("run")
-    view.see(batch_of(1))
-    assert view.phases().shares() == {}
-    assert view.publishing() == (None, None)
 
 
 def view_of_ranks(last: list[int], world_size: int) -> RunView:
@@ -538,14 +468,6 @@ def test_a_command_that_is_answered_late_has_its_effect() -> None:
     ]
 
 
-def test_a_number_that_is_too_large_spoils_nothing_else() -> None:
-    view = RunView("run")
-    with pytest.raises(OverflowError):
-        view.take_rows([Row(1, 0.0, {"large": 10**400})])
-    view.take_rows([Row(2, 0.0, {"large": 5})])
-    assert points_of(view, "large") == {2: 5.0}
-
-
 def test_what_algorithms_log_is_that_of_the_first_rank() -> None:
     view = RunView("run")
     view.see(batch_of(1, logged=[[1, {"weight": 1.0}]]))
@@ -598,20 +520,6 @@ def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     assert view.hyperparameters == {"seed": 1}
 
 
-def test_everything_that_comes_changes_the_version() -> None:
-    view, versions = RunView("run"), [0]
-    for change in (
-        lambda: view.see(batch_of(1)),
-        lambda: view.take_rows([Row(1, 0.0, {"a": 1.0})]),
-        lambda: view.note("note", "text"),
-        lambda: view.take_text(Text(1, 0.0, "a", "b")),
-        lambda: view.end(Ending("finished")),
-    ):
-        change()
-        versions.append(view.version)
-    assert versions == sorted(set(versions))
-
-
 def test_it_can_be_asked_while_it_is_fed() -> None:
     view, over = RunView("run"), threading.Event()
     trouble: list[Exception] = []
@@ -634,13 +542,6 @@ def test_it_can_be_asked_while_it_is_fed() -> None:
     thread.join()
     assert trouble == []
     assert len(view.series("loss/train/total")) == 3000
-
-
-def test_the_training_is_asked_for_the_phases_of_some_batches() -> None:
-    demand = RunTap(MonitoredRun(RunView("run"))).demand()
-    assert demand.fields == {"phases"}
-    assert demand.has_field(Event.BATCH_END, "phases")
-    assert not demand.has_field(Event.FIT_START, "phases")
 
 
 def test_numpy_is_needed_when_there_is_something_to_show_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import snapshots_of_training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_hosts import many_hosts
@@ -17,9 +16,8 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
-from offloop.consumers.dashboard.terminal.draw import chart, sparkline, stacked_bar
+from offloop.consumers.dashboard.terminal.draw import chart, sparkline
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
-from offloop.consumers.dashboard.view.progress import duration
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Points
 
@@ -228,18 +226,6 @@ def test_a_logarithmic_scale_is_used_where_there_are_logarithms() -> None:
     assert any("no logarithm of 0 and less, over batch" in line for line in drawn(view, Shown(logarithmic=True)))
 
 
-def test_parts_of_a_bar_fill_it() -> None:
-    bar = stacked_bar([("a", 0.5, ""), ("b", 0.25, ""), ("c", 0.249, ""), ("d", 0.001, "")], 20)
-    assert bar.plain == "a" * 10 + "b" * 5 + "c" * 5
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05"), (90_000, "1d 01h"), (None, "-")]
-)
-def test_times_are_those_of_a_clock(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_the_log_alone_can_be_scrolled() -> None:
     view = RunView("run")
     for line in range(100):
@@ -260,17 +246,6 @@ def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_p
     assert [line[:9].strip() != "" for line in whole] == [True, True, False, False, False]
     assert "before" in whole[0]
     assert "".join(line[9:] for line in whole[1:]) == f"wide 損失 {'x' * 200} the end"
-
-
-def test_a_long_answer_is_marked_where_it_is_cut() -> None:
-    assert drawn(trained(), Shown(message=f"'pause' was not sent: {'x' * 100}"))[-1].endswith("xx…")
-
-
-def test_history_without_phases_leaves_their_place_to_the_rest() -> None:
-    view = RunView("run")
-    for snapshot in snapshots_of_training():
-        view.see(snapshot)
-    assert "step" not in "\n".join(drawn(view))
 
 
 def test_what_people_look_at_first_comes_first_and_norms_last() -> None:

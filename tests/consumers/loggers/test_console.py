@@ -1,16 +1,12 @@
 """The console on a terminal, and what it shows of images, tables and texts."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import batch_end, record_run, snapshots_of_training
+from consumers_stream import batch_end, snapshots_of_training
 from logged import LogsWhatItSees
-from terminals import Terminal
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -150,22 +146,6 @@ def test_a_line_has_a_dozen_metrics_and_says_how_many_there_are_more(capsys: pyt
     assert len(shown_names(capsys.readouterr().out)) == len(row)
     with pytest.raises(ConfigurationError, match="most is how many"):
         ConsoleLogger(most=0)
-
-
-@pytest.mark.parametrize("columns", [80, 60])
-def test_a_terminal_gets_lines_of_its_width_and_a_pipe_the_same(columns: int, runs_dir: Path) -> None:
-    run = record_run(runs_dir, "r", snapshots_of_training(8, 4))
-    command = [str(Path(sys.executable).with_name("consumer")), "--replay", str(run), "-o", "console.every=0"]
-    terminal = Terminal(*command, columns=columns, lines=100)
-    assert terminal.wait_for_end() == 0
-    shown = [line.rstrip() for line in terminal.text.splitlines() if line.strip()]
-    piped = subprocess.run(
-        command, capture_output=True, check=True, text=True, env={**os.environ, "COLUMNS": str(columns)}
-    )
-    lines = piped.stdout.splitlines()
-    assert lines == [line for line in shown if line in lines]
-    assert max(map(len, lines)) <= columns
-    assert any("  loss " in line for line in lines)
 
 
 def test_a_recording_read_fast_does_not_flood_a_terminal(

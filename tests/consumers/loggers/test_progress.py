@@ -132,18 +132,6 @@ def test_an_evaluation_after_a_stop_within_an_epoch_is_named_by_that_epoch(capsy
     assert capsys.readouterr().err.splitlines()[-1].startswith("eval       Epoch   1    100% 2/2 ba")
 
 
-def test_a_training_that_is_not_counted_in_epochs_has_a_total_in_its_own_unit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    stream = [event(Event.FIT_START, 0, Timestamp(), max_duration="3ba"), *list(epoch(0, 0, max_duration="3ba"))[:4]]
-    end = event(Event.FIT_END, 3, Timestamp(batch=3, batch_in_epoch=3), max_duration="3ba")
-    run([*stream, end], ProgressLogger(every=100))
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "train      Epoch   0     75% 3/4 ba [00:03<00:01, 1 ba/s, loss=0.3333]",
-        "total                   100% 3/3 ba [00:03<00:00, 1 ba/s]",
-    ]
-
-
 def test_a_run_that_resumes_within_an_epoch_and_has_no_lengths_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     states = [
         event(
@@ -377,10 +365,3 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         text = terminal.received()
     assert "\x1b[J" not in text
     assert len(text.splitlines()) >= 6
-
-
-def test_metrics_that_do_not_fit_are_left_out_whole(clock: list[float]) -> None:
-    with Terminal(columns=80) as terminal:
-        run(training(), ProgressLogger())
-        end = screen(terminal.received(), columns=80)
-    assert end[0] == "train      Epoch   1    100% 4/4 ba [00:04<00:00, 1 ba/s, loss=0.125]"
