@@ -18,7 +18,7 @@ from offloop.bus.recording.scan import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
-from offloop.bus.types.commands import Outcome
+from offloop.bus.types.commands import Argument, Outcome
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
@@ -57,11 +57,11 @@ class MonitoredRun:
         """Whether commands would reach a training."""
         return self.command is not None and self.view.status in ("live", "paused")
 
-    def send(self, name: str) -> Outcome:
+    def send(self, name: str, *arguments: Argument) -> Outcome:
         """Send a command and wait for its outcome, some seconds at most. Raises OffloopError if it cannot be sent."""
         if self.command is None or not self.can_command:
             raise OffloopError(f"run {self.view.run_name} takes no commands: it is {self.view.status}")
-        return self.command(name, reason=sent_by("the web page"))
+        return self.command(name, *arguments, reason=sent_by("the web page"))
 
 
 def labels_of(runs: Sequence[MonitoredRun]) -> list[str]:

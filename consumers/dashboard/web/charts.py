@@ -67,6 +67,8 @@ class Look:
     """Whether it marks commands, checkpoints and the like in charts."""
     rank: int = 0
     """Whose phases it shows."""
+    left_out: frozenset[int] = frozenset()
+    """The numbers of the runs whose lines are not shown."""
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
@@ -79,7 +81,7 @@ class Look:
             for name, width in (visible.items() if isinstance(visible, dict) else ())
             if isinstance(width, int)
         }
-        rank = told.get("rank")
+        rank, left_out = told.get("rank"), told.get("leftOut")
         return cls(
             told["x"],
             _range(told.get("range")),
@@ -87,6 +89,7 @@ class Look:
             told.get("hidden") is True,
             told.get("marks") is True,
             rank if type(rank) is int else 0,
+            frozenset(one for one in left_out if type(one) is int) if isinstance(left_out, list) else frozenset(),
         )
 
     def buckets(self, chart: str, lines: int = 1) -> int:

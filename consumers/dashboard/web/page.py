@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
-from offloop.consumers.dashboard.web.cards import RunCards
+from offloop.consumers.dashboard.web.cards import COMMANDS, RunCommands
 from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, best_values, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.export import PATH, ChartedRun
@@ -95,7 +95,7 @@ class Page:
         self._top = top = PageTop(opening.role, opening.view_link, _KEYS)
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
-        self._cards = RunCards(self._runs, opening.role, self.refresh)
+        self._commands = RunCommands(opening.role)
         self._board = element_of("board").props('empty="Waiting for the first values"')
         key = opening.exports.add(self._exported)
         ui.context.client.on_delete(lambda: opening.exports.remove(key))
@@ -104,6 +104,8 @@ class Page:
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
         self._board.on("compare", self._on_compare)
+        self._board.on("command", self._on_command)
+        self._dialogs = ui.element("div")
         # Who compares runs asks first what was different about them.
         self._panels = Panels(opening.role, compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self.refresh)
@@ -120,14 +122,15 @@ class Page:
             rests,
             # Who does not look is told of what changes the page's title, and no more.
             *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
-            *(self._look, self._panels.opened, self._cards.hidden_version, self._comparison),
+            *(self._look, self._panels.opened, self._comparison),
+            tuple(self._commands.answers.values()),
         )
         if seen == self._seen:
             return
         labels = labels_of(runs)
         groups = charts_of(runs, labels)
         charts = {chart.id: chart for _, members in groups for chart in members}
-        compared = Compared(self._comparison, runs, labels, self._cards.hidden, self._tags_of)
+        compared = Compared(self._comparison, runs, labels, self._look.left_out, self._tags_of)
         frame = self._frames.news(
             {
                 "runs": compared.lines(),
@@ -135,14 +138,13 @@ class Page:
                 "groups": [
                     {"title": title, "charts": [chart._asdict() for chart in members]} for title, members in groups
                 ],
-                "hidden": {str(number): True for number in self._cards.hidden},
+                "cards": self._cards(runs, labels, compared.looks()),
             }
         )
         lines = [] if rests else self._lines.news(charts, runs, self._look, compared)
         marks = self._marks.news(runs) if self._look.marks and not self._look.hidden and not rests else []
         # In pairs: what a script has by name cannot have the name __proto__, as a metric can.
         values = list(self._frames.news(self._values(charts, runs, compared), "values").items())
-        self._cards.update(runs, labels, compared.looks(), self._panels.folders)
         self._panels.update(runs, labels, compared.baseline)
         if not (frame or lines or values or marks):
             self._seen = seen
@@ -159,6 +161,15 @@ class Page:
             self._lines.forget()
             self._marks.forget()
             self._seen = None
+
+    def _cards(
+        self, runs: list[MonitoredRun], labels: list[str], looks: Sequence[tuple[str, int]]
+    ) -> list[dict[str, Any]]:
+        folders = self._panels.folders
+        return [
+            {"id": number, "color": color, "dash": dash, **self._commands.card(number, run, label, folders)}
+            for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True))
+        ]
 
     def _compare(self, compared: Compared, runs: list[MonitoredRun], labels: list[str]) -> dict[str, Any]:
         """What runs can be compared by, and what is chosen of it."""
@@ -196,13 +207,23 @@ class Page:
         return [
             ChartedRun(number, label, run.view, run.history)
             for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
-            if number not in self._cards.hidden
+            if number not in self._look.left_out
         ]
 
     async def _on_compare(self, event: "GenericEventArguments") -> None:
         self._comparison = Comparison.from_browser(event.args)
         self._top.view_link = self._comparison.link(self._top.view_link)
         await self.refresh()
+
+    async def _on_command(self, event: "GenericEventArguments") -> None:
+        match event.args:
+            case {"run": int(number), "name": str(name)} if 0 <= number < len(self._runs) and name in (
+                *COMMANDS,
+                "set",
+            ):
+                with self._dialogs:
+                    await self._commands.send(number, self._runs[number], name, event.args.get("rate"))
+                await self.refresh()
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look, self._rests_until = Look.from_browser(event.args), 0.0

@@ -5,6 +5,7 @@ import { Compare } from "page_compare";
 import { saveCanvas, saveUrl } from "page_files";
 import { axisEnds, colorOfPhase, cutOf, endsOf, latestPhases, metricSpec, phasesSpec } from "page_lines";
 import { marksOn } from "page_marks";
+import { RunList } from "page_runs";
 import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
 import { clockText } from "page_text";
 import { colorOf, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
@@ -20,9 +21,11 @@ const DRAWN_AT_ONCE = 2;
 
 export default {
   template: `
-    <div class="board">
+    <div :class="['board', {beside: cards.length > 1}]">
       ${THEME_BUTTON}
       <Teleport v-if="home" to="#home" defer><a class="home-link" :href="home"><q-icon name="arrow_back" aria-hidden="true"></q-icon>all runs</a></Teleport>
+      <run-list :runs="cards" :hidden="hidden" @toggle="toggleRun" @command="$emit('command', $event)"></run-list>
+      <div class="board-main">
       <div class="controls" role="toolbar" aria-label="How charts are drawn">
         <div class="named" role="group" aria-label="X axis">
           <span>x axis</span>
@@ -88,10 +91,12 @@ export default {
         </div>
       </section>
       </div>
+      </div>
       <span class="sr-only" role="status">{{ said }}</span>
+      <span class="sr-only" role="status">{{ title }}</span>
     </div>`,
   mixins: [paged, redrawn],
-  components: { Compare },
+  components: { Compare, RunList },
   props: { empty: String, allRuns: String, exports: String },
   directives: {
     plot: {
@@ -101,9 +106,10 @@ export default {
   },
   data: () => ({
     groups: [],
-    runs: [],
+    runs: [], // what has a line: runs and groups
+    cards: [], // how each run stands
     compare: null, // what runs can be compared by, and what is chosen of it
-    hidden: {},
+    hidden: {}, // runs whose lines are not shown
     // By chart. Not objects: a metric may be called toString.
     values: new Map(), // run -> {last, apart, sense}, and for one run the ends
     odd: new Map(),
@@ -120,6 +126,10 @@ export default {
   computed: {
     home() {
       return this.allRuns && this.allRuns + (storeOf("sessionStorage")?.getItem(ALL_RUNS) || "");
+    },
+    title() {
+      if (!this.cards.length) return "";
+      return this.cards.length === 1 ? `${this.cards[0].status}: ${this.cards[0].label}` : `${this.cards.length} runs`;
     },
     shownGroups() {
       const { find, pinned } = this.settings;
@@ -150,6 +160,9 @@ export default {
       handler() {
         history.replaceState(history.state, "", hashOf(this.settings) || location.pathname + location.search);
       },
+    },
+    title(title) {
+      document.title = `${title} · offloop`;
     },
     "settings.x"() {
       this.range = null;
@@ -198,7 +211,7 @@ export default {
     // how many seconds that took says how soon.
     async frame(update) {
       const began = performance.now();
-      for (const name of ["runs", "groups", "hidden", "compare"]) if (update[name]) this[name] = update[name];
+      for (const name of ["runs", "cards", "groups", "compare"]) if (update[name]) this[name] = update[name];
       const before = JSON.stringify([...this.extents]);
       for (const line of update.lines || []) {
         this.takeLine(line);
@@ -207,7 +220,7 @@ export default {
       for (const [id, values] of update.values || []) this.values.set(id, values);
       for (const { r, a, m } of update.marks || []) this.marks.set(r, a ? (this.marks.get(r) || []).concat(m) : m);
       if (update.marks?.length) this.marksVersion++;
-      if (update.runs || update.hidden || update.marks?.length) this.redraw();
+      if (update.runs || update.marks?.length) this.redraw();
       else if (JSON.stringify([...this.extents]) !== before) this.redraw(false);
       this.drawStale(Infinity);
       const seconds = (performance.now() - began) / 1000;
@@ -275,7 +288,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, leftOut: Object.keys(this.hidden).map(Number) };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
@@ -299,6 +312,12 @@ export default {
     },
     isWide(chart) {
       return this.settings.wide.includes(chart.id);
+    },
+    toggleRun(run) {
+      const { [run]: was, ...others } = this.hidden;
+      this.hidden = was ? others : { ...others, [run]: true };
+      this.tell();
+      this.redraw();
     },
     toggle(list, name) {
       const place = list.indexOf(name);
