@@ -27,7 +27,7 @@ from offloop.bus.subscriber.commands import send_command
 from offloop.bus.types.event import Event
 from offloop.consumers import JsonlLogger, SpeedMonitor
 from offloop.trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
-from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.data.models import Accuracy, CrossEntropy
 from offloop.trainer.distributed.parallel import check_parts
 from offloop.trainer.distributed.ranks import join_ranks, rank_and_world_size

@@ -21,7 +21,7 @@ from training import gold_trainer
 from offloop.bus import Event, Recording
 from offloop.bus.errors import OffloopError
 from offloop.trainer import Classifier, Evaluator, RankBatchSampler, Trainer
-from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.checkpoints.sharded import read_sharded
 from offloop.trainer.distributed.ranks import join_ranks
 from offloop.trainer.distributed.sharding import FullySharded

@@ -8,6 +8,7 @@ from torch import nn
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.trainer.arguments.values import describe
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.engine.state import State
 
@@ -78,18 +79,15 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
         Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: in half precision
         shares of targets would be rounded visibly.
     """
-    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+    if (
+        not isinstance(outputs, torch.Tensor)
+        or not isinstance(targets, torch.Tensor)
+        or targets.shape != (outputs.shape if targets.is_floating_point() else outputs.shape[:-1])
+    ):
         raise ConfigurationError(
-            f"outputs of type {type(outputs).__name__} and targets of type {type(targets).__name__} do not go "
-            "together: soft targets need one tensor of each; let the model return its scores as a tensor, and name the "
-            "targets by target_key"
-        )
-    expected = outputs.shape if targets.is_floating_point() else outputs.shape[:-1]
-    if targets.shape != expected:
-        raise ConfigurationError(
-            f"{targets.dtype} targets of shape {tuple(targets.shape)} do not go with outputs of shape "
-            f"{tuple(outputs.shape)}: use class numbers of shape {tuple(outputs.shape[:-1])}, or probabilities of the "
-            "outputs' shape; classes are the last dimension"
+            f"targets ({describe(targets)}) and outputs ({describe(outputs)}) do not go together: use one tensor of "
+            "each, and class numbers of the outputs' shape without its last dimension, the classes, or probabilities "
+            "of the outputs' shape; name the targets by target_key"
         )
     if targets.is_floating_point():
         return targets
@@ -104,9 +102,8 @@ def check_images(images: Any, algorithm: str) -> torch.Tensor:
     """The images, a tensor of shape (rows, channels, height, width)."""
     if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images
-    what = f"shape {tuple(images.shape)}" if isinstance(images, torch.Tensor) else f"type {type(images).__name__}"
     raise ConfigurationError(
-        f"{algorithm} cannot use inputs of {what}: it needs images of shape (rows, channels, height, width); "
+        f"{algorithm} cannot use {describe(images)}: it needs images of shape (rows, channels, height, width); "
         "name them by input_key"
     )
 

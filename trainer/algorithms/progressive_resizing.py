@@ -12,6 +12,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_images, check_key
 from offloop.trainer.arguments.checks import check_count, check_number
+from offloop.trainer.arguments.values import describe
 from offloop.trainer.device.batch import BatchKey
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
@@ -154,8 +155,7 @@ def _part(side: int, ratio: Fraction) -> int:
 def _check_targets(targets: Any) -> torch.Tensor:
     if isinstance(targets, torch.Tensor) and targets.ndim in (3, 4):
         return targets
-    what = f"shape {tuple(targets.shape)}" if isinstance(targets, torch.Tensor) else f"type {type(targets).__name__}"
     raise ConfigurationError(
-        f"ProgressiveResizing cannot resize targets of {what}: it needs (rows, height, width) or "
+        f"ProgressiveResizing cannot resize targets ({describe(targets)}): it needs (rows, height, width) or "
         "(rows, channels, height, width); name them by target_key, or leave out resize_targets"
     )

@@ -11,6 +11,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_key
 from offloop.trainer.arguments.checks import check_count, check_number
+from offloop.trainer.arguments.values import describe
 from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
 from offloop.trainer.device.device import autocast_of
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
@@ -104,18 +105,16 @@ class SelectiveBackprop(Algorithm):
         with torch.no_grad(), autocast():
             losses = self.loss_fn(state.model(batch), targets)
         if not isinstance(losses, torch.Tensor) or losses.ndim == 0 or losses.shape[0] != targets.shape[0]:
-            shape = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise ConfigurationError(
-                f"loss_fn gave {shape} for {targets.shape[0]} rows: use one that gives a loss for each row, "
-                "such as torch.nn.MSELoss(reduction='none')"
+                f"loss_fn returned {describe(losses)} for {targets.shape[0]} rows: use one that gives a loss for each "
+                "row, such as torch.nn.MSELoss(reduction='none')"
             )
         return losses.float().flatten(1).mean(dim=1) if losses.ndim > 1 else losses
 
     def _scale(self, inputs: Any) -> torch.Tensor:
         if not isinstance(inputs, torch.Tensor) or inputs.ndim not in _INTERPOLATION:
-            shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
             raise ConfigurationError(
-                f"scale_factor {self.scale_factor} cannot be applied to inputs of {shape}: "
+                f"scale_factor {self.scale_factor} cannot be applied to {describe(inputs)}: "
                 "they need 3 to 5 dimensions, the first two being rows and channels; use scale_factor=1"
             )
         mode = _INTERPOLATION[inputs.ndim]

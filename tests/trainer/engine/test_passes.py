@@ -8,13 +8,15 @@ import pytest
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm
-from offloop.trainer.algorithms.cutmix import CutMix
-from offloop.trainer.algorithms.cutout import CutOut
-from offloop.trainer.algorithms.gradient_clipping import GradientClipping
-from offloop.trainer.algorithms.mixup import MixUp
-from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing
-from offloop.trainer.algorithms.sam import SAM
-from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop
+from offloop.trainer.algorithms import (
+    SAM,
+    CutMix,
+    CutOut,
+    GradientClipping,
+    MixUp,
+    ProgressiveResizing,
+    SelectiveBackprop,
+)
 from offloop.trainer.engine.engine import check_loss_interpolation, default_passes
 
 CLIPPING, SELECTION = GradientClipping("norm", 1.0), SelectiveBackprop()

@@ -17,7 +17,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, State
-from offloop.trainer.algorithms.gradient_clipping import GradientClipping
+from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.device.device import CpuDevice, Device
 from offloop.trainer.fields.registry import BUILT_IN, check_fields
 from offloop.trainer.fields.values import _Tensors

@@ -28,7 +28,7 @@ from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 from offloop.consumers.runner.session import run_session
 from offloop.consumers.runner.state_file import StateFile
 from offloop.trainer import Trainer
-from offloop.trainer.algorithms.label_smoothing import LabelSmoothing
+from offloop.trainer.algorithms import LabelSmoothing
 from offloop.trainer.schedulers import LinearWithWarmupScheduler
 from offloop.trainer.stream.hyperparameters import describe_hyperparameters, plain_value
 
