@@ -1,13 +1,4 @@
-"""The runs of a folder in Python: find, compare, read and draw them.
-
-    import offloop
-
-    runs = offloop.runs("runs")
-    best = runs.where("lr > 0.01").best("MulticlassAccuracy")
-    best.metrics()
-
-Begin with :func:`runs`.
-"""
+"""The runs of a folder in Python: ``offloop.runs("runs").where("lr > 0.01").best("MulticlassAccuracy").metrics()``."""
 
 import logging
 import os
@@ -49,10 +40,8 @@ _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")
 
 
 def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False) -> "Runs":
-    """The runs of a folder, pinned ones first, then the newest.
-
-    ``folder`` is where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``. Runs that are archived are left out
-    without ``archived``. They are as they are now; :meth:`Runs.refresh` looks again.
+    """The runs of a folder (by default ``$OFFLOOP_RUNS_DIR``, or ``runs``) as they are now, pinned ones first, then the
+    newest; archived ones only with ``archived``.
 
     Raises:
         RunDirectoryError: the folder cannot be read.
@@ -81,12 +70,11 @@ class _Folder:
 
 
 class Runs(Sequence["Run"]):
-    """Runs of a folder, in an order: see :func:`offloop.runs`.
+    """Runs of a folder, in an order: see :func:`offloop.runs`. In a notebook they are shown as a table.
 
-    ``runs[0]`` is the first one, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the one of that name. In a
-    notebook they are shown as a table. Hyperparameters and metrics are found by full or short name (``config/lr`` or
-    ``lr``, ``metrics/eval/MulticlassAccuracy`` or ``MulticlassAccuracy``); of several, what the training was started
-    with (``config/lr``) comes first."""
+    ``runs[0]`` is the first one, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the one of that name.
+    Hyperparameters and metrics are found by full or short name (``config/lr`` or ``lr``); of several, ``config/lr``
+    comes first."""
 
     def __init__(self, folder: _Folder, choose: Callable[[], list[RunEntry]]) -> None:
         self._folder = folder
@@ -132,8 +120,8 @@ class Runs(Sequence["Run"]):
         return Runs(self._folder, lambda: self._folder.table.where(self._choose(), expression))
 
     def sort(self, name: str) -> "Runs":
-        """The same in the order of a hyperparameter, a metric or another column; with a minus before the name the
-        greatest first. Runs without a value come last.
+        """The same in the order of a column; with a minus before the name the greatest first. Runs without a value come
+        last.
 
         Raises:
             ConfigurationError: no run of the folder has that column.
@@ -141,12 +129,11 @@ class Runs(Sequence["Run"]):
         return Runs(self._folder, lambda: self._folder.table.sort(self._choose(), name))
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
-        """The run with the best value of a metric at any step. ``mode`` is ``min`` or ``max``; it is not needed for
-        metrics of which the name, or the runs, say what is better, see :func:`offloop.bus.types.metrics.direction_of`.
+        """The run with the best value of a metric at any step. ``mode`` (``min`` or ``max``) is needed where neither
+        the metric's name nor the runs say which values are better.
 
         Raises:
-            ConfigurationError: no run of the folder has that metric, ``mode`` is another, or nothing says which values
-                are better.
+            ConfigurationError: no run of the folder has that metric, or the mode is unknown.
             RunNotFoundError: none of these runs has a finite value of it.
         """
         found = self._folder.table.best(self._entries, metric, mode)
@@ -155,11 +142,7 @@ class Runs(Sequence["Run"]):
         return self[found.run]
 
     def refresh(self) -> "Runs":
-        """Looks at the folder again, and chooses and sorts again; returns itself.
-
-        Raises:
-            RunDirectoryError: the folder cannot be read.
-        """
+        """Reads the folder again, and chooses and sorts again; returns itself."""
         self._folder.refresh()
         self._runs = [Run(self._folder, entry) for entry in self._choose()]
         return self
@@ -168,9 +151,8 @@ class Runs(Sequence["Run"]):
         """A table with a row for each run.
 
         Args:
-            columns: names of columns, such as ``["run", "lr", "MulticlassAccuracy.best"]``; of a metric the last value,
-                or with ``.min``, ``.max`` or ``.best`` another one. By default name, status, times and tags, every
-                hyperparameter, and every metric.
+            columns: names of columns, such as ``["run", "lr", "MulticlassAccuracy.best"]``. By default name, status,
+                times and tags, every hyperparameter, and the last value of every metric.
             to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first of these that is installed.
 
         Raises:
@@ -179,22 +161,20 @@ class Runs(Sequence["Run"]):
         entries = self._entries
         if columns is None:
             rows = [
-                {
-                    **{name: _cell(name, value) for name, value in entry.hyperparameters.items()},
-                    **{name: values.last for name, values in entry.metrics.items()},
-                    **{name: _cell(name, getattr(entry, name)) for name in _OF_EVERY_RUN},
-                }
+                entry.hyperparameters
+                | {name: values.last for name, values in entry.metrics.items()}
+                | {name: getattr(entry, name) for name in _OF_EVERY_RUN}
                 for entry in entries
             ]
             names = dict.fromkeys((*_OF_EVERY_RUN, *(name for row in rows for name in row)))
-            return as_table({name: [row.get(name) for row in rows] for name in names}, to)
+            return as_table({name: [_cell(name, row.get(name)) for row in rows] for name in names}, to)
         found = {name: self._folder.table.column(name) for name in columns}
         table = {name: [_cell(one.name, one.value(entry)) for entry in entries] for name, one in found.items()}
         return as_table(table, to)
 
     def plot(self, metric: str, ax: Any = None) -> Any:
-        """Draws a metric of all these runs over one another with matplotlib, thinned to some hundred points a run with
-        its extremes kept, and returns the axes.
+        """Draws a metric of all these runs with matplotlib, thinned to some hundred points of each run with its
+        extremes, and returns the axes.
 
         Raises:
             ConfigurationError: no run of the folder has that metric, or matplotlib is not installed.
@@ -222,8 +202,8 @@ class Runs(Sequence["Run"]):
 class Run:
     """One run of a folder, as :class:`Runs` found it.
 
-    In a notebook it shows itself: its state, its loss, its metrics and hyperparameters. :meth:`metrics`, :meth:`events`
-    and :meth:`plot` read its recordings as they are now; everything else is as of the last :meth:`refresh`."""
+    In a notebook it shows its state, loss, metrics and hyperparameters. :meth:`metrics`, :meth:`events` and
+    :meth:`plot` read its recordings as they are now; everything else is as of the last :meth:`refresh`."""
 
     def __init__(self, folder: _Folder, entry: RunEntry) -> None:
         self._folder = folder
@@ -231,12 +211,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """Name of its directory."""
         return self._known.run
 
     @property
     def id(self) -> str | None:
-        """Distinguishes it from every other run of that name: see :attr:`offloop.bus.RunInfo.id`."""
+        """Identity, see :attr:`offloop.bus.RunInfo.id`."""
         return self._entry.id
 
     @property
@@ -251,58 +231,52 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """What it failed with."""
+        """Error that it failed with."""
         return self._entry.error
 
     @property
     def problem(self) -> str | None:
-        """What of it could not be read, such as a damaged recording; of a run that is ``unreadable``, why."""
+        """What could not be read, such as a damaged recording, and why."""
         return self._entry.problem
 
     @property
     def started(self) -> datetime | None:
-        """When its newest attempt began; ``None`` where that cannot be read."""
-        return None if self._entry.started is None else _moment(self._entry.started)
+        """Start of its newest attempt; ``None`` if unreadable."""
+        return _moment(self._entry.started)
 
     @property
     def ended(self) -> datetime | None:
-        """When its newest attempt ended."""
-        return None if self._entry.ended is None else _moment(self._entry.ended)
+        """End of its newest attempt."""
+        return _moment(self._entry.ended)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Its hyperparameters by name; the end of a name is enough: ``run.config["lr"]``. Of several, what the training
-        was started with (``config/lr``) comes first."""
+        """Hyperparameters by name; the end of a name is enough: ``run.config["lr"]``."""
         return _ByName(self._entry.hyperparameters, f"run {self.name} has no hyperparameter")
 
     @property
     def summary(self) -> Mapping[str, MetricValues]:
-        """Of each metric the last, the least and the greatest value with their steps, by full name; the short one finds
-        it too: ``run.summary["loss"].low``."""
+        """Last, least and greatest value of each metric with their steps, by full or short name:
+        ``run.summary["loss"].low``."""
         return _ByName(self._entry.metrics, f"run {self.name} has no metric")
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Its checkpoints, wherever they are, the earliest first, with what they are compared by."""
+        """Its checkpoints, wherever they are, the earliest first."""
         return self._entry.checkpoints
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Its tags, in the order in which they were given."""
+        """Tags in the order in which they were added."""
         return self._entry.tags
 
     @property
     def note(self) -> str:
-        """What was noted about it."""
+        """Note about it."""
         return self._entry.note
 
     def tag(self, *tags: str) -> None:
-        """Gives it tags.
-
-        Raises:
-            ConfigurationError: one of them is not a tag.
-            RunDirectoryError: they cannot be written.
-        """
+        """Adds tags, see :meth:`annotate`."""
         self.annotate(add=tags)
 
     def annotate(
@@ -314,8 +288,8 @@ class Run:
         pinned: bool | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Adds and removes tags, replaces the note, pins it before other runs, or archives it, so that it is left out
-        of them; the rest stays as it is. It is stored in the run's directory, and shown everywhere.
+        """Adds and removes tags, replaces the note, pins it before other runs, or archives it, which hides it; the rest
+        stays as it is. Stored in the run's directory.
 
         Raises:
             ConfigurationError: a tag or a note that is not allowed.
@@ -326,28 +300,24 @@ class Run:
         self._folder.replace(self._entry.annotated(said))
 
     def refresh(self) -> "Run":
-        """Looks at the folder again; returns itself.
-
-        Raises:
-            RunDirectoryError: the folder cannot be read.
-        """
+        """Reads the folder again; returns itself."""
         self._folder.refresh()
         return self
 
     def metrics(
         self, names: str | Collection[str] | None = None, *, attempt: int | None = None, to: Library | None = None
     ) -> Any:
-        """All values of its losses, metrics, learning rates and throughput, as the callbacks ``metrics``, ``lr`` and
-        ``speed`` log them, and of what the training logged itself, read from the recordings: a row for each step, a
-        column for each metric, nothing where it has no value. A step counts batches from 0; an evaluation is in the row
-        of the last batch before it. Of several values for a step the last one counts; where a
-        later attempt has trained the same steps, those of the later one.
+        """All values of losses, metrics, learning rates and throughput, as the callbacks ``metrics``, ``lr`` and
+        ``speed`` log them, and of what the training logged itself: a row for each step, a column for each metric.
+
+        A step counts batches from 0; an evaluation is in the row of the last batch before it. Of several values for a
+        step the last one counts, and of several attempts that of the later one.
 
         Args:
             names: one metric or several, by full or short names. By default all.
-            attempt: only this attempt; -1 is the newest. By default all of them together.
-            to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name, the first of which is
-                ``step``. By default the first of these that is installed.
+            attempt: one attempt; -1 is the newest. By default all of them together.
+            to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name. By default the first of
+                these that is installed.
 
         Raises:
             ConfigurationError: it has no such metric, or the library or numpy is not installed.
@@ -358,8 +328,8 @@ class Run:
         return by_step(self._history(names, attempt), chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
-        """The snapshots of these events, or of all, of every rank, in the order in which they were recorded: of all
-        attempts one after the other, or of one; -1 is the newest.
+        """The snapshots of these events, or of all, of every rank, in the order in which they were recorded; of all
+        attempts, or of one (-1 is the newest).
 
         Raises:
             ConfigurationError: there is no such event.
@@ -387,8 +357,8 @@ class Run:
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     def follow(self, seconds: float = 1.0) -> None:
-        """In a notebook: shows the run, and draws it anew every so many seconds until it has ended. Interrupt the cell
-        to stop that.
+        """Shows the run in a notebook, and draws it again every so many seconds until it has ended or the cell is
+        interrupted.
 
         Raises:
             ConfigurationError: IPython is not installed.
@@ -414,7 +384,6 @@ class Run:
         return [Recording(self.path, number) for number in known]
 
     def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, _Points]:
-        """The steps and values of metrics."""
         numpy = load("numpy", "reading all values")
         found: dict[str, _Points] = {}
         for recording in self._recordings(attempt):
@@ -456,11 +425,6 @@ class _ByName(Mapping[str, Value]):
         self._missing = missing
 
     def find(self, name: str) -> str:
-        """The full name.
-
-        Raises:
-            ConfigurationError: there is none of that name, or there are several.
-        """
         found = self._matches(name)
         return found[0] if len(found) == 1 else MetricNames(self._values).find(name, self._missing)
 
@@ -477,7 +441,6 @@ class _ByName(Mapping[str, Value]):
         return isinstance(name, str) and len(self._matches(name)) == 1
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, or ``default`` where there is none."""
         return self[name] if self._matches(name) else default
 
     def __iter__(self) -> Iterator[str]:
@@ -491,7 +454,6 @@ class _ByName(Mapping[str, Value]):
 
 
 def _read_metrics(recording: Recording) -> dict[str, _Points]:
-    """All values of each metric, by step."""
     view = RunView(recording.run_name, recording.attempt, max_points=sys.maxsize)
     for snapshot in recording:
         view.see(snapshot)
@@ -500,7 +462,6 @@ def _read_metrics(recording: Recording) -> dict[str, _Points]:
 
 
 def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:
-    """Draws lines, each of steps and values."""
     if ax is None:
         _, ax = load("matplotlib.pyplot", "plot()").subplots()
     for label, (steps, values) in lines.items():
@@ -518,12 +479,11 @@ def _plain_label(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def _cell(column: str, value: Any) -> Any:
-    """A value as a table has it: one thing, and times as times."""
-    if column in ("started", "ended") and value is not None:
+    if column in ("started", "ended"):
         return _moment(value)
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

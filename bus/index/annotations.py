@@ -1,4 +1,4 @@
-"""What people say of a run: a file in its directory, so that it goes wherever the run goes."""
+"""Tags, note and marks of a run: a file in its directory, so that it moves with the run."""
 
 import logging
 import os
@@ -20,20 +20,18 @@ _MAX_BYTES = 1 << 20
 
 
 class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What people say of a run."""
+    """Tags, note and marks of a run."""
 
     tags: tuple[str, ...] = ()
-    """In the order in which they were given, each once."""
     note: str = ""
     pinned: bool = False
-    """Whether it stands before all others."""
+    """Listed before all others."""
     archived: bool = False
-    """Whether it is left out unless it is asked for."""
+    """Listed on request alone."""
 
 
 def read_annotations(run: Path) -> Annotations:
-    """What is said of the run in that directory; nothing where the file is missing. One that cannot be read is named in
-    the log."""
+    """The annotations in a run's directory, none where the file is missing. An unreadable one is logged."""
     try:
         return _read(run)
     except RunDirectoryError as error:
@@ -50,8 +48,8 @@ def annotate(
     pinned: bool | None = None,
     archived: bool | None = None,
 ) -> Annotations:
-    """Changes what is said of a run and leaves the rest as it is: adds and removes tags, replaces the note, pins,
-    archives. Two processes may do so at once. A file that cannot be read is left as it is.
+    """Adds and removes tags, replaces the note, pins or archives a run; the rest stays. Safe for several processes at
+    once. An unreadable file is left as it is.
 
     Raises:
         ConfigurationError: a tag or a note that is not allowed, or too many tags.
@@ -95,10 +93,11 @@ def annotate(
 
 
 def check_tag(tag: str) -> str:
-    """A tag without what surrounds it.
+    """Strip a tag.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for one that is empty, too long, or has a comma or a control
-    character."""
+    Raises:
+        ConfigurationError: it is empty, too long, or has a comma or a control character.
+    """
     tag = tag.strip()
     if not tag or len(tag) > MAX_TAG or "," in tag or not tag.isprintable():
         raise ConfigurationError(

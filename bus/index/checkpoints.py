@@ -1,4 +1,4 @@
-"""The checkpoints of a run, wherever they are, with what they are compared by."""
+"""The checkpoints of a run, wherever they are, with their metrics."""
 
 import contextlib
 import functools
@@ -20,14 +20,13 @@ from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.metrics import direction_of
 
 SAVE_FOLDER = "save_folder"
-"""What a trainer says of where it writes its checkpoints, among what stands in ``run.json``."""
+"""Key of ``run.json`` for the folder of a trainer's checkpoints."""
 
 MOST = 1000
-"""So many checkpoints of a run are known, the newest."""
+"""Limit of the checkpoints of a run; the newest are kept."""
 
 _ENDINGS = (".safetensors", ".ckpt")
 _WHOLE = "training.safetensors"
-"""In a folder that is one checkpoint."""
 _DEEPEST = 3
 _MOST_LOOKED_AT = 20_000
 _PREFERRED = ("max", "min", None)
@@ -41,26 +40,24 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     path: str
     """Relative to the run's directory where it is in there, otherwise absolute."""
     epoch: int | None
-    """Of what training time it is; ``None`` where that is not known."""
+    """Training time; ``None`` if unknown."""
     batch: int | None
     time: float | None
-    """When it was written, in seconds since 1970; ``None`` for one that is gone."""
+    """Seconds since 1970 when it was written; ``None`` if it is gone."""
     size: int
-    """In bytes."""
+    """Bytes."""
     is_latest: bool = False
-    """Whether a link such as ``latest-rank0.safetensors`` leads to it."""
+    """A link such as ``latest-rank0.safetensors`` leads to it."""
     is_best: bool = False
-    """Whether it is the best by the metric."""
     metric: str | None = None
-    """What it is compared by, see :mod:`offloop.bus.checkpoints.ratings`."""
+    """Metric that checkpoints are compared by, see :mod:`offloop.bus.checkpoints.ratings`."""
     value: float | None = None
-    """The metric's value."""
     metrics: dict[str, float] = {}
-    """What evaluations said of the training at its batch, by name."""
+    """Metrics of evaluations at its batch."""
 
     @property
     def exists(self) -> bool:
-        """Whether it was there."""
+        """Whether its file was found."""
         return self.time is not None
 
     def __str__(self) -> str:
@@ -83,9 +80,14 @@ class _Found(NamedTuple):
 def find_checkpoints(
     run: RunInfo, names: Iterable[str] = (), evaluated: Mapping[int, Mapping[str, float]] | None = None
 ) -> tuple[Checkpoint, ...]:
-    """The checkpoints of a run, the earliest first: those in its directory, those in folders elsewhere that are of this
-    run by what they say, and those that its training has announced. ``names`` are further ones that it has had, and
-    ``evaluated`` says of batches what evaluations there gave."""
+    """The checkpoints of a run, the earliest first: in its directory, in other folders where they name this run, and
+    those that its training has announced.
+
+    Args:
+        run: the run.
+        names: earlier names of the run.
+        evaluated: metrics of evaluations, by batch.
+    """
     known_as = {run.name, run.recorded_as, *names}
     since_ns = int(run.attempts[0].started * 1e9)
     inside = Path(os.path.abspath(run.path))
@@ -128,7 +130,6 @@ def _add_announced(
     inside: Path,
     evaluated: Mapping[int, Mapping[str, float]],
 ) -> None:
-    """Adds those that a framework has written; one that is not there any more has no time."""
     there = [one for one in announced if one.is_there]
     best, latest = best_of(there), there[-1] if there else None
     left = _MOST_LOOKED_AT
@@ -154,8 +155,8 @@ def _add_announced(
 
 
 def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
-    """What a checkpoint is compared by; of one that is compared by nothing, one of those that evaluations gave: rather
-    a score than a loss, and rather these than what has no direction."""
+    """Metric and value that a checkpoint is compared by; without one, those of an evaluation: rather a score than a
+    loss, and rather these than a metric without direction."""
     if checkpoint.metric is not None or not checkpoint.metrics:
         return checkpoint.metric, checkpoint.value
     metric = min(checkpoint.metrics, key=lambda name: (_PREFERRED.index(direction_of(name)), name))
@@ -171,7 +172,7 @@ def _folders(run: RunInfo) -> Iterator[Path]:
 
 
 class _Look:
-    """What is in a folder: checkpoints, links to them, and what they are compared by."""
+    """Checkpoints in a folder, links to them, and their ratings."""
 
     def __init__(self, folder: Path) -> None:
         self.found: list[_Found] = []
@@ -182,12 +183,10 @@ class _Look:
         self._take(folder, _DEEPEST)
 
     def rating(self, path: Path, names: set[str]) -> tuple[Rating | None, bool]:
-        """What a checkpoint of a run of one of these names is compared by, and whether it is the best."""
         run, rating, is_best = self._ratings.get(path, ("", None, False))
         return (rating, is_best) if rating is not None and run in names else (None, False)
 
     def lost(self, names: set[str]) -> Iterator[tuple[Path, Rating]]:
-        """Those of a run of one of these names that are not there any more."""
         there = {one.path for one in self.found}
         for path, (run, rating, _) in self._ratings.items():
             if run in names and path not in there:
@@ -232,9 +231,6 @@ class _Look:
 
 
 def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
-    """The size of a file, or of all that is in a folder, and when it was changed last, by so many files at most.
-
-    Raises :class:`OSError` when it is gone meanwhile."""
     files = [about for _, about in islice(walk_files(path), most)] or [os.lstat(path)]
     times, sizes = [about.st_mtime_ns for about in files], [about.st_size for about in files]
     return _Found(path, max(times), sum(sizes), len(files))
@@ -242,7 +238,7 @@ def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
 
 @functools.lru_cache(maxsize=4096)
 def _position(path: str, time_ns: int, size: int) -> _Position:
-    """Of which run and training time a checkpoint is, by what it says, or by its name."""
+    # By its contents, else by its name.
     whole = os.path.join(path, _WHOLE)
     contents = read_contents(whole if os.path.isdir(path) else path) if not path.endswith(".ckpt") else None
     tree = (contents or {}).get("tree")

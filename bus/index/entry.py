@@ -22,19 +22,19 @@ from offloop.bus.types.metrics import Mode as Mode
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
 GOING_ON = ("live", "paused")
-"""The status of a run that has not ended."""
+"""Status of runs that have not ended."""
 UNREADABLE = "unreadable"
-"""The status of a run whose directory or ``run.json`` cannot be read: :attr:`RunEntry.problem` says why."""
+"""Status of a run whose directory or ``run.json`` cannot be read, see :attr:`RunEntry.problem`."""
 
 
 _encode = msgspec.msgpack.encode
 
 
 class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A metric of a run, over all its attempts. Steps are those of :func:`offloop.bus.types.metrics.shown_step`."""
+    """A metric of a run over all its attempts, with steps of :func:`offloop.bus.types.metrics.shown_step`."""
 
     last: float
-    """The newest value: of a run that has ended, the final one."""
+    """The newest value."""
     last_step: int
     low: float
     """The least of the finite values; NaN when there is none."""
@@ -102,17 +102,17 @@ class RunEntry(msgspec.Struct):
 
     @property
     def folder(self) -> str:
-        """What stands before its name where runs of several folders are looked at together; else empty."""
+        """Prefix of its name in a table of several folders; else empty."""
         return self.run.rpartition("/")[0]
 
     @property
     def duration(self) -> float | None:
-        """Seconds that the newest attempt took, or has taken so far."""
+        """Seconds of the newest attempt so far."""
         end = time.time() if self.is_going_on else self.ended
         return None if end is None or self.started is None else max(end - self.started, 0.0)
 
     def annotated(self, annotations: Annotations) -> "RunEntry":
-        """The same with what people say of it now."""
+        """The same with other annotations."""
         return msgspec.structs.replace(self, **msgspec.structs.asdict(annotations))
 
 
@@ -122,9 +122,11 @@ _decode = msgspec.msgpack.Decoder(RunEntry).decode
 def make_entry(
     run: RunInfo, summaries: Iterable[Summary], annotations: Annotations, problem: str | None = None
 ) -> RunEntry:
-    """What is known of a run by its ``run.json`` and the summaries of its attempts, the newest last.
+    """The entry of a run, by its ``run.json`` and the summaries of its attempts, the newest last.
 
-    Raises :class:`offloop.bus.errors.RunDirectoryError` for a ``run.json`` that has something else than it should."""
+    Raises:
+        RunDirectoryError: ``run.json`` is damaged.
+    """
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
@@ -159,7 +161,7 @@ def make_entry(
 
 
 def unreadable_entry(run: str, why: str, annotations: Annotations) -> RunEntry:
-    """A run of which nothing is known but its name, why it cannot be read, and what people say of it."""
+    """The entry of a run that cannot be read."""
     return RunEntry(run, problem=why, attempt=0).annotated(annotations)
 
 
@@ -170,12 +172,12 @@ def listed_entry(listed: Mapping[str, Any]) -> RunEntry:
 
 
 def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
-    """Runs by when they began; those of which that is not known are the last."""
+    """Runs by their starts; those without one are the last."""
     return sorted(entries, key=lambda entry: -math.inf if entry.started is None else entry.started, reverse=True)
 
 
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
-    """Each metric over all attempts; the last value is that of the newest attempt that has one."""
+    """Each metric over all attempts, the newest of which has the last value."""
     found: dict[str, MetricValues] = {}
     for summary in summaries:
         for name, metric in summary.metrics.items():
@@ -218,12 +220,11 @@ def _reached(summary: Summary) -> Reached | None:
 
 
 def _described(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``run.json`` says of a run whose recording says nothing yet."""
     return hyperparameters_in({FIELD: {"config": info.get("config", {})}})
 
 
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
-    """What evaluations gave, by batch and name, as far as that is kept."""
+    """Metrics of evaluations, by batch and name."""
     found: dict[int, dict[str, float]] = {}
     for summary in summaries:
         for name, metric in summary.metrics.items():

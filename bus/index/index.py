@@ -1,7 +1,4 @@
-"""The index of a folder of runs.
-
-run.json, recordings, annotations -> the entry of each run -> memory, and a folder beside the runs
-"""
+"""The index of a folder of runs."""
 
 import contextlib
 import hashlib
@@ -28,18 +25,15 @@ from offloop.bus.types.metrics import is_of_evaluation, shown_step
 _log = logging.getLogger("offloop.index")
 
 _MAX_BUCKETS = 100
-"""Of a series that is stored, each of up to three points."""
 _MOST_NAMED = 3
-"""So many recordings of a run that cannot be read are named."""
 _STAMPED = (BROKER_FILE, FOLDERS_FILE, ANNOUNCED_FILE, ANNOTATIONS_FILE)
 
 
 class RunIndex:
-    """Every run of a folder, with its hyperparameters, its metrics and what people say of it.
+    """Entries of all runs of a folder, for one thread at a time.
 
-    :meth:`refresh` brings it up to date. What it knows of runs that have ended lies in a folder beside them,
-    ``.index``, so that the next one begins there; the recordings are the record, and what is deleted or damaged there
-    is made again. A run that cannot be read has the status ``unreadable``. For one thread at a time.
+    Entries of ended runs are cached in a folder beside them, ``.index``; what is deleted or damaged there is read again
+    from the recordings. A run that cannot be read has the status ``unreadable``.
     """
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
@@ -49,22 +43,21 @@ class RunIndex:
         self._entries: dict[str, RunEntry] = {}
         self._stamps: dict[str, str] = {}
         self.unknown = 0
-        """Of how many runs it is not known yet how they stand; what is missing of others is of earlier attempts."""
+        """Number of runs whose newest attempt is not read yet."""
         self._followed: dict[str, _FollowedRun] = {}
 
     @property
     def entries(self) -> Mapping[str, RunEntry]:
-        """What is known of each run, by the name of its directory, as of the last :meth:`refresh`."""
+        """Entries by the names of runs, as of the last :meth:`refresh`."""
         return MappingProxyType(self._entries)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is stored, so that the next one must read everything again; ``None`` while all is well."""
+        """Why nothing can be stored, if so."""
         return self._store.problem
 
     def refresh(self, seconds: float = math.inf) -> int:
-        """Looks at what has changed on the disk, for so many seconds at most; returns how many runs have yet to be
-        looked at.
+        """Read what has changed on the disk, for so many seconds at most, and return how many runs are left.
 
         Raises:
             RunDirectoryError: the folder cannot be read.
@@ -96,7 +89,7 @@ class RunIndex:
         return left
 
     def series(self, run: str, metric: str) -> list[Point]:
-        """Steps and values of a metric of a run, thinned to some hundred; empty where there is none."""
+        """Steps and values of a metric of a run, thinned to some hundred; empty without any."""
         entry = self._entries.get(run)
         if entry is None or metric not in entry.metrics:
             return []
@@ -107,7 +100,7 @@ class RunIndex:
         return _read_series(self.root / run, metric) if stored is None else stored
 
     def close(self) -> None:
-        """Closes the folder and the recordings that it follows."""
+        """Close the folder and followed recordings."""
         self._store.close()
         for followed in self._followed.values():
             followed.close()
@@ -138,7 +131,7 @@ class RunIndex:
             followed.close()
 
     def _read(self, run: str, stamp: str, until: float) -> bool:
-        """Takes in what is known of a run; returns whether that is all for now."""
+        """Reads a run; returns whether that is all for now."""
         path = self.root / run
         if not _is_text(run):
             _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", path)
@@ -166,7 +159,7 @@ class RunIndex:
         return is_read
 
     def _is_known(self, run: str, stamp: str) -> bool:
-        """Takes in what was known of a run before, if its files have not changed since."""
+        """Uses what was known of a run, if its files have not changed since."""
         known, known_stamp = self._entries.get(run), self._stamps.get(run, "")
         if known is None or _recorded(known_stamp) != _recorded(stamp):
             stored = self._store.read(run)
@@ -183,7 +176,7 @@ class RunIndex:
 
 
 def read_entry(run: RunInfo) -> RunEntry:
-    """What is known of a run, read anew from its directory."""
+    """The entry of a run, read from its directory."""
     followed = _FollowedRun()
     try:
         followed.read(run, math.inf)
@@ -193,8 +186,8 @@ def read_entry(run: RunInfo) -> RunEntry:
 
 
 def add_run(run: Path, seconds: float) -> None:
-    """Adds a run that has ended to the index of its folder, if that takes so many seconds at most. What is missing is
-    added by :meth:`RunIndex.refresh`."""
+    """Add an ended run to the index of its folder, within so many seconds. What is missing is added by
+    :meth:`RunIndex.refresh`."""
     followed = _FollowedRun()
     store = IndexStore(run.parent)
     try:
@@ -215,11 +208,11 @@ def add_run(run: Path, seconds: float) -> None:
 
 
 class _FollowedRun:
-    """What is known of the recordings of a run, which may grow."""
+    """Summaries of the recordings of a run, which may grow."""
 
     def __init__(self) -> None:
         self.is_newest_read = False
-        """Whether the newest attempt has been read as far as it is there."""
+        """The newest attempt has been read as far as it is there."""
         self._attempts: dict[int, Summarizer | Summary] = {}
         self._problems: dict[int, str] = {}
         self._settled: set[int] = set()
@@ -227,7 +220,6 @@ class _FollowedRun:
 
     @property
     def problem(self) -> str | None:
-        """What could not be read."""
         listed = [self._problems[number] for number in sorted(self._problems, reverse=True)]
         if len(listed) > _MOST_NAMED:
             listed[_MOST_NAMED:] = [f"and {len(listed) - _MOST_NAMED:,} more"]
@@ -235,14 +227,13 @@ class _FollowedRun:
 
     @property
     def summaries(self) -> Iterator[Summary]:
-        """One of each attempt that could be read."""
         for number in sorted(self._attempts):
             one = self._attempts[number]
             yield one if isinstance(one, Summary) else one.summary
 
     def read(self, run: RunInfo, until: float) -> bool:
-        """Takes in what was recorded meanwhile, the newest attempt first, until that time of ``time.monotonic``;
-        returns whether that was all."""
+        """Reads what was recorded meanwhile, the newest attempt first, until that time of ``time.monotonic``; returns
+        whether that was all."""
         is_read = True
         self.is_newest_read = False
         for attempt in reversed(run.attempts):
@@ -282,19 +273,16 @@ class _FollowedRun:
         return [(shown_step(metric, step), value) for step, value in found] if is_of_evaluation(metric) else found
 
     def all_series(self) -> Iterator[tuple[str, list[Point]]]:
-        """Each metric with its series."""
         for name in dict.fromkeys(name for summary in self.summaries for name in summary.metrics):
             yield name, self.series(name)
 
     def close(self) -> None:
-        """Closes the recordings."""
         for one in self._attempts.values():
             if isinstance(one, Summarizer):
                 one.close()
 
 
 def _read_series(run: Path, metric: str) -> list[Point]:
-    """A series of a run that is not stored."""
     followed = _FollowedRun()
     try:
         followed.read(read_run(run), math.inf)
@@ -306,8 +294,7 @@ def _read_series(run: Path, metric: str) -> list[Point]:
 
 
 def _find(root: Path) -> dict[str, str]:
-    """Each run in a folder, with a stamp that changes with what is written in its directory about it. Later runs have
-    greater stamps."""
+    """Each run in a folder with a stamp of its files. Later runs have greater stamps."""
     found: dict[str, str] = {}
     try:
         with os.scandir(root) as folder:
@@ -334,7 +321,6 @@ def _is_text(name: str) -> bool:
 
 
 def _stamp(run: str) -> str:
-    """Raises :class:`OSError` for a directory that is not one of a run."""
     known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
     # A broker may take up again what an earlier one has left, checkpoints may come later, and a recording may be

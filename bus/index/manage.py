@@ -1,4 +1,4 @@
-"""What is done to the directory of a run as a whole: it is renamed or removed."""
+"""Rename and remove the directories of runs."""
 
 import contextlib
 import os
@@ -19,14 +19,18 @@ _PATIENCE_SECONDS = 2.0
 
 
 def check_ended(path: Path) -> None:
-    """Raises :class:`RunIsLiveError` unless the run in that directory has ended."""
+    """Refuse a run that has not ended.
+
+    Raises:
+        RunIsLiveError: it has not.
+    """
     run = read_run(path)
     if run.away or run.last.status == "running":
         raise _is_live(run.name)
 
 
 def rename_run(path: Path, name: str) -> Path:
-    """Gives the directory of a run another name; returns where it is then. Recordings keep the name that the run had.
+    """Rename the directory of a run and return its new path. Recordings keep the old name.
 
     Raises:
         InvalidRunNameError: the name cannot be a run's.
@@ -47,7 +51,7 @@ def rename_run(path: Path, name: str) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of a run with everything in it. Symbolic links in it are removed and not followed.
+    """Remove the directory of a run. Symbolic links in it are not followed.
 
     Raises:
         RunIsLiveError: the run has not ended.
@@ -68,7 +72,7 @@ def remove_run(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens the directory of a run that no broker can serve meanwhile."""
+    """Opens the directory and keeps brokers from it."""
     with contextlib.ExitStack() as opened:
         try:
             directory = open_directory(path)

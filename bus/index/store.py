@@ -1,4 +1,4 @@
-"""Where the index lies: a folder beside the runs, with a file for each run."""
+"""Storage of the index: a folder beside the runs, with a file for each run."""
 
 import contextlib
 import errno
@@ -20,22 +20,19 @@ from offloop.bus.recording.summary import Point
 INDEX_FOLDER = ".index"
 
 _MAGIC = b"OFLIDX3\n"
-"""Another one whenever what is stored has another form."""
 _LENGTH = struct.Struct(">I")
 _HEAD = len(_MAGIC) + _LENGTH.size
 _FIRST_BYTES = 1 << 14
-"""Most entries are no longer, so that one call reads them."""
 _MAX_BYTES = 64 << 20
 _ABANDONED_SECONDS = 60.0
-"""A file of no run that is older is not one that another process is just writing."""
 
 
 class StoredEntry(NamedTuple):
-    """What is stored of a run, without its series."""
+    """An entry of the index."""
 
     run: str
     stamp: str
-    """Of the files that it was read from."""
+    """Stamp of the files that it was read from."""
     entry: RunEntry
 
 
@@ -46,22 +43,20 @@ _decode_points = msgspec.msgpack.Decoder(list[Point]).decode
 
 
 class IndexStore:
-    """What is known of runs that have ended, in a folder that only its owner can open.
+    """Entries of ended runs in a folder that only its owner can open.
 
-    A file appears whole, in the place of an older one: several processes may use one folder, without a lock, and may be
-    killed at any time. A file that is damaged or of another version counts as missing. Nothing is stored where the
-    folder cannot be used or written; :attr:`problem` says why."""
+    Files are replaced as a whole, so that processes need no locks and may be killed. Damaged files, and those of
+    another version, count as missing."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._path = runs_dir / INDEX_FOLDER
         self._directory = -1
         self._identity: tuple[int, int] | None = None
         self.problem: str | None = None
-        """Why nothing is stored; ``None`` while all is well."""
+        """Why nothing can be stored, if so."""
 
     def open(self) -> bool:
-        """Opens the folder that has the name at this moment, and makes it if it is missing; returns whether it is the
-        same as before."""
+        """Open, or make, the folder and return whether it is the same as before."""
         with contextlib.ExitStack() as left:
             # The folder of before is open until the other one is: none that is new has its inode.
             if self._directory >= 0:
@@ -82,7 +77,7 @@ class IndexStore:
             return self._identity == before
 
     def read(self, run: str) -> StoredEntry | None:
-        """What is stored of a run; ``None`` without anything that can be read."""
+        """The entry of a run, if there is a readable one."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             descriptor = self._open_file(run)
             try:
@@ -96,8 +91,7 @@ class IndexStore:
         return None
 
     def series(self, run: str, stamp: str, metric: str) -> list[Point] | None:
-        """A series of a run as it was stored with that stamp, empty without such a metric; ``None`` if it is not
-        stored."""
+        """A series of a run, empty without such a metric; ``None`` if it is not stored with that stamp."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = self._content(run)
             if _entry_in(content, run).stamp == stamp:
@@ -106,7 +100,7 @@ class IndexStore:
         return None
 
     def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]] | None) -> None:
-        """Stores a run in the place of what was known of it; ``None`` keeps the series that are stored already."""
+        """Store a run; without series those that are stored already are kept."""
         if self._directory < 0:
             return
         if series is not None:
@@ -122,13 +116,13 @@ class IndexStore:
             self._replace(_name(run), _MAGIC + _LENGTH.pack(len(head)) + head + packed)
 
     def remove(self, run: str) -> None:
-        """Removes what is stored of a run."""
+        """Remove a run."""
         if self._directory >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(_name(run), dir_fd=self._directory)
 
     def prune(self, runs: Collection[str]) -> None:
-        """Removes what is stored of other runs, and what killed processes have left."""
+        """Remove all other runs, and files of killed processes."""
         if self._directory < 0:
             return
         kept = {_name(run) for run in runs}
@@ -139,7 +133,7 @@ class IndexStore:
                     os.unlink(name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Closes the folder, which can be opened again."""
+        """Close the folder, which can be opened again."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
@@ -175,7 +169,7 @@ class IndexStore:
 
 
 def _name(run: str) -> str:
-    """The file of a run: names of runs may be as long as names of files."""
+    # Names of runs may be as long as names of files.
     return hashlib.blake2b(os.fsencode(run), digest_size=16).hexdigest()
 
 

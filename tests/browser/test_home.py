@@ -2,17 +2,17 @@
 
 import json
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import Dashboard, Visit, running, ui_of, visit
-from helpers import wait_for
+from playwright.sync_api import Error
 
 from offloop.bus import Event, Publisher
 from offloop.bus.index.annotations import annotate, read_annotations
-from offloop.bus.index.store import INDEX_FOLDER
 from offloop.consumers.dashboard.web.access import Tokens
 
 pytestmark = pytest.mark.timeout(180)
@@ -59,9 +59,11 @@ def served(runs: Path) -> Iterator[Dashboard]:
 
 
 def rows(there: Visit) -> list[str]:
-    """The names of the runs that are shown, from the top."""
-    names = "[...document.querySelectorAll('.table-box tbody .name a')].map((one) => one.innerText)"
-    return list(there.page.evaluate(names))
+    """The names of the runs that are shown, from the top; none while the page is reloaded."""
+    try:
+        return list(there.page.locator(".table-box tbody .name a").all_inner_texts())
+    except Error:
+        return []
 
 
 def shows(there: Visit, count: int) -> None:
@@ -419,32 +421,16 @@ def test_of_many_runs_those_in_sight_are_on_the_page(runs, browser):
         there.waits_for(lambda: rows(there) == ["copy-499"], "one of them")
 
 
-def test_every_control_has_a_name(served, browser):
-    nameless = """() => [...document.querySelectorAll("button, a, input, textarea, [role=switch], [tabindex='0']")]
-        .filter((one) => one.checkVisibility() && !one.closest("label"))
-        .filter((one) => !one.getAttribute("aria-label") && !one.innerText.trim())
-        .map((one) => one.outerHTML.slice(0, 200))"""
-    with visit(browser, served.url) as there:
-        shows(there, 12)
-        there.page.get_by_label(f"Select {BEST}").check()
-        there.sees("1 selected")
-        assert there.page.evaluate(nameless) == []
-        for name, dialog in (("Group", "Group runs by a column"), ("Columns", "Columns")):
-            there.page.get_by_role("button", name=name, exact=True).click()
-            there.page.get_by_role("dialog", name=dialog).wait_for()
-            assert there.page.evaluate(nameless) == []
-            there.page.keyboard.press("Escape")
-            there.page.get_by_role("dialog", name=dialog).wait_for(state="hidden")
-        there.page.evaluate("location.hash = 'group=config/lr'")
-        there.page.locator(".group-head").first.wait_for()
-        assert there.page.evaluate(nameless) == []
-
-
-def test_an_index_that_is_deleted_is_made_again(runs, served, browser):
-    with visit(browser, served.url) as there:
-        shows(there, 12)
-        shutil.rmtree(runs / INDEX_FOLDER)
-        annotate(runs / BEST, add=["again"])
-        row(there, BEST).get_by_text("again").wait_for()
-        wait_for(lambda: len(list((runs / INDEX_FOLDER).glob("[!.]*"))) == 12, "the index")
-        shows(there, 12)
+def test_a_server_that_is_killed_and_started_again_has_the_page_back(runs, served, browser):
+    with visit(browser, f"{served.url}#sort=run&find=seed+%3E+2") as there:
+        shows(there, 6)
+        served.process.send_signal(signal.SIGKILL)
+        there.sees("Connection lost")
+        shutil.copytree(runs / BEST, runs / "meanwhile")
+        with ui_of(str(runs), "--port", str(served.port)):
+            shows(there, 7)
+            assert there.page.get_by_text("Connection lost").is_visible() is False
+            find(there, "meanwhile")
+            shows(there, 1)
+            # Messages of the browser about the absent server.
+            there.errors.clear()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.terminal.display import Display
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal
-from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, sortable, table_frame
+from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, table_frame
 from offloop.consumers.dashboard.view.follower import RunFollower
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -25,9 +25,9 @@ _PAGES = {"page up": -1, "page down": 1}
 
 
 def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | str = 10) -> None:
-    """Shows the table of all runs of a folder, and those that are chosen in it, until somebody quits.
+    """Shows the table of all runs of a folder, and the runs that are chosen in it, until the user quits.
 
-    The only run that is live is shown at once, and the first one of a folder that has none. ``every`` is as in
+    The only live run is shown at once, and the first one of an empty folder. ``every`` is as in
     :class:`offloop.consumers.dashboard.terminal.top.Top`.
 
     Raises:
@@ -78,7 +78,7 @@ class _AllRuns:
             self._shown.run, run = run, None
 
     def _choose(self) -> str | None:
-        """Shows the table until a run is chosen; ``None`` when somebody quits."""
+        """Shows the table until a run is chosen; ``None`` if the user quits."""
         self._screen.on_output = _ignore
         self._seen = None
         while True:
@@ -146,7 +146,8 @@ class _AllRuns:
             shown.run = chosen.entries[shown.place].run
 
     def _sort_beside(self, step: int) -> None:
-        columns = sortable(self._library.table)
+        table = self._library.table
+        columns = [table.column(NAME), *table.columns()]
         names = [column.name for column in columns]
         name = self._shown.sort.removeprefix("-")
         place = names.index(name) if name in names else names.index(NAME)
@@ -159,7 +160,6 @@ class _AllRuns:
         shown.sort, shown.run, shown.place, shown.first = order, None, 0, 0
 
     def _type(self, key: str) -> None:
-        """Takes a key while what is looked for is typed."""
         shown = self._shown
         if key == "backspace":
             shown.find = shown.find[:-1]
@@ -170,7 +170,7 @@ class _AllRuns:
             shown.find += key
 
     def _show(self, name: str, is_first: bool) -> bool:
-        """Shows a run until somebody leaves it; whether that was for the table."""
+        """Shows a run until it is left; whether that was for the table."""
         run = MonitoredRun(RunView(name))
 
         def open_stream(feed: RunTap) -> Stream:

@@ -1,7 +1,7 @@
 """The table of all runs, as lines of text for any size of a terminal."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,34 +46,34 @@ TABLE_HELP = (
 
 @dataclass
 class TableShown:
-    """What of the table is shown."""
+    """State of the table on the screen."""
 
     page: str = "table"
     """``table`` or ``help``."""
     find: str = ""
     """As in :meth:`offloop.bus.index.table.RunTable.choose`."""
     found: str = ""
-    """The last of them that was no mistake."""
+    """The last of them without a mistake."""
     is_typing: bool = False
     sort: str = NEWEST_FIRST
     archived: bool = False
     run: str | None = None
-    """The run that is chosen."""
+    """The chosen run."""
     place: int = 0
-    """Where it stands among those that are found."""
+    """Its place among the found runs."""
     first: int = 0
-    """The place of the first one in sight."""
+    """Place of the first run in sight."""
     widths: dict[str, int] = field(default_factory=dict)
-    """How wide columns have been: they grow, and so stand still while values change."""
+    """Greatest widths of columns so far, so that they stand still while values change."""
 
     def choose(self, table: RunTable) -> tuple[Chosen, str | None]:
-        """The runs that are found, and what is wrong with the filter; the place follows the chosen run."""
+        """The found runs, and what is wrong with the filter; the place follows the chosen run."""
         chosen = table.choose(self.find, self.sort, self.archived)
         error = chosen.error
         if error is None:
             self.found = self.find
         else:
-            # What was found before stays while somebody writes.
+            # What was found before stays while the filter is typed.
             chosen = table.choose(self.found, self.sort, self.archived)
         entries = chosen.entries
         if not (self.place < len(entries) and entries[self.place].run == self.run):
@@ -81,11 +81,6 @@ class TableShown:
             self.place = next(places, max(min(self.place, len(entries) - 1), 0))
         self.run = entries[self.place].run if entries else None
         return chosen, error
-
-
-def sortable(table: RunTable) -> list[Column]:
-    """The columns that the table may be sorted by, in their order."""
-    return [table.column(NAME), *table.columns()]
 
 
 def rows_of(height: int) -> int:
@@ -138,52 +133,37 @@ def _table(table: RunTable, chosen: Chosen, shown: TableShown, room: int, width:
     entries = chosen.entries[shown.first : shown.first + room]
     if not entries:
         return [text_line(), text_line(_nothing(table, chosen, shown), "dim")]
-    columns = table.columns()
-    texts = {column.name: [_cell(entry, column, chosen) for entry in entries] for column in columns}
+    columns, widths = table.columns(), shown.widths
+    cells = {column.name: [_cell(entry, column, chosen) for entry in entries] for column in columns}
     for column in columns:
-        wide = max(cell_len(text) for text in texts[column.name])
-        head = cell_len(_head(column, shown))
         most = _LONGEST_TEXT if column.kind in ("tags", "note") else _LONGEST
-        # A column of numbers is not to be so wide as the name of a metric may be.
-        least = head if head <= most and column.metric is None else min(head, most)
-        shown.widths[column.name] = max(min(wide, most), least, shown.widths.get(column.name, 0))
+        wanted = max(map(cell_len, cells[column.name]))
+        head = min(cell_len(column.head) + 1, _LONGEST)
+        widths[column.name] = max(min(wanted, most), head, widths.get(column.name, 0))
     longest = max(len("name "), *(cell_len(one_line(entry.run)) for entry in entries)) + 1
-    name_width = max(min(longest, max(int(width * _NAME_SHARE), _SHORTEST_NAME)), shown.widths.get(NAME, 0))
-    name_width = max(min(name_width, width - _GAP), 1)
-    shown.widths[NAME] = name_width
+    name_width = max(min(longest, max(int(width * _NAME_SHARE), _SHORTEST_NAME)), widths.get(NAME, 0))
+    widths[NAME] = name_width = max(min(name_width, width - _GAP), 1)
     fitting = _fitting(columns, shown, width - name_width - _GAP)
-    lines = [_heads(fitting, shown, name_width)]
+    lines = [_heads(fitting, shown)]
     for place, entry in enumerate(entries):
         is_chosen = shown.first + place == shown.place
         line = text_line()
         line.append("▸ " if is_chosen else "• " if entry.pinned else "  ", "bold cyan")
-        line.append(
-            _cut(cut_in_the_middle(one_line(entry.run), name_width), name_width),
-            "bold" if is_chosen else "dim" if entry.archived else "",
-        )
+        name = _cut(cut_in_the_middle(one_line(entry.run), name_width), name_width)
+        line.append(name, "bold" if is_chosen else "dim" if entry.archived else "")
         for column in fitting:
-            text, cell_width = texts[column.name][place], shown.widths[column.name]
-            is_number = column.kind == "number" and len(text) <= cell_width
+            text = _aligned(cells[column.name][place], column, widths)
             line.append(" " * _GAP)
-            line.append(f"{text:>{cell_width}}" if is_number else _cut(text, cell_width), _style(entry, column, chosen))
+            line.append(text, _style(entry, column, chosen))
         lines.append(line)
     return lines
 
 
 def _fitting(columns: Sequence[Column], shown: TableShown, room: int) -> list[Column]:
-    """The columns that there is room for: first the one that is sorted by, the state, and what runs are measured by."""
-    by = shown.sort.removeprefix("-")
-
-    def rank(column: Column) -> int:
-        kinds = {"status": 1, "number": 3, "text": 4, "progress": 5, "time": 6, "tags": 8, "note": 9}
-        if column.name == by and shown.sort != NEWEST_FIRST:
-            return 0
-        if column.metric is not None:
-            return 2
-        return 7 if column.name == "duration" else kinds[column.kind]
-
+    """The columns that there is room for: first the one that is sorted by, the status and metrics."""
+    by = shown.sort.removeprefix("-") if shown.sort != NEWEST_FIRST else None
     found = set()
-    for column in sorted(columns, key=rank):
+    for column in sorted(columns, key=lambda one: (one.name != by, one.metric is None and one.kind != "status")):
         needed = shown.widths[column.name] + _GAP
         if needed <= room:
             found.add(column.name)
@@ -191,29 +171,21 @@ def _fitting(columns: Sequence[Column], shown: TableShown, room: int) -> list[Co
     return [column for column in columns if column.name in found]
 
 
-def _heads(columns: Sequence[Column], shown: TableShown, name_width: int) -> "Text":
-    def style(name: str) -> str:
-        return "bold cyan" if shown.sort.removeprefix("-") == name else "bold"
-
-    line = text_line("  ")
-    line.append(_cut(f"name{_arrow(NAME, shown)}", name_width), style(NAME))
+def _heads(columns: Sequence[Column], shown: TableShown) -> "Text":
+    line, by = text_line("  "), shown.sort.removeprefix("-")
+    line.append(_cut(f"name{_arrow(NAME, shown)}", shown.widths[NAME]), "bold cyan" if by == NAME else "bold")
     for column in columns:
-        cell_width = shown.widths[column.name]
         arrow = _arrow(column.name, shown)
-        prefix = f"{column.which} " if column.which and cell_width >= _SHORTEST_NAME else ""
-        room = cell_width - len(prefix) - len(arrow)
-        head = one_line(column.title)
-        if len(head) > room:
-            head = fitted(head, room)
-        head = f"{prefix}{head.rstrip()}{arrow}"
+        head, room = one_line(column.head), shown.widths[column.name] - len(arrow)
+        head = (head if len(head) <= room else fitted(head, room).rstrip()) + arrow
         line.append(" " * _GAP)
-        line.append(f"{head:>{cell_width}}" if column.kind == "number" else _cut(head, cell_width), style(column.name))
+        line.append(_aligned(head, column, shown.widths), "bold cyan" if by == column.name else "bold")
     return line
 
 
-def _head(column: Column, shown: TableShown) -> str:
-    prefix = f"{column.which} " if column.which else ""
-    return f"{prefix}{one_line(column.title)}{_arrow(column.name, shown) or ' '}"
+def _aligned(text: str, column: Column, widths: Mapping[str, int]) -> str:
+    width = widths[column.name]
+    return f"{text:>{width}}" if column.kind == "number" and len(text) <= width else _cut(text, width)
 
 
 def _arrow(name: str, shown: TableShown) -> str:
@@ -259,7 +231,7 @@ def _nothing(table: RunTable, chosen: Chosen, shown: TableShown) -> str:
 
 
 def _details(chosen: Chosen, shown: TableShown, width: int) -> "Text":
-    """What is said of the chosen run that columns have no room for."""
+    """Reason, tags and note of the chosen run, for which columns have no room."""
     if not chosen.entries:
         return text_line()
     entry = chosen.entries[shown.place]

@@ -1,7 +1,6 @@
-"""All runs of some places, as one table, while somebody looks at it."""
+"""All runs of some places, as one table, while a page shows it."""
 
 import threading
-from typing import Any
 
 import msgspec
 
@@ -14,8 +13,8 @@ from offloop.consumers.dashboard.web.places import Places
 
 
 class AllRuns:
-    """Every run of some places as one table. It is looked for while somebody has the table open, and for some seconds
-    more; before and after that nothing is read, and nothing kept."""
+    """Every run of some places as one table. It is read while a page shows it, and for some seconds more; before and
+    after that nothing is kept."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -39,7 +38,7 @@ class AllRuns:
 
     @property
     def table(self) -> RunTable:
-        """What is known at this moment; another one when something has changed."""
+        """The present table; another one after each change."""
         with self._lock:
             libraries = self._libraries
             if not self.has_several:
@@ -57,21 +56,21 @@ class AllRuns:
 
     @property
     def waiting(self) -> int | None:
-        """How many runs have yet to be read; ``None`` before the first look at any place."""
+        """Number of runs that are not read yet; ``None`` before the first look at any place."""
         known = [library.waiting for library in self._libraries.values() if library.waiting is not None]
         return sum(known) if known else None
 
     @property
     def problems(self) -> list[str]:
-        """Why a folder cannot be read, its index not be stored, or NATS not be asked."""
+        """Messages about places that cannot be read, or whose index cannot be stored."""
         return [library.problem for library in self._libraries.values() if library.problem]
 
     def is_elsewhere(self, run: str) -> bool:
-        """Whether nothing can be written about a run."""
+        """Whether a run cannot be changed here."""
         return self._places.is_elsewhere(run)
 
     def open(self) -> None:
-        """Somebody opens the table."""
+        """Adds a viewer."""
         with self._lock:
             self._viewers += 1
             if self._leaving is not None:
@@ -84,7 +83,7 @@ class AllRuns:
                     self._libraries[label] = library
 
     def close(self) -> None:
-        """Somebody has left it."""
+        """Removes a viewer."""
         with self._lock:
             self._viewers -= 1
             if not self._viewers:
@@ -93,29 +92,19 @@ class AllRuns:
                 self._leaving.start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops reading."""
         with self._lock:
             if self._leaving is not None:
                 self._leaving.cancel()
             self._viewers = 0
         self._leave()
 
-    def annotate(self, run: str, **changes: Any) -> None:
-        """Changes what is said of a run, see :meth:`RunLibrary.annotate`."""
-        library, name = self._library_of(run)
-        library.annotate(name, **changes)
+    def library_of(self, run: str) -> tuple[RunLibrary, str]:
+        """The place of a run, and its name there.
 
-    def remove(self, run: str) -> None:
-        """Removes a run, see :meth:`RunLibrary.remove`."""
-        library, name = self._library_of(run)
-        library.remove(name)
-
-    def rename(self, run: str, name: str) -> None:
-        """Gives a run another name, see :meth:`RunLibrary.rename`."""
-        library, old = self._library_of(run)
-        library.rename(old, name)
-
-    def _library_of(self, run: str) -> tuple[RunLibrary, str]:
+        Raises:
+            RunNotFoundError: the place is gone.
+        """
         label, name = self._places.split(run)
         with self._lock:
             library = self._libraries.get(label)
@@ -134,7 +123,7 @@ class AllRuns:
 
 
 def _keyed(label: str, entry: RunEntry, known: tuple[RunEntry, RunEntry] | None) -> tuple[RunEntry, RunEntry]:
-    """An entry, and the same with its place before its name: the one that was made before, if it is still the same."""
+    """An entry, and the same with its place before its name."""
     if known is not None and known[0] is entry:
         return known
     return entry, msgspec.structs.replace(entry, run=f"{label}/{entry.run}")

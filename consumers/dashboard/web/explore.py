@@ -3,8 +3,9 @@ which hyperparameters go with a metric."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.columns import Column
@@ -13,12 +14,10 @@ from offloop.bus.index.table import RunTable, differing
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
 from offloop.bus.types.units import scale_of
-from offloop.consumers.dashboard.web.frames import text_in
 
 MOST_RUNS = 10_000
 """So many runs are drawn."""
 
-VIEWS = ("table", "scatter", "parallel")
 NO_COLOR = "-"
 """In the place of a column: nothing is coloured by one."""
 
@@ -37,30 +36,14 @@ _MOST_RELATED = 8
 _FEWEST_RELATED = 5
 
 
-@dataclass(frozen=True)
-class ExploreLook:
-    """What a browser shows in the place of the table. A column without a name is the usual one."""
+class ExploreLook(msgspec.Struct, frozen=True):
+    """View of a browser beside the table. A column without a name is the usual one."""
 
-    view: str = VIEWS[0]
+    view: Literal["table", "scatter", "parallel"] = "table"
     x: str = ""
     y: str = ""
     color: str = ""
     axes: tuple[str, ...] | None = None
-
-    @classmethod
-    def from_browser(cls, told: Any) -> "ExploreLook":
-        """Reads what the browser told; what is not in its form is left out."""
-        if not isinstance(told, dict) or told.get("view") not in VIEWS[1:]:
-            return cls()
-        axes = told.get("axes")
-        texts = [text_in(axis) for axis in axes[:_MOST_AXES]] if isinstance(axes, list) else None
-        return cls(
-            told["view"],
-            text_in(told.get("x")),
-            text_in(told.get("y")),
-            text_in(told.get("color")),
-            None if texts is None else tuple(text for text in texts if text),
-        )
 
 
 TABLE = ExploreLook()
@@ -74,7 +57,7 @@ def explored(
     for the table. ``key`` gives by what a browser calls a run.
 
     The values of each column have a key of their own, so that only those that have changed are sent."""
-    if look.view == VIEWS[0]:
+    if look.view == "table":
         return {}
     entries = found[:MOST_RUNS]
     chosen = _Axes(table, entries, look)
@@ -120,7 +103,7 @@ class _Axes:
         elif look.axes is None:
             self.axes = usual
         else:
-            self.axes = [column for name in look.axes if (column := self._find(name))]
+            self.axes = [column for name in look.axes[:_MOST_AXES] if (column := self._find(name))]
         self.axes = [column for column in {one.name: one for one in self.axes}.values() if column.name != _name(self.y)]
         self.all = [column for column in (self.x, self.y, self.color, *self.axes) if column is not None]
 

@@ -3,19 +3,25 @@
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from nicegui.element import Element
 
+Look = TypeVar("Look", bound=msgspec.Struct)
+
 _DRAWN_SECONDS = 20.0
-_LONGEST_TEXT = 2000
 _HERE = Path(__file__).parent
 
 
-def text_in(told: object) -> str:
-    """A text that a browser sent; empty for anything else."""
-    return told[:_LONGEST_TEXT] if isinstance(told, str) else ""
+def look_in(message: object, kind: type[Look]) -> Look:
+    """What a browser shows, by its message; the default where that is not in its form."""
+    try:
+        return msgspec.convert(message, kind)
+    except (msgspec.ValidationError, RecursionError):
+        return kind()
 
 
 def element_of(script: str) -> "Element":

@@ -3,9 +3,10 @@
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.entry import RunEntry
@@ -16,8 +17,8 @@ from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.dialogs import is_sure, show_error
 from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
-from offloop.consumers.dashboard.web.frames import Frames, element_of, text_in
-from offloop.consumers.dashboard.web.rows import NOTHING_COMPARED, CompareLook, Rows, key_of
+from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
+from offloop.consumers.dashboard.web.rows import CompareLook, Rows, key_of
 from offloop.consumers.dashboard.web.server import Opening
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop
 
@@ -47,52 +48,29 @@ _KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class TableLook:
-    """What a browser shows of the table."""
+class TableLook(msgspec.Struct, frozen=True):
+    """State of the table in a browser."""
 
     find: str = ""
     sort: str = NEWEST_FIRST
     columns: tuple[str, ...] | None = None
     archived: bool = False
-    first: int = 0
-    count: int = 50
+    first: Annotated[int, msgspec.Meta(ge=0)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=_MOST_ROWS)] = 50
     hidden: bool = False
-    explore: ExploreLook = TABLE
-    compare: CompareLook = NOTHING_COMPARED
-
-    @classmethod
-    def from_browser(cls, told: Any) -> "TableLook":
-        """Reads what the browser told; what is not in its form is left out."""
-        if not isinstance(told, dict):
-            return cls()
-        columns = told.get("columns")
-        return cls(
-            text_in(told.get("find")),
-            text_in(told.get("sort")) or NEWEST_FIRST,
-            tuple(_texts(columns)[:_MOST_COLUMNS]) if isinstance(columns, list) else None,
-            told.get("archived") is True,
-            _count(told.get("first"), 1 << 30),
-            _count(told.get("count"), _MOST_ROWS),
-            told.get("hidden") is True,
-            ExploreLook.from_browser(told.get("explore")),
-            CompareLook.from_browser(told.get("compare")),
-        )
+    explore: ExploreLook | None = None
+    compare: CompareLook = CompareLook()
 
 
 def _texts(told: Any) -> list[str]:
     return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
 
 
-def _count(told: Any, most: int) -> int:
-    return min(max(told, 0), most) if isinstance(told, int) else 0
-
-
 def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
     """What a browser is sent of a table: the rows that can be seen of those that are asked for, and their columns.
     ``is_elsewhere`` says of which runs nothing can be changed."""
     chosen = table.choose(look.find, look.sort, look.archived)
-    columns = table.columns(look.columns)
+    columns = table.columns(None if look.columns is None else look.columns[:_MOST_COLUMNS])
     rows = Rows(table, chosen, look.compare, look.sort, is_elsewhere)
     first = min(look.first, max(len(rows) - look.count, 0))
     return {
@@ -115,7 +93,7 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
         "lines": len(rows),
         "rows": rows.sent(first, look.count, columns),
         "baseline": rows.baseline,
-        **explored(table, chosen.entries, look.explore, key_of),
+        **explored(table, chosen.entries, look.explore or TABLE, key_of),
     }
 
 
@@ -174,7 +152,10 @@ class HomePage:
         whole = window(table, look, runs.is_elsewhere)
         if whole["error"]:
             # What was found before stays while somebody writes.
-            whole = {**window(table, replace(look, find=self._found), runs.is_elsewhere), "error": whole["error"]}
+            whole = {
+                **window(table, msgspec.structs.replace(look, find=self._found), runs.is_elsewhere),
+                "error": whole["error"],
+            }
         else:
             self._found = look.find
         whole["waiting"] = runs.waiting
@@ -197,7 +178,7 @@ class HomePage:
             self._seen = None
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
-        self._look = TableLook.from_browser(event.args)
+        self._look = look_in(event.args, TableLook)
         await self.refresh()
 
     async def _on_all(self, event: "GenericEventArguments") -> None:
@@ -225,7 +206,8 @@ class HomePage:
             refusal = None
             for run in _texts(told.get("runs"))[:_MOST_SELECTED]:
                 try:
-                    self._runs.annotate(run, **changes)
+                    library, name = self._runs.library_of(run)
+                    library.annotate(name, **changes)
                 except OffloopError as error:
                     refusal = refusal or error
             if refusal is not None:
@@ -247,7 +229,7 @@ class HomePage:
             live = [one_line(entry.run) for entry in here if entry.is_going_on]
             self._say(f"{_listed(live)}: not deleted before the training has ended")
         if ended and await self._is_sure(ended):
-            removed = [entry.run for entry in ended if await self._do(functools.partial(self._runs.remove, entry.run))]
+            removed = [entry.run for entry in ended if await self._do(functools.partial(self._remove, entry.run))]
             self._table.run_method("deselect", [key_of(run) for run in removed])
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
@@ -276,8 +258,16 @@ class HomePage:
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
         new = await dialog
         dialog.delete()
-        if isinstance(new, str) and new != run and await self._do(lambda: self._runs.rename(run, new.strip())):
+        if isinstance(new, str) and new != run and await self._do(functools.partial(self._rename, run, new.strip())):
             self._table.run_method("deselect", [run])
+
+    def _remove(self, run: str) -> None:
+        library, name = self._runs.library_of(run)
+        library.remove(name)
+
+    def _rename(self, run: str, new: str) -> None:
+        library, name = self._runs.library_of(run)
+        library.rename(name, new)
 
     def _say(self, text: str) -> None:
         with self._box:

@@ -1,21 +1,18 @@
 """The rows of the table of all runs as a browser gets them: of runs, and of the heads of groups."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from offloop.bus.index.columns import Column, progress_of
 from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.table import Chosen, Group, RunTable
 from offloop.bus.printing import one_line
 from offloop.bus.types.units import difference
-from offloop.consumers.dashboard.web.frames import text_in
-
-_MOST_TOGGLED = 1000
 
 
-@dataclass(frozen=True)
-class CompareLook:
+class CompareLook(msgspec.Struct, frozen=True):
     """How a browser compares runs in the table."""
 
     group: str = ""
@@ -26,19 +23,6 @@ class CompareLook:
     baseline: str = ""
     """The run that others are compared with."""
 
-    @classmethod
-    def from_browser(cls, told: Any) -> "CompareLook":
-        """Reads a browser's message; what is not in its form is left out."""
-        if not isinstance(told, dict):
-            return cls()
-        toggled = told.get("toggled")
-        return cls(
-            text_in(told.get("group")),
-            told.get("folded") is True,
-            frozenset(map(text_in, toggled[:_MOST_TOGGLED] if isinstance(toggled, list) else ())),
-            text_in(told.get("baseline")),
-        )
-
     def groups(self, table: RunTable, chosen: Chosen, order: str) -> list[Group] | None:
         """The groups of some runs; ``None`` where they are not grouped."""
         by = table.column_or_none(self.group)
@@ -47,9 +31,6 @@ class CompareLook:
     def is_closed(self, group: Group) -> bool:
         """Whether the runs of a group are hidden."""
         return self.folded != (group.text in self.toggled)
-
-
-NOTHING_COMPARED = CompareLook()
 
 
 class Rows:

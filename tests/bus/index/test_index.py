@@ -466,6 +466,21 @@ def test_annotations_keep_what_is_not_changed_and_refuse_what_cannot_be_shown(tm
     assert read_annotations(run) == found
 
 
+TAGGER = """
+import pathlib, sys
+from offloop.bus.index.annotations import annotate
+for number in range(20):
+    annotate(pathlib.Path(sys.argv[1]), add=[f"{sys.argv[2]}-{number}"])
+"""
+
+
+def test_tags_that_several_processes_add_at_once_are_all_kept(tmp_path):
+    run = write_run(tmp_path, "r")
+    writers = [subprocess.Popen([sys.executable, "-c", TAGGER, run, name]) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert {*read_annotations(run).tags} == {f"{name}-{number}" for name in "abc" for number in range(20)}
+
+
 def test_as_many_tags_are_written_as_can_be_read(tmp_path):
     run = write_run(tmp_path, "r")
     tags = [f"{number:04}{chr(0x1F600) * 60}" for number in range(MAX_TAGS)]

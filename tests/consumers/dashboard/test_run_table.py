@@ -9,6 +9,7 @@ from run_tables import ACCURACY, entry, table
 
 from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import RunEntry, unreadable_entry
+from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.home import TableLook, window
 from offloop.consumers.dashboard.web.places import Places
 from offloop.consumers.dashboard.web.rows import CompareLook
@@ -46,17 +47,17 @@ def test_a_name_that_is_not_utf8_is_written_out():
     assert row["run"].encode() == b"a\\udcff"
 
 
-@pytest.mark.parametrize("told", [None, [], "x", {"find": 1, "sort": [], "columns": "x", "first": "1", "count": None}])
-def test_what_a_browser_tells_in_another_form_is_as_by_default(told):
-    assert TableLook.from_browser(told).find == ""
-    assert TableLook.from_browser(told).sort == "-started"
-    assert TableLook.from_browser(told).columns is None
+@pytest.mark.parametrize(
+    "message",
+    [None, [], "x", {"find": 1}, {"sort": []}, {"first": -5}, {"count": 10**9}, {"compare": {"toggled": [2]}}],
+)
+def test_a_message_in_another_form_is_the_default_look(message):
+    assert look_in(message, TableLook) == TableLook()
 
 
 def test_a_browser_cannot_ask_for_more_than_a_window():
-    asked = TableLook.from_browser({"first": -5, "count": 10**9, "columns": ["a", 1] * 1000})
-    assert (asked.first, asked.count) == (0, 400)
-    assert len(asked.columns or ()) == 40
+    look = TableLook(columns=("run",) * 50 + ("status",))
+    assert [column["name"] for column in window(table(entry("a")), look)["columns"]] == ["run"]
 
 
 def rated(name: str, lr: float | None, accuracy: float, **values: Any) -> RunEntry:
@@ -125,15 +126,6 @@ def test_runs_are_compared_with_a_baseline():
     gone = window(table(*RATED), TableLook(compare=CompareLook(baseline="x", group="no such")))
     assert gone["baseline"] == {"label": "x", "isThere": False}
     assert len(gone["rows"]) == 5
-
-
-def test_what_a_browser_tells_of_groups_is_checked():
-    told = {"group": ["lr"], "folded": 1, "toggled": ["0.1", 2, None], "baseline": "x" * 10_000}
-    look = CompareLook.from_browser(told)
-    assert (look.group, look.folded) == ("", False)
-    assert look.toggled <= {"0.1", ""}
-    assert len(look.baseline) < 10_000
-    assert CompareLook.from_browser("lr") == CompareLook()
 
 
 def test_runs_of_several_places_are_known_by_as_much_of_them_as_tells_them_apart(tmp_path):
