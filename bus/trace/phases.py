@@ -6,6 +6,9 @@ PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
 """The phases of a batch that are measured, in the order in which they come: waiting for data, the passes through the
 model, the step of the optimizers, and what publishing costs the training thread."""
 
+PARTS = (*PHASES, "other")
+"""The parts of a step; ``other`` is the time in no phase."""
+
 
 class Span(NamedTuple):
     """One phase of a batch; the passes through the model come once for each microbatch."""
@@ -41,6 +44,18 @@ class BatchPhases(NamedTuple):
         if self.publishing_ns is not None:
             totals["publishing"] = self.publishing_ns
         return totals
+
+    def split(self, step_ns: int) -> dict[str, float]:
+        """The seconds of each of :data:`PARTS` in a batch that took ``step_ns``; of publishing, those of a typical
+        batch."""
+        found = dict.fromkeys(PARTS, 0)
+        for span in self.spans:
+            if span.phase in found:
+                found[span.phase] += span.duration_ns
+        found["other"] = max(step_ns - sum(found.values()), 0)
+        if self.publishing_ns is not None:
+            found["publishing"] = self.publishing_ns
+        return {part: nanoseconds / 1e9 for part, nanoseconds in found.items()}
 
 
 def read_phases(value: Any) -> BatchPhases | None:

@@ -147,7 +147,8 @@ def _report(state: Snapshot, resumed: int | None) -> Report | None:
     # Training time stands still in a pause; other loops may not tell how much of it a batch took.
     trained = 1000 * state.timestamp.values.batch_wct
     paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
-    return Report(max(passed, reached) - paused, phases.totals(), arrival)
+    step = max(passed, reached) - paused
+    return Report(step / 1e9, phases.split(step), arrival)
 
 
 class _Evaluation:

@@ -2,17 +2,12 @@
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
-from functools import reduce
-from operator import add
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from offloop.bus.printing import one_line
-from offloop.bus.trace.phases import PHASES
+from offloop.bus.trace.phases import PARTS
 from offloop.consumers.callbacks.phases.arrivals import Arrival, LastArrival, find_straggler, last_to_arrive
-
-MEASURED = (*PHASES, "other")
-"""The parts of a batch; ``other`` is the time in no phase."""
 
 _COMPUTE = ("forward", "loss", "backward", "optimizer")
 _BEFORE_MEETING = ("data", "forward", "loss")
@@ -21,18 +16,19 @@ _STRAGGLES = 0.8
 
 
 class Report(NamedTuple):
-    """The measurement of a batch on one rank; nanoseconds."""
+    """The measurement of a batch on one rank."""
 
-    step: int
-    """From the end of the batch before to the end of this one."""
-    totals: Mapping[str, int]
+    step: float
+    """Seconds from the end of the batch before to the end of this one."""
+    seconds: Mapping[str, float]
+    """By part of the batch."""
     arrival: Arrival
 
     @classmethod
     def of_values(cls, values: Any) -> "Report":
         """A report from its plain values, as in a state."""
-        step, totals, (forward, backward, ended) = values
-        return cls(step, totals, Arrival(forward, tuple(backward), ended))
+        step, seconds, (forward, backward, ended) = values
+        return cls(step, seconds, Arrival(forward, tuple(backward), ended))
 
 
 class Sample(NamedTuple):
@@ -41,7 +37,7 @@ class Sample(NamedTuple):
     step: float
     """Seconds from the end of the batch before to the end of this one."""
     seconds: list[float]
-    """Of each part that is :data:`MEASURED`."""
+    """Of each of :data:`~offloop.bus.trace.phases.PARTS`."""
     last: LastArrival | None
     longer_in: str | None = None
     """The phase that the last rank spent longer on than the others, before they met."""
@@ -72,25 +68,20 @@ _NOTHING = _Candidate(0.0, 1.0, Verdict("", ""))
 
 def sample_of(reports: Mapping[Any, Report]) -> Sample:
     """A batch from the reports of its ranks."""
-    means = [fmean(parts) for parts in zip(*(_divide(report) for _, report in sorted(reports.items())), strict=True)]
-    step = fmean(report.step for report in reports.values()) / 1e9
+    # In the order of the ranks: sums of floats depend on it.
+    means = [fmean(report.seconds[part] for _, report in sorted(reports.items())) for part in PARTS]
+    step = fmean(report.step for report in reports.values())
     last = last_to_arrive({rank: report.arrival for rank, report in reports.items()})
     if last is None:
         return Sample(step, means, None)
     rank, waited_ns = last
     longer = {
-        phase: reports[rank].totals.get(phase, 0)
-        - fmean(report.totals.get(phase, 0) for other, report in sorted(reports.items()) if other != rank)
+        phase: reports[rank].seconds[phase]
+        - fmean(report.seconds[phase] for other, report in sorted(reports.items()) if other != rank)
         for phase in _BEFORE_MEETING
     }
     phase = max(longer, key=longer.__getitem__)
-    return Sample(step, means, LastArrival("", rank, waited_ns / 1e9, step), phase, max(longer[phase], 0.0) / 1e9)
-
-
-def _divide(report: Report) -> list[float]:
-    known = [report.totals.get(phase, 0) / 1e9 for phase in PHASES]
-    # Added one after the other: from Python 3.12 on, sum() rounds floats otherwise.
-    return [*known, max(report.step / 1e9 - reduce(add, known), 0.0)]
+    return Sample(step, means, LastArrival("", rank, waited_ns / 1e9, step), phase, max(longer[phase], 0.0))
 
 
 class PhaseWindow:
@@ -107,7 +98,7 @@ class PhaseWindow:
 
     def means(self) -> dict[str, float]:
         """Seconds of each part of a batch."""
-        return {part: fmean(sample.seconds[place] for sample in self._samples) for place, part in enumerate(MEASURED)}
+        return {part: fmean(sample.seconds[place] for sample in self._samples) for place, part in enumerate(PARTS)}
 
     def verdict(self, evaluation: float, known: str | None, arrivals: Collection[LastArrival] = ()) -> Verdict | None:
         """The part that dominates, once the window is half full; ``None`` when none does.

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloop.bus.trace.phases import PHASES as MEASURED
+from offloop.bus.trace import phases as measured
 from offloop.bus.trace.phases import BatchPhases
 from offloop.consumers.dashboard.view.series import NumericTable
 
@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Floats
 
 
-PHASES = (*MEASURED, "evaluation", "other")
+PHASES = (*measured.PHASES, "evaluation", "other")
 """The parts of a step, in their order; ``other`` is the time in none of them."""
 
 _PLACES = {name: place for place, name in enumerate(PHASES)}
 _EVALUATION = _PLACES["evaluation"]
-_OTHER = _PLACES["other"]
 _PUBLISHING = _PLACES["publishing"]
 
 
@@ -63,23 +62,16 @@ class RankPhases:
     def see(self, batch: int, ended_ns: int, phases: BatchPhases, trained_ns: int = 0) -> None:
         """Add the phases of a batch; ``trained_ns`` is its duration by the training's own clock, which stands still in
         a pause; 0 where it is unknown."""
-        row = [float(batch)] + [0.0] * len(PHASES)
-        for phase, _, duration in phases.spans:
-            row[1 + _PLACES.get(phase, _OTHER)] += duration / 1e9
         passed_ns = ended_ns - phases.began_ns
-        step_ns = min(passed_ns, trained_ns) if trained_ns else passed_ns
-        row[1 + _OTHER] += max(step_ns / 1e9 - sum(row[1:]), 0.0)
-        if phases.publishing_ns is not None:
-            # Batches that are measured publish more than others do: what is told of all of them is a usual one's.
-            row[1 + _PUBLISHING] = phases.publishing_ns / 1e9
+        seconds = phases.split(min(passed_ns, trained_ns) if trained_ns else passed_ns)
         if self._last_batch is not None:
-            row[1 + _EVALUATION] = self._evaluation / max(batch - self._last_batch, 1)
+            seconds["evaluation"] = self._evaluation / max(batch - self._last_batch, 1)
         self._evaluation, self._last_batch = 0.0, batch
         self.on_device = phases.on_device
+        row = [batch, *(seconds.get(name, 0.0) for name in PHASES)]
         for append, number in zip(self._table.appends, row, strict=True):
             append(number)
-        if len(self._table) > self.MAX_ROWS:
-            self._table.replace(self._table.rows()[1::2])
+        self._table.limit(self.MAX_ROWS)
 
     def refine(self, other: "RankPhases") -> None:
         """Replace the batches of a part of the run by those of ``other``."""

@@ -117,6 +117,14 @@ class NumericTable:
         """Hold these rows in the place of all others."""
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
+    def limit(self, most: int) -> None:
+        """Forget every second row, but not the last one, when there are more than ``most``."""
+        if len(self) > most:
+            import numpy as np
+
+            rows = self.rows()
+            self.replace(np.concatenate([rows[:-1:2], rows[-1:]]))
+
     def replace_part(self, rows: "Floats") -> None:
         """In a table ordered by its first column, replace the rows from the first to the last of these."""
         import numpy as np
@@ -141,20 +149,13 @@ class Clock:
     def extend(self, rows: "Floats") -> None:
         """Add rows of batch, samples, epochs and seconds since the run's start, in order."""
         self._table.extend(rows)
-        self._thin()
+        self._table.limit(self.MAX_ROWS)
 
     def refine(self, other: "Clock") -> None:
         """Replace the rows of a part of the run by those of ``other``."""
         if len(other):
             self._table.replace_part(other._table.rows())
-            self._thin()
-
-    def _thin(self) -> None:
-        rows = self._table.rows()
-        if len(rows) > self.MAX_ROWS:
-            import numpy as np
-
-            self._table.replace(np.concatenate([rows[:-1:2], rows[-1:]]))
+            self._table.limit(self.MAX_ROWS)
 
     def replace(self, rows: "Floats") -> None:
         """Hold these rows in the place of all others."""
