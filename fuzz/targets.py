@@ -302,9 +302,6 @@ class _Memory:
         self.largest = max(self.largest, len(piece))
         return piece
 
-    def skip_zeros(self, offset: int) -> int:
-        return offset
-
     def forget(self, offset: int) -> None:
         pass
 

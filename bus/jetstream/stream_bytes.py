@@ -17,7 +17,7 @@ from offloop.bus.jetstream.connection import passing_errors
 from offloop.bus.jetstream.stored import Stored, Unstored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
-from offloop.bus.recording.reader import Hole
+from offloop.bus.recording.walk import Hole
 
 if TYPE_CHECKING:
     from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -112,10 +112,6 @@ class StreamBytes:
                     self._look_up()
                 self._wanted = wanted
             return bytes(self._data[behind : behind + size])
-
-    def skip_zeros(self, offset: int) -> int:
-        """The same offset: what comes may be anything."""
-        return offset
 
     def forget(self, offset: int) -> None:
         """Drops what lies behind an offset, and looks up what is stored from there on."""

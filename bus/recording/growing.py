@@ -6,9 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from offloop.bus.recording.reader import FileSource
 from offloop.bus.recording.records import MAGIC, CheckRecord
-from offloop.bus.recording.scan import walk
+from offloop.bus.recording.walk import FileSource, walk
 
 _MOST_PARTS = 9_999
 """Odd, so that the last of one more is among every second one of them."""
@@ -74,7 +73,7 @@ class GrowingRecording(FileSource):
 
     def look(self) -> int:
         """Looks for further check records; returns :attr:`end`."""
-        for head in walk(self.read_at, self.size, self.end or len(MAGIC)):
+        for head in walk(self, self.end or len(MAGIC)):
             if head.check is not None:
                 self.check, self.end = head.check, head.end
                 self.backlog.add(self.end, head.check.total)

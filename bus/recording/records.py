@@ -1,22 +1,18 @@
-"""The records that a recording is made of, as bytes: what the writer and the reader of recordings share. The format is
-MCAP (https://mcap.dev/spec) with one record of our own, the check record; ``docs/protocol.md`` has the details."""
+"""The records that a recording is made of, as bytes: MCAP (https://mcap.dev/spec) with one record of our own, the check
+record. ``docs/protocol.md`` has the details."""
 
 import functools
-import io
 import re
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import mcap.records
-import msgpack
+import msgspec
 import zstandard
-from mcap.data_stream import ReadDataStream, RecordBuilder
-from mcap.exceptions import EndOfFile
-from mcap.opcode import Opcode
+from mcap.data_stream import RecordBuilder
 
 PROFILE = "offloop"
 FRONT_BYTES = 4096
@@ -26,33 +22,28 @@ MAX_RECORD = 32 * 1024 * 1024
 """Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
 MAX_CHECK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
-MAX_STRINGS = 1 << 16
-"""Bytes of a record of strings: a header, a channel, metadata."""
 MAX_NAME = 1024
 """Bytes of a text: topics have at most 256."""
-_MESSAGES_PER_BYTE = 4
+MESSAGES_PER_BYTE = 4
 """Numbered messages take at least a byte each, however well they are compressed: more of them cannot be events."""
 
 HEAD = struct.Struct("<BQ")
 """Opcode and length, in front of every record."""
 MESSAGE = struct.Struct("<BQHIQQ")
 """The head of a message's record, then channel, sequence, log time and publish time; the data follow."""
-_MESSAGE_FIELDS = MESSAGE.size - HEAD.size
-_MESSAGE_BYTES = MESSAGE.size
-_FRONT = HEAD.size + 2
+MESSAGE_FRONT = struct.Struct("<BQH")
+"""The head of a message's record and its channel."""
 
 _CHUNK = struct.Struct("<BQQQQI4s4sQ")
-_CHUNK_FIELDS = _CHUNK.size - HEAD.size
 _ZSTD = (b"\4\0\0\0", b"zstd")
 _CHECK = struct.Struct("<BQ8sII")
 CHECK_SIGN = b"\xf1offloop"
-_CHECK_ELEMENTS = 7
-_U16 = struct.Struct("<H")
+_CHANNEL = struct.Struct("<HHI")
 _U32 = struct.Struct("<I")
 _INDEX = struct.Struct("<BQHI")
 
-OP_HEADER, OP_FOOTER, OP_SCHEMA, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 3, 4, 5, 6, 7
-OP_ATTACHMENT, OP_METADATA, OP_DATA_END = 9, 12, 15
+OP_HEADER, OP_FOOTER, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 4, 5, 6, 7
+OP_METADATA, OP_DATA_END = 12, 15
 OP_CHECK = 0x80
 OP_PADDING = 0x81
 
@@ -74,7 +65,7 @@ _zstandard = _Zstandard()
 
 
 class DamageError(Exception):
-    """Something in a record that cannot be."""
+    """Malformed or damaged bytes in a recording."""
 
 
 class Position(NamedTuple):
@@ -88,14 +79,14 @@ class Position(NamedTuple):
     """Whether the rank's ``$end`` is among them."""
 
 
-def find_signs(
-    read: Callable[[int, int], bytes],
-    begin: int,
-    end: int | None = None,
-    skip: Callable[[int], int] = lambda offset: offset,
-) -> Iterator[tuple[bytes, int]]:
+def has_sign(front: bytes) -> bool:
+    """Whether the sign of a check record or a chunk stands where it would in a record that begins like this."""
+    return any(front.startswith(sign, offset) for sign, offset in _SIGN_OFFSETS.items())
+
+
+def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
     """The signs of check records and chunks, and where their records begin; ``read`` gives the bytes at an offset, at
-    most so many, and ``skip`` the next offset at which there may be other bytes than zeros."""
+    most so many."""
     offset, most = begin, FRONT_BYTES
     while end is None or offset < end:
         size = most if end is None else min(most, end - offset)
@@ -108,15 +99,17 @@ def find_signs(
             return
         most = min(2 * most, BLOCK_BYTES)
         # A sign may lie across the end of a block.
-        offset = skip(offset + len(block) - SIGN_BYTES + 1)
+        offset += len(block) - SIGN_BYTES + 1
 
 
 # -- check records -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CheckRecord:
-    """The check record behind each chunk: what is to be found before it, and how far the ranks have come.
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
+class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The check record behind each chunk: the contents of the file before it, and how far the ranks have come.
 
     The bytes from the end of one to the beginning of the next are a *file part*: a chunk and its indexes, nothing, or
     the front of the file. The check record ends it."""
@@ -129,34 +122,32 @@ class CheckRecord:
     """Messages in the file, with those of the part."""
     checksum: int
     """CRC-32 of the part's bytes."""
-    metadata: dict[str, str]
+    metadata: dict[_Text, _Text]
     """As in the metadata record at the front."""
-    topics: dict[int, str]
+    topics: Annotated[dict[int, _Text], msgspec.Meta(max_length=MAX_TOPICS)]
     """Channels that are used for the first time in the part."""
-    positions: dict[int, Position]
+    positions: Annotated[dict[int, Position], msgspec.Meta(max_length=MAX_RANKS)]
     """Of each rank, the position after the part."""
 
     def encode(self) -> bytes:
-        """Its bytes."""
-        positions = {rank: tuple(position) for rank, position in self.positions.items()}
-        values = (self.start, self.before, self.total, self.checksum, self.metadata, self.topics, positions)
-        payload: bytes = msgpack.packb(values)
+        """The whole record."""
+        payload = msgspec.msgpack.encode(self)
         length = _CHECK.size - HEAD.size + len(payload)
         return _CHECK.pack(OP_CHECK, length, CHECK_SIGN, _payload_checksum(payload), len(payload)) + payload
 
     @classmethod
-    def payload_size(cls, front: bytes) -> int:
-        """How many bytes follow ``front``, the first :data:`CHECK_FRONT` bytes of a check record.
+    def size(cls, front: bytes) -> int:
+        """Bytes of a check record that begins like this.
 
         Raises:
             DamageError: it is not a check record.
         """
         if len(front) < _CHECK.size:
             raise DamageError("it is too short for a check record")
-        _, _, sign, _, size = _CHECK.unpack(front)
+        _, _, sign, _, size = _CHECK.unpack_from(front)
         if sign != CHECK_SIGN or size > MAX_CHECK:
             raise DamageError("it is not a check record")
-        return int(size)
+        return int(size) + _CHECK.size
 
     @classmethod
     def decode(cls, record: bytes) -> "CheckRecord":
@@ -165,63 +156,17 @@ class CheckRecord:
         Raises:
             DamageError: it is not a check record, or its checksum does not hold.
         """
-        size = cls.payload_size(record[: _CHECK.size])
-        payload = record[_CHECK.size : _CHECK.size + size]
-        if len(payload) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
+        size = cls.size(record)
+        payload = record[_CHECK.size : size]
+        if len(record) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
             raise DamageError("the check record's checksum does not hold")
         try:
-            values = msgpack.unpackb(
-                payload,
-                strict_map_key=False,
-                max_array_len=MAX_NAME,
-                max_map_len=MAX_TOPICS,
-                max_str_len=MAX_NAME,
-                max_bin_len=0,
-                max_ext_len=0,
-                list_hook=_Counter(MAX_RANKS + _CHECK_ELEMENTS),
-            )
-            start, before, total, checksum, metadata, topics, positions = values[:_CHECK_ELEMENTS]
-            if not all(type(number) is int for number in (start, before, total, checksum)):
-                raise DamageError("the check record's numbers are not numbers")
-            return cls(
-                start,
-                before,
-                total,
-                checksum,
-                {str(key): str(value) for key, value in metadata.items()},
-                {int(channel): str(topic) for channel, topic in topics.items()},
-                {int(rank): Position(*position) for rank, position in positions.items()},
-            )
-        except (ValueError, TypeError, AttributeError, RecursionError, msgpack.UnpackException) as error:
+            return _decode_check(payload)
+        except (ValueError, RecursionError) as error:
             raise DamageError(f"the check record cannot be read ({error})") from None
 
 
-CHECK_FRONT = _CHECK.size
-"""Bytes of a check record in front of its payload."""
-
-
-class _Counter:
-    """Makes ``unpackb`` stop at too many lists: an empty one takes a byte in the file and 56 in memory."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def __call__(self, container: Any) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError("too many lists")
-        return container
-
-
-def read_check_record(record: bytes) -> CheckRecord:
-    """Reads a check record whose record has the length that it claims.
-
-    Raises:
-        DamageError: it is none, or is damaged.
-    """
-    if len(record) != CHECK_FRONT + CheckRecord.payload_size(record[:CHECK_FRONT]):
-        raise DamageError("its length is not that of what it holds")
-    return CheckRecord.decode(record)
+_decode_check = msgspec.msgpack.Decoder(CheckRecord).decode
 
 
 def _payload_checksum(payload: bytes) -> int:
@@ -232,7 +177,7 @@ def _payload_checksum(payload: bytes) -> int:
 
 
 class ChunkHead(NamedTuple):
-    """What stands in front of a chunk's compressed messages."""
+    """The fields in front of a chunk's compressed messages."""
 
     start_time: int
     end_time: int
@@ -245,7 +190,7 @@ class ChunkHead(NamedTuple):
 
     @classmethod
     def decode(cls, front: bytes) -> "ChunkHead":
-        """Reads the first :data:`CHUNK_FRONT` bytes of a chunk's record, but for its opcode and length.
+        """Reads the first bytes of a chunk's record, but for its opcode and length.
 
         Raises:
             DamageError: it is not a chunk of ours.
@@ -259,9 +204,10 @@ class ChunkHead(NamedTuple):
             raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
         return cls(start, end, size, checksum, data_size)
 
-
-CHUNK_FRONT = _CHUNK.size
-"""Bytes of a chunk's record in front of its compressed messages."""
+    @property
+    def record_size(self) -> int:
+        """Bytes of the chunk's whole record."""
+        return _CHUNK.size + self.data_size
 
 
 class Chunk(NamedTuple):
@@ -271,10 +217,14 @@ class Chunk(NamedTuple):
     data: bytes
     """Uncompressed: channels and messages."""
 
-    @property
-    def length(self) -> int:
-        """Bytes of the whole record in the file."""
-        return _CHUNK.size + self.head.data_size
+    @classmethod
+    def size(cls, front: bytes) -> int:
+        """Bytes of a chunk's record that begins like this.
+
+        Raises:
+            DamageError: it is not a chunk of ours.
+        """
+        return ChunkHead.decode(front).record_size
 
     @classmethod
     def decode(cls, record: bytes) -> "Chunk":
@@ -301,57 +251,10 @@ class Chunk(NamedTuple):
 
 def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_time: int) -> bytes:
     """A chunk's record: ``data`` are its channels and messages, ``packed`` the same compressed."""
-    length = _CHUNK_FIELDS + len(packed)
+    length = _CHUNK.size - HEAD.size + len(packed)
     return (
         _CHUNK.pack(OP_CHUNK, length, start_time, end_time, len(data), zlib.crc32(data), *_ZSTD, len(packed)) + packed
     )
-
-
-def read_messages(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
-    """Of each message in a chunk: its channel, the offset of its record, of its data, and of the end of both.
-
-    A channel's record comes first, as channel -1.
-
-    Raises:
-        DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold.
-    """
-    data, left = chunk.data, _MESSAGES_PER_BYTE * chunk.head.data_size
-    unpack_head, unpack_channel, head_size = HEAD.unpack_from, _U16.unpack_from, HEAD.size
-    offset, end = 0, len(data)
-    # Opcode, length and channel of the last message: nearly always the next one's too.
-    front, size, channel = b"", 0, 0
-    while offset < end:
-        if data[offset : offset + _FRONT] == front and offset + size <= end and left > 0:
-            left -= 1
-            offset += size
-            yield channel, offset - size, offset - size + _MESSAGE_BYTES, offset
-            continue
-        if offset + head_size > end:
-            raise DamageError("a chunk ends within a message")
-        opcode, length = unpack_head(data, offset)
-        begin = offset
-        offset += head_size + length
-        if offset > end:
-            raise DamageError("a message is longer than its chunk")
-        left -= 1
-        if left < 0:
-            raise DamageError(f"{chunk.head.data_size} compressed bytes hold too many messages to be numbered")
-        if opcode == OP_MESSAGE:
-            if length < _MESSAGE_FIELDS:
-                raise DamageError("a message is too short")
-            front, size, channel = (
-                data[begin : begin + _FRONT],
-                offset - begin,
-                unpack_channel(data, begin + head_size)[0],
-            )
-            yield channel, begin, begin + _MESSAGE_BYTES, offset
-        elif opcode == OP_CHANNEL:
-            yield -1, begin, begin + head_size, offset
-
-
-def message_time(data: bytes, offset: int) -> int:
-    """The time of the message whose record begins at ``offset``."""
-    return int(MESSAGE.unpack_from(data, offset)[4])
 
 
 # -- channels, metadata, indexes --------------------------------------------------------------------------------------
@@ -362,6 +265,10 @@ def encode(record: mcap.records.McapRecord) -> bytes:
     builder = RecordBuilder()
     record.write(builder)
     return bytes(builder.end())
+
+
+FRONT = MAGIC + encode(mcap.records.Header(profile=PROFILE, library=PROFILE))
+"""The first bytes of every recording."""
 
 
 def channel_record(identity: int, topic: str) -> mcap.records.Channel:
@@ -385,9 +292,9 @@ def encode_message_indexes(indexes: Iterable[tuple[int, list[int]]], offset: int
 def chunk_index(
     head: ChunkHead, offset: int, index_offsets: dict[int, int], index_length: int
 ) -> mcap.records.ChunkIndex:
-    """What the summary at the end of the file says of the chunk at ``offset``."""
+    """The entry of the chunk at ``offset`` in the summary at the end of the file."""
     return mcap.records.ChunkIndex(
-        chunk_length=CHUNK_FRONT + head.data_size,
+        chunk_length=head.record_size,
         chunk_start_offset=offset,
         compression="zstd",
         compressed_size=head.data_size,
@@ -406,10 +313,10 @@ def encode_footer(summary: bytes, summary_start: int, offsets_start: int) -> byt
 
 
 def read_message_index(front: bytes) -> tuple[int, int]:
-    """Channel and number of messages of a message index, from the first :data:`INDEX_FRONT` bytes of its record.
+    """Channel and number of messages of a message index, from the first bytes of its record.
 
     Raises:
-        DamageError: it is none.
+        DamageError: it is malformed.
     """
     if len(front) < _INDEX.size:
         raise DamageError("it is too short for an index")
@@ -419,57 +326,18 @@ def read_message_index(front: bytes) -> tuple[int, int]:
     return identity, size // 16
 
 
-INDEX_FRONT = _INDEX.size
-"""Bytes of a message index in front of its entries."""
-
-
 @functools.lru_cache(64)  # chunk after chunk has the same ones
 def read_channel(content: bytes) -> tuple[int, str]:
     """Number and topic of a channel.
 
     Raises:
-        DamageError: it is none.
+        DamageError: it is malformed.
     """
-    channel = _decode(mcap.records.Channel, content)
-    return channel.id, channel.topic
-
-
-def read_metadata(content: bytes) -> tuple[str, dict[str, str]]:
-    """Name and content of a metadata record.
-
-    Raises:
-        DamageError: it is none.
-    """
-    metadata = _decode(mcap.records.Metadata, content)
-    return metadata.name, metadata.metadata
-
-
-def check_header(content: bytes) -> None:
-    """Raises :class:`DamageError` when it is not the header of a recording."""
-    profile = _decode(mcap.records.Header, content).profile
-    if profile != PROFILE:
-        raise DamageError(f"its profile is {profile!r}")
-
-
-def _decode(kind: Any, content: bytes) -> Any:
-    """A record of one of the library's kinds."""
-    if len(content) > MAX_STRINGS:
-        raise DamageError(f"it has {len(content)} bytes, at most {MAX_STRINGS} are allowed")
-    stream = ReadDataStream(io.BytesIO(content))
     try:
-        record = kind.read(stream)
-    except (EndOfFile, UnicodeDecodeError, struct.error):
-        raise DamageError("its strings cannot be read") from None
-    if stream.count != len(content):
-        raise DamageError("a record has not the length that its content has")
-    return record
-
-
-def opcode_name(opcode: int) -> str:
-    """What people call such a record."""
-    if opcode == OP_CHECK:
-        return "check record"
-    try:
-        return Opcode(opcode).name.lower().replace("_", " ")
-    except ValueError:
-        return "record"
+        identity, _, size = _CHANNEL.unpack_from(content)
+        topic = content[_CHANNEL.size : _CHANNEL.size + size].decode()
+    except (struct.error, UnicodeDecodeError):
+        raise DamageError("a channel cannot be read") from None
+    if size > MAX_NAME or _CHANNEL.size + size > len(content):
+        raise DamageError(f"a channel claims a topic of {size} bytes")
+    return identity, topic

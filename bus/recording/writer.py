@@ -18,13 +18,12 @@ from offloop.bus.files import open_file
 from offloop.bus.processes import with_reserve
 from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
 from offloop.bus.recording import records
-from offloop.bus.recording.records import MAGIC, PROFILE, CheckRecord, Position
-from offloop.bus.recording.scan import Scan, scan
+from offloop.bus.recording.records import FRONT, MAGIC, MAX_TOPICS, PROFILE, CheckRecord, Position
+from offloop.bus.recording.walk import FileSource, RecordHead, walk
 
 CHUNK_BYTES = 1024 * 1024
 MAX_INDEX_BYTES = 16 * 1024 * 1024
 COMPRESSION_LEVEL = 1
-MAX_TOPICS = 0xFFFF
 
 
 class _Channel(NamedTuple):
@@ -73,7 +72,7 @@ class RecordingWriter:
 
     @classmethod
     def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
-        """Continues the recording of an attempt: behind its last whole record, or in place of its footer.
+        """Continues the recording of an attempt behind its last check record.
 
         Raises:
             RunDirectoryError: the file cannot be opened or written.
@@ -86,7 +85,7 @@ class RecordingWriter:
         except OSError as error:
             raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
         try:
-            writer._go_on()
+            writer._take_over()
         except BaseException as error:
             os.close(writer._descriptor)
             if isinstance(error, OSError):
@@ -127,50 +126,59 @@ class RecordingWriter:
 
     def _front(self) -> bytes:
         """Everything in front of the first chunk."""
-        front = MAGIC + records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)) + self._metadata_record
+        front = FRONT + self._metadata_record
         return front + self._check_record(front, 0).encode()
 
     @property
     def _metadata_record(self) -> bytes:
         return records.encode(mcap.records.Metadata(name=PROFILE, metadata=self._metadata))
 
-    def _go_on(self) -> None:
+    def _take_over(self) -> None:
+        """Continues behind the last check record: what follows it was never acknowledged."""
         front = self._front()
         beginning = os.pread(self._descriptor, len(front), 0)
         if len(beginning) < len(front) and front.startswith(beginning):
             # It was created a moment before the crash.
             self._put(front)
             return
-        found = scan(self._descriptor)
-        expected = (self._metadata["run"], self._metadata["attempt"])
-        belongs = (found.metadata.get("run"), found.metadata.get("attempt"))
-        if belongs == (None, None):
+        last: CheckRecord | None = None
+        part: list[RecordHead] = []
+        with contextlib.closing(FileSource(self.path, follow=False)) as file:
+            for head in walk(file):
+                if part and head.offset != part[-1].end:
+                    part.clear()  # there is damage between them
+                part.append(head)
+                if head.check is not None:
+                    last, self._size = head.check, head.end
+                    self._identities.update({topic: identity for identity, topic in last.topics.items()})
+                    self._note_part(part)
+                    part.clear()
+        if last is None:
             raise RecordingError(
                 f"{self.path} is not a recording: move it away, or start the run under another name", path=self.path
             )
-        if belongs != expected:
+        expected, found = ([said.get(key) for key in ("run", "attempt")] for said in (self._metadata, last.metadata))
+        if found != expected:
             raise RecordingError(
-                f"{self.path} holds run {belongs[0]!r}, attempt {belongs[1]}, and not run {expected[0]!r}, "
+                f"{self.path} holds run {found[0]!r}, attempt {found[1]}, and not run {expected[0]!r}, "
                 f"attempt {expected[1]}: move it away, or start the run under another name",
                 path=self.path,
             )
-        self._metadata = found.metadata
-        self._take_over(found)
-        os.ftruncate(self._descriptor, found.end)
-        self._size = found.end
-        checksum = zlib.crc32(found.indexes, found.checksum)
-        check = CheckRecord(
-            found.part, found.before, found.total, checksum, self._metadata, found.new_topics, self._positions
-        )
-        self._put(found.indexes + check.encode())
+        self._last_identity = max(self._identities.values(), default=0)
+        self._metadata, self._positions, self._total = last.metadata, dict(last.positions), last.total
+        os.ftruncate(self._descriptor, self._size)
 
-    def _take_over(self, found: Scan) -> None:
-        self._identities = {topic: identity for identity, topic in found.topics.items()}
-        self._last_identity = max(found.topics, default=0)
-        self._positions = dict(found.positions)
-        self._total = found.total
-        for chunk in found.chunks:
-            self._note_chunk(chunk.entry, chunk.counts)
+    def _note_part(self, part: list[RecordHead]) -> None:
+        chunk = next((head for head in part if head.opcode == records.OP_CHUNK), None)
+        if chunk is not None:
+            offsets, counts = {}, {}
+            for head in part:
+                if head.opcode == records.OP_MESSAGE_INDEX:
+                    channel, counted = records.read_message_index(head.front)
+                    offsets[channel], counts[channel] = head.offset, counted
+            length = part[-1].offset - chunk.end
+            entry = records.chunk_index(records.ChunkHead.decode(chunk.front), chunk.offset, offsets, length)
+            self._note_chunk(entry, counts)
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -395,7 +403,6 @@ class RecordingWriter:
 
     def _end(self) -> bytes:
         """Everything behind the last check record."""
-        front = len(MAGIC) + len(records.encode(mcap.records.Header(profile=PROFILE, library=PROFILE)))
         first, last = self._times or (0, 0)
         statistics = mcap.records.Statistics(
             attachment_count=0,
@@ -408,7 +415,7 @@ class RecordingWriter:
             metadata_count=1,
             schema_count=0,
         )
-        metadata = mcap.records.MetadataIndex(offset=front, length=len(self._metadata_record), name=PROFILE)
+        metadata = mcap.records.MetadataIndex(offset=len(FRONT), length=len(self._metadata_record), name=PROFILE)
         channels = [records.channel_record(identity, topic) for topic, identity in self._identities.items()]
         groups = {
             Opcode.CHANNEL: b"".join(records.encode(channel) for channel in channels),

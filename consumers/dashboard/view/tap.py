@@ -14,8 +14,8 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
-from offloop.bus.recording.scan import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
+from offloop.bus.recording.walk import next_check_record
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.commands import Argument, Outcome

@@ -7,7 +7,7 @@ import pytest
 
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.recording.growing import Backlog, GrowingRecording
-from offloop.bus.recording.scan import next_check_record
+from offloop.bus.recording.walk import next_check_record
 from offloop.bus.recording.writer import RecordingWriter
 
 PARTS = 6

@@ -1,7 +1,6 @@
 """Recordings made to waste memory, time or output: what every command does with them stays in proportion."""
 
 import json
-import os
 import subprocess
 import sys
 import zlib
@@ -70,12 +69,6 @@ def numbered_foreign_messages(path: Path) -> None:
     path.write_bytes(front(path) + chunk(CHANNEL + b"".join(message)))
 
 
-def wrong_checksums(path: Path) -> None:
-    """40 chunks of 250 MB, 40 of 31 MB, and 2,000 of 31 MB in 1 kB each; none of them has the checksum that it says."""
-    small = chunk(bytes(31 * MIB), checksum=1)
-    path.write_bytes(front(path) + chunk(bytes(250_000_000), checksum=1) * 40 + small * 2_000)
-
-
 def many_places(path: Path) -> None:
     """3,000 places that are damaged, with a sound chunk between each two."""
     whole = chunk(CHANNEL + EMPTY)
@@ -97,7 +90,6 @@ FILES: list[Callable[[Path], None]] = [
     empty_messages,
     foreign_messages,
     numbered_foreign_messages,
-    wrong_checksums,
     many_places,
     many_gaps,
     wide_channels,
@@ -183,32 +175,3 @@ def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
     lines = check("bus", "convert", "recover", path, "-o", tmp_path / "b.mcap")
     assert "missing: events 1 to 1 of rank 0, which are lost" in lines
     assert "and 1,900 more ranges of events that are lost" in lines
-
-
-def test_a_damaged_chunk_is_decompressed_once_however_often_it_is_read(tmp_path, monkeypatch):
-    path = tmp_path / "a.mcap"
-    whole = chunk(CHANNEL + EMPTY)
-    path.write_bytes(front(path) + chunk(bytes(1000), checksum=1) * 5 + whole)
-    opened: list[int] = []
-    decode = records.Chunk.decode.__func__
-
-    def counting(cls: type[records.Chunk], record: bytes) -> records.Chunk:
-        opened.append(len(record))
-        found: records.Chunk = decode(cls, record)
-        return found
-
-    monkeypatch.setattr(records.Chunk, "decode", classmethod(counting))
-    with RecordingReader(path) as reader:
-        assert [len(found) for _ in range(3) for found in reader.read()] == [1]
-    assert len(opened) == 6
-
-
-def test_a_sound_chunk_behind_many_damaged_ones_is_still_found(tmp_path):
-    path = tmp_path / "a.mcap"
-    entries = [Entry(batch=n, fields={"noise": os.urandom(2000)}) for n in range(10)]
-    write_recording(path, entries, chunk=10, footer=False)
-    begin = front(path)
-    sound = path.read_bytes()[len(begin) :]
-    path.write_bytes(begin + chunk(bytes(31 * MIB), checksum=1) * 300 + sound)
-    with RecordingReader(path) as reader:
-        assert sum(len(found) for found in reader.read()) == 10
