@@ -15,7 +15,7 @@ from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
-_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command"))
+_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "statistics"))
 
 
 class BrokerSession:
