@@ -198,7 +198,6 @@ class CheckpointNames:
         self._saved = [other for other in self._saved if other != name] + [name]
 
     def _set_aside(self, path: Path) -> None:
-        """Renames what cannot be read, so that nothing is written over it."""
         if not self._is_unreadable(path):
             return
         numbered = (f".unreadable-{number}" for number in itertools.count(2))
@@ -269,7 +268,6 @@ class CheckpointNames:
         return self._target(self._latest)
 
     def _target(self, link: Path) -> Path:
-        """What a link leads to; itself where it is a copy, or not there."""
         return Path(os.path.normpath(link.parent / os.readlink(link))) if link.is_symlink() else link
 
     def _is_later(self, path: Path, timestamp: Timestamp) -> bool:
@@ -288,11 +286,9 @@ class CheckpointNames:
         return True
 
     def _is_unreadable(self, path: Path) -> bool:
-        """Whether there is something other than a link that cannot be read as a checkpoint."""
         return path.exists() and not path.is_symlink() and self._time_of(path) is None
 
     def _time_of(self, path: Path) -> tuple[int, ...] | None:
-        """The training time that a checkpoint says it is of, if it can be read."""
         contents = read_contents(path) or {}
         tree = contents.get("tree") if contents.get("version") == VERSION else None
         values = tree.get("timestamp") if isinstance(tree, dict) else None

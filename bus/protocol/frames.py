@@ -149,7 +149,6 @@ def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, A
 
 
 def _to_plain(value: Any) -> Any:
-    """What a value of a derived class is packed as, such as a float of NumPy."""
     kinds: tuple[type[Any], ...] = (float, int, str, bytes)
     for kind in kinds:
         if isinstance(value, kind):
@@ -317,7 +316,6 @@ def decode_body(body: bytes) -> list[Any]:
 
 
 def _unpack(packed: bytes | memoryview, what: str) -> Any:
-    """Decodes any MessagePack within the limits of arrays and maps, but for their depth."""
     try:
         return msgpack.unpackb(
             packed,
@@ -369,8 +367,6 @@ def decode_event(body: bytes) -> EventBody:
 
 
 def _decode_longer_event(body: bytes) -> EventBody:
-    """Decodes an event of a later version, which may add numbers to a training time; raises
-    :class:`~offloop.bus.errors.ProtocolError` for what is none either."""
     array = decode_body(body)
     for index in (EVENT_ELEMENTS.index("timestamp"), EVENT_ELEMENTS.index("previous")):
         if len(array) > index and type(array[index]) is list:

@@ -1,11 +1,12 @@
-"""What a host says of its ranks about once a second, for runs on many hosts: a small message in place of all events."""
+"""The report of a host on its ranks about once a second, for runs on many hosts: a small message in place of all
+events."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeAlias
 
 import msgpack
+import msgspec
 
 from offloop.bus.errors import ProtocolError
 
@@ -32,8 +33,10 @@ PHASE = "phase/"
 """Begins the name of a phase's time: seconds for each batch, see :data:`offloop.bus.trace.phases.PHASES`."""
 
 
-@dataclass(frozen=True)
-class Quantity:
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Quantity(msgspec.Struct, array_like=True, frozen=True):
     """One quantity of a host's ranks over a window of batches."""
 
     ranks: tuple[float, ...]
@@ -42,58 +45,43 @@ class Quantity:
     mean: float
     greatest: float
     """Of all values of all ranks in the window; not a number where there are none."""
-    worst: int | None
+    worst: _Count | None
     """The rank with the greatest mean, of throughput that with the least; ``None`` without one."""
-    count: int
-    """How many values there were."""
-    first_nan: tuple[int, int] | None = None
+    count: _Count
+    """Number of values."""
+    first_nan: tuple[_Count, _Count] | None = None
     """The first value that was not finite: its batch and its rank."""
 
 
-@dataclass(frozen=True)
-class HostWindow:
+class HostWindow(msgspec.Struct, array_like=True, frozen=True):
     """A window of batches of one host."""
 
     host: str
-    attempt: int
-    ranks: tuple[int, ...]
+    attempt: _Count
+    ranks: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_RANKS)]
     """The ranks of the host, in order."""
-    world_size: int
+    world_size: _Count
     """The ranks of all hosts."""
-    first: int
-    last: int
+    first: _Count
+    last: _Count
     """The batches that it is about, by the number of batches trained at their ends."""
-    time_ns: int
+    time_ns: _Count
     """When the last of them ended, nanoseconds since 1970 by the host's clock."""
     seconds: float
-    """How long it took."""
-    batches: tuple[int, ...]
-    """How many batches each rank has trained at its end."""
-    late: tuple[int, ...] = ()
+    """Duration of the window."""
+    batches: tuple[_Count, ...]
+    """Batches that each rank has trained at its end."""
+    late: tuple[_Count, ...] = ()
     """The ranks that had not ended batch :attr:`last` when it was sent."""
-    quantities: Mapping[str, Quantity] = field(default_factory=dict)
+    quantities: Annotated[Mapping[str, Quantity], msgspec.Meta(max_length=MAX_QUANTITIES)] = {}
+
+
+_decode = msgspec.msgpack.Decoder(HostWindow).decode
 
 
 def encode_window(window: HostWindow) -> bytes:
     """Packs a window; numbers are 32 bits wide."""
-    quantities = {
-        name: [_wide(one.ranks), one.least, one.mean, one.greatest, one.worst, one.count, one.first_nan]
-        for name, one in window.quantities.items()
-    }
-    packed = [
-        window.host,
-        window.attempt,
-        window.ranks,
-        window.world_size,
-        window.first,
-        window.last,
-        window.time_ns,
-        window.seconds,
-        window.batches,
-        window.late,
-        quantities,
-    ]
-    return bytes(msgpack.packb(packed, use_single_float=True))
+    return bytes(msgpack.packb(msgspec.to_builtins(window), use_single_float=True))
 
 
 def decode_window(data: bytes) -> HostWindow:
@@ -105,53 +93,14 @@ def decode_window(data: bytes) -> HostWindow:
     if len(data) > MAX_WINDOW:
         raise ProtocolError(f"a host's window of {len(data):,} bytes: at most {MAX_WINDOW:,} are read")
     try:
-        read = msgpack.unpackb(data, use_list=False, strict_map_key=True)
-        host, attempt, ranks, world_size, first, last, time_ns, seconds, batches, late, quantities = read
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
-        raise ProtocolError("a host's window is malformed") from None
-    ranks, batches, late = _whole_numbers(ranks), _whole_numbers(batches), _whole_numbers(late)
-    _whole_numbers((attempt, world_size, first, last, time_ns))
-    is_good = (
-        isinstance(host, str)
-        and len(late) <= len(ranks) == len(batches) <= MAX_RANKS
-        and isinstance(quantities, dict)
-        and len(quantities) <= MAX_QUANTITIES
-    )
-    if not is_good:
+        window: HostWindow = _decode(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a host's window is malformed: {error}") from None
+    ranks = len(window.ranks)
+    lengths = {len(window.batches), *(len(one.ranks) for one in window.quantities.values())}
+    if len(window.late) > ranks or lengths != {ranks}:
         raise ProtocolError("a host's window is malformed")
-    made = {str(name): _quantity(value, len(ranks)) for name, value in quantities.items()}
-    return HostWindow(host, attempt, ranks, world_size, first, last, time_ns, _number(seconds), batches, late, made)
-
-
-def _wide(values: Iterable[float]) -> list[float]:
-    return [float(value) for value in values]
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ProtocolError("a host's window has something else than a number")
-    return float(value)
-
-
-def _whole_numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or any(type(value) is not int or value < 0 for value in values):
-        raise ProtocolError("a host's window has something else than whole numbers")
-    return values
-
-
-def _quantity(value: Any, ranks: int) -> Quantity:
-    if not isinstance(value, tuple) or len(value) != 7 or not isinstance(value[0], tuple) or len(value[0]) != ranks:
-        raise ProtocolError("a host's window is malformed")
-    means, least, mean, greatest, worst, count, first_nan = value
-    if worst is not None:
-        _whole_numbers((worst,))
-    _whole_numbers((count,))
-    if first_nan is not None:
-        first_nan = _whole_numbers(first_nan)
-        if len(first_nan) != 2:
-            raise ProtocolError("a host's window is malformed")
-    numbers = tuple(_number(one) for one in means)
-    return Quantity(numbers, _number(least), _number(mean), _number(greatest), worst, count, first_nan)
+    return window
 
 
 def is_finite(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""A recording as its bridge reads it: the bytes that stay as they are."""
+"""A growing recording as its bridge reads it: the bytes that are never replaced."""
 
 import itertools
 import time
@@ -20,16 +20,16 @@ class _Part(NamedTuple):
 
 
 class Backlog:
-    """What a growing file has and its copy lacks, part by part: coarser parts where there are very many."""
+    """The parts of a growing file that its copy lacks; coarser parts where there are very many."""
 
     def __init__(self) -> None:
         self._parts: deque[_Part] = deque()
         self._total = self._before = 0
         self._grain = self._joined = 1
-        """Of how many that were added a part is made, and of how many the last one was."""
+        """Check records in each part, and in the last part."""
 
     def add(self, end: int, total: int) -> None:
-        """Adds a part: where it ends, and how many events or windows the file has up to there."""
+        """Adds a part that ends at an offset; the file has ``total`` events or windows up to there."""
         self._total = total
         if self._joined < self._grain and self._parts:
             self._parts[-1] = self._parts[-1]._replace(end=end, total=total)
@@ -42,7 +42,7 @@ class Backlog:
             self._joined = self._grain = 2 * self._grain
 
     def drop(self, offset: int) -> int:
-        """Forgets the parts before an offset; returns how many events or windows are not before it."""
+        """Forgets the parts before an offset; returns the number of events or windows behind it."""
         while self._parts and self._parts[0].end <= offset:
             self._before = self._parts.popleft().total
         if not self._parts:
@@ -51,7 +51,7 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """For how long the oldest part has been known."""
+        """Age of the oldest part."""
         return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 
@@ -80,5 +80,5 @@ class GrowingRecording(FileSource):
         return self.end
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """What goes into the next message: up to ``end``, at most so many bytes."""
+        """The next range to send: from ``offset`` up to ``end``, at most ``most`` bytes."""
         return self.read_at(offset, min(end - offset, most))

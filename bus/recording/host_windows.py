@@ -1,11 +1,10 @@
 """The file beside a recording in which a host keeps its windows, see :mod:`offloop.bus.protocol.host_windows`: one
-after the other as they are sent, only ever appended to. One process at a time writes it. Made again from the recording
-it has the same batches but other bytes: what was measured meanwhile, which ranks were late, is in no recording."""
+after the other as they are sent, only ever appended to, by one process at a time."""
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgpack
@@ -19,12 +18,12 @@ _READ_BYTES = 4 * MAX_WINDOW
 
 
 def windows_path(recording: Path, attempt: int) -> Path:
-    """Where the windows of an attempt are."""
+    """Path of the windows of an attempt."""
     return recording.with_name(f"windows-{attempt}")
 
 
 class WindowsWriter:
-    """Appends windows to a file; cuts off what a process that was killed had begun.
+    """Appends windows to a file; cuts off one that a killed process has left unfinished.
 
     Raises:
         BlockingIOError: another process writes it.
@@ -41,12 +40,9 @@ class WindowsWriter:
             raise self._failure(error) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            growing = GrowingWindows(path)
-            try:
+            with contextlib.closing(GrowingWindows(path)) as growing:
                 for self.last in growing.windows():
                     pass
-            finally:
-                growing.close()
             os.truncate(self._descriptor, growing.end)
             self._end = growing.end
         except BaseException as error:
@@ -56,18 +52,14 @@ class WindowsWriter:
             raise
 
     def append(self, window: HostWindow) -> None:
-        """Appends a window.
-
-        Raises:
-            RecordingError: it cannot be written.
-        """
+        """Raises :class:`~offloop.bus.errors.RecordingError` when the window cannot be written."""
         data = encode_window(window)
         try:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(None, "there is no room")
         except OSError as error:
             # Behind a part of one, none can be read.
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 os.truncate(self._descriptor, self._end)
             raise self._failure(error) from None
         self._end += len(data)
@@ -77,7 +69,6 @@ class WindowsWriter:
         return RecordingError(f"the windows {self._path} cannot be written: {error.strerror}", path=self._path)
 
     def close(self) -> None:
-        """Closes the file."""
         os.close(self._descriptor)
 
 
@@ -94,7 +85,7 @@ class GrowingWindows:
 
     @property
     def size(self) -> int:
-        """Bytes that are there for good: as :attr:`end`."""
+        """As :attr:`end`."""
         return self.end
 
     def look(self) -> int:
@@ -104,7 +95,7 @@ class GrowingWindows:
         return self.end
 
     def windows(self) -> Iterator[HostWindow]:
-        """The windows that have come since the last look. What is damaged ends them."""
+        """The windows that have come since the last look, up to a damaged one."""
         while len(data := self.read_at(self.end, _READ_BYTES)) > 0:
             begin = self.end
             for size in _sizes(data):
@@ -157,14 +148,11 @@ class GrowingWindows:
 
 
 def _sizes(data: bytes) -> Iterator[int]:
-    """The sizes of the whole windows at the beginning of a range of the file."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
     unpacker.feed(data)
     before = 0
-    while True:
-        try:
+    with contextlib.suppress(msgpack.UnpackException, ValueError):
+        while True:
             unpacker.skip()
-        except (msgpack.UnpackException, ValueError):
-            return
-        yield unpacker.tell() - before
-        before = unpacker.tell()
+            yield unpacker.tell() - before
+            before = unpacker.tell()

@@ -11,7 +11,16 @@ from offloop.bus.errors import RecordingError
 from offloop.bus.printing import Damage
 from offloop.bus.recording import records
 from offloop.bus.recording.records import FRONT, MAGIC, CheckRecord, Chunk, DamageError, Position
-from offloop.bus.recording.walk import ByteSource, EndsWithinError, FileSource, Hole, Sound, head_at, sound_records
+from offloop.bus.recording.walk import (
+    ByteSource,
+    EndsWithinError,
+    FileSource,
+    Hole,
+    Sound,
+    head_at,
+    read_record,
+    sound_records,
+)
 
 
 class Record(NamedTuple):
@@ -149,7 +158,6 @@ class RecordingReader:
         return True
 
     def _take_next(self) -> list[Record]:
-        """Takes the record at the offset; returns its new messages."""
         head = head_at(self._source, self._offset)
         if head.check is not None:
             return self._take_check_record(Sound(head.offset, head.end, head.check))
@@ -157,9 +165,7 @@ class RecordingReader:
             self.finished = True
             self._commit()
             return []
-        record = self._source.read_at(head.offset, head.end - head.offset)
-        if len(record) < head.end - head.offset:
-            raise EndsWithinError(f"a record of {head.end - head.offset} bytes")
+        record = read_record(self._source, head.offset, head.end - head.offset, head.front)
         if head.opcode == records.OP_CHUNK:
             return self._take_chunk(Sound(head.offset, head.end, Chunk.decode(record)))
         self._offset = head.end
@@ -247,7 +253,6 @@ class RecordingReader:
             yield sound
 
     def _skip(self, hole: Hole) -> None:
-        """Names what is lost for good, and continues behind it."""
         self._part.problems.add(f"{self._name} lacks bytes {self._offset:,} to {hole.end:,}: {hole.why}")
         self._part.chunk_lost = True
         self._offset = hole.end

@@ -220,7 +220,6 @@ class RecordSource:
         self.lost = True
 
     def _follow(self, record: Recorded) -> bool:
-        """Whether the record is new; notes what is missing before it."""
         rank, seq = record.topic.rank, record.event.seq
         if seq <= self._numbering.last(rank).seq:
             return False

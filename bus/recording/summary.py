@@ -1,5 +1,5 @@
-"""A summary of a recording: hyperparameters, each metric of its first rank thinned to what a picture of the whole run
-needs, some of its other events, and where in the file each part of the training is.
+"""A summary of a recording: hyperparameters, each metric of its first rank thinned for a picture of the whole run, some
+of its other events, and where in the file each part of the training is.
 
 The recording is the record. A summary may lag behind it, be deleted or be damaged: it is continued, or made again."""
 
@@ -14,10 +14,11 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from offloop.bus.errors import ProtocolError
-from offloop.bus.files import open_file
+from offloop.bus.errors import ProtocolError, RecordingError
+from offloop.bus.files import open_file, read_file
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
 from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.recording.walk import FileSource
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
@@ -56,7 +57,7 @@ ODD = {"nan": 1, "inf": 2, "-inf": 4}
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """What is kept of some consecutive steps of a metric."""
+    """The last, least and greatest value of some consecutive steps of a metric."""
 
     last_step: int
     last: float
@@ -70,7 +71,6 @@ class Bucket(msgspec.Struct, array_like=True):
     """The sum of :data:`ODD` of the values that are not finite."""
 
     def add(self, step: int, value: float) -> None:
-        """Takes a value."""
         if step >= self.last_step:
             self.last_step, self.last = step, value
         if value - value != 0.0:
@@ -82,7 +82,7 @@ class Bucket(msgspec.Struct, array_like=True):
                 self.high_step, self.high = step, value
 
     def merge(self, later: "Bucket") -> None:
-        """Takes in what is kept of the steps behind its own."""
+        """Adds a bucket of later steps."""
         odd = self.odd | later.odd
         for step, value in ((later.low_step, later.low), (later.high_step, later.high)):
             if step >= 0:
@@ -95,10 +95,10 @@ class Metric(msgspec.Struct, array_like=True):
 
     width: _Width = 1
     buckets: dict[int, Bucket] = msgspec.field(default_factory=dict)
-    """By step, divided by the width."""
+    """By ``step // width``."""
 
     def add(self, step: int, value: float) -> bool:
-        """Takes a value; returns whether there is a new bucket."""
+        """Adds a value; returns whether there is a new bucket."""
         place = step // self.width
         bucket = self.buckets.get(place)
         if bucket is not None:
@@ -109,7 +109,7 @@ class Metric(msgspec.Struct, array_like=True):
         return True
 
     def widen(self, most: int) -> None:
-        """Has at most so many buckets."""
+        """Joins neighbouring buckets until there are at most ``most``."""
         while len(self.buckets) > most:
             self.width *= 2
             narrow, self.buckets = self.buckets, {}
@@ -134,14 +134,14 @@ class Metric(msgspec.Struct, array_like=True):
         return sorted(found.items())
 
     def thinned(self, most: int) -> "Metric":
-        """The same with so many buckets at most."""
+        """A copy with at most ``most`` buckets."""
         copy = Metric(self.width, {place: msgspec.structs.replace(one) for place, one in self.buckets.items()})
         copy.widen(most)
         return copy
 
 
 class Tick(NamedTuple):
-    """How batches, samples, epochs and times go together: the last batch of a bucket."""
+    """Counts and times at the last batch of a bucket: converts between batches, samples, epochs and times."""
 
     batch: int
     sample: int
@@ -154,7 +154,7 @@ class Tick(NamedTuple):
     flops: float
     """FLOPs of the batch; 0 where that is not known."""
     offset: int
-    """Where the part of the recording begins that has this batch: a reader can begin there."""
+    """Of the part of the recording that has this batch: a reader can begin there."""
 
 
 _new_tick = tuple.__new__  # what Tick(...) calls, at half the cost
@@ -164,7 +164,7 @@ class KeptEvent(NamedTuple):
     """An event of the first rank, as it was recorded."""
 
     offset: int
-    """Where the part of the recording begins that has it."""
+    """Of the part of the recording that has it."""
     body: bytes
 
 
@@ -173,17 +173,16 @@ class KeptEvents(msgspec.Struct, array_like=True):
 
     width: _Width = 1
     events: dict[int, KeptEvent] = msgspec.field(default_factory=dict)
-    """By ``seq``, divided by the width."""
+    """By ``seq // width``."""
 
     def add(self, seq: int, event: KeptEvent) -> None:
-        """Takes an event."""
         self.events[seq // self.width] = event
         if len(self.events) > MAX_EVENTS:
             self.width, self.events = 2 * self.width, _halved(self.events)
 
 
 class Summary(msgspec.Struct, array_like=True):
-    """What is known of a recording up to a position.
+    """Summary of a recording up to a position.
 
     Metrics have the names under which callbacks log them: ``loss/train/total``, ``loss/train/PART``,
     ``lr-OPTIMIZER/groupN``, ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and those that algorithms log. The step of
@@ -195,14 +194,14 @@ class Summary(msgspec.Struct, array_like=True):
     attempt: int
     id: str | None
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The end of a check record of the recording: so far it goes at least."""
+    """End of a check record of the recording: everything before it is in the summary."""
     trace: int = 0
     """CRC-32 of the 64 bytes before that."""
     began: int = 0
     """When the first event happened, in nanoseconds since 1970."""
     clock_width: _Width = 1
     clock: dict[int, Tick] = msgspec.field(default_factory=dict)
-    """By batch, divided by the width."""
+    """By ``batch // clock_width``."""
     metrics: dict[str, Metric] = msgspec.field(default_factory=dict)
     last: bytes = b""
     """The newest end of a batch, as it was recorded."""
@@ -213,7 +212,7 @@ class Summary(msgspec.Struct, array_like=True):
     """By name, events and marks that say what happened when; those of ``batch_end`` have ``phases``."""
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
-        """Takes an event or a mark of the first rank. One that comes again changes nothing."""
+        """Adds an event or a mark of the first rank. One that comes again changes nothing."""
         if event in _MARKS:
             self._keep(event, body, recorded)
             return
@@ -236,17 +235,9 @@ class Summary(msgspec.Struct, array_like=True):
             epoch = timestamp.epoch + part
             flops = fields.get("flops_per_batch")
             flops = 0.0 if flops is None or not isinstance(flops, float | int) else float(flops)
-            counts = (
-                batch,
-                timestamp.sample,
-                epoch,
-                body.time,
-                timestamp.token,
-                timestamp.total_wct,
-                flops,
-                self.offset,
-            )
-            self.clock[batch // self.clock_width] = _new_tick(Tick, counts)
+            place = epoch, body.time, timestamp.token, timestamp.total_wct, flops, self.offset
+            tick = _new_tick(Tick, (batch, timestamp.sample, *place))
+            self.clock[batch // self.clock_width] = tick
             if len(self.clock) > MAX_BUCKETS:
                 self.clock_width, self.clock = 2 * self.clock_width, _halved(self.clock)
             self.last = recorded
@@ -289,16 +280,11 @@ class Summary(msgspec.Struct, array_like=True):
 
     @classmethod
     def load(cls, recording: Path) -> "Summary | None":
-        """The summary beside a recording; ``None`` when there is none, and for one that is damaged or of another
-        recording."""
+        """The summary beside a recording; ``None`` without one, and for one that is damaged or of another recording."""
         try:
-            descriptor = open_file(path_beside(recording))
+            data = read_file(path_beside(recording), _MAX_BYTES)
         except OSError:
             return None
-        try:
-            data = os.read(descriptor, _MAX_BYTES + 1)
-        finally:
-            os.close(descriptor)
         checksum, content = data[len(_MAGIC) : len(_MAGIC) + 4], data[len(_MAGIC) + 4 :]
         if not data.startswith(_MAGIC) or checksum != zlib.crc32(content).to_bytes(4, "big"):
             _note_unused(recording, "it is damaged")
@@ -319,9 +305,8 @@ class Summary(msgspec.Struct, array_like=True):
         Raises :class:`OSError` when that is not possible."""
         content = msgspec.msgpack.encode(self)
         draft = path_beside(recording).with_suffix(".new")
-        descriptor = open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            with open(descriptor, "wb") as file:
+            with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
                 file.write(_MAGIC + zlib.crc32(content).to_bytes(4, "big") + content)
             os.replace(draft, path_beside(recording))
         except OSError:
@@ -335,12 +320,11 @@ _Kept = TypeVar("_Kept")
 
 
 def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
-    """What is kept at half as many places: of two the later one."""
     return {place // 2: kept[place] for place in sorted(kept)}
 
 
 def path_beside(recording: Path) -> Path:
-    """Where the summary of a recording is: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
+    """Path of a recording's summary: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
     return recording.with_name(f"summary-{recording.stem.removeprefix('recording-')}.msgpack")
 
 
@@ -349,18 +333,13 @@ def _note_unused(recording: Path, why: str) -> None:
 
 
 def _trace(recording: Path, offset: int) -> int:
-    """By which a recording is known to be the one that was summed up to there; -1 for one that is shorter."""
+    size = min(offset, _TRACE_BYTES)
     try:
-        descriptor = open_file(recording, follow=True)
-    except OSError:
+        with contextlib.closing(FileSource(recording)) as file:
+            found = file.read_at(offset - size, size)
+    except RecordingError:
         return -1
-    try:
-        if offset > os.fstat(descriptor).st_size:
-            return -1
-        size = min(offset, _TRACE_BYTES)
-        return zlib.crc32(os.pread(descriptor, size, offset - size))
-    finally:
-        os.close(descriptor)
+    return zlib.crc32(found) if len(found) == size else -1
 
 
 class Summarizer:
@@ -383,7 +362,7 @@ class Summarizer:
         self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
 
     def work(self, until: float, *, saves: bool = True) -> bool:
-        """Works until everything that is recorded is taken, or until that time of ``time.monotonic``; returns whether
+        """Works until everything recorded is in the summary, or until that time of ``time.monotonic``; returns whether
         it came to the end. With ``saves`` it saves the summary from time to time.
 
         Raises:
@@ -413,7 +392,6 @@ class Summarizer:
         self._reader.close()
 
     def _take_all(self) -> Iterator[bool]:
-        """Takes what is recorded, some records at a time; gives whether that was all for now."""
         while True:
             for records in self._reader.read():
                 # What came before stands in front of a check record. Should it be read again, it changes nothing.
@@ -442,7 +420,6 @@ _TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPE
 
 
 def _event_of(topic: str, run: str) -> str | None:
-    """The name of the event or mark, if it is one of the first rank that may be taken."""
     try:
         parsed = parse_topic(topic.encode())
     except ProtocolError:

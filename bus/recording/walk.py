@@ -125,13 +125,10 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
     if length > records.MAX_RECORD:
         raise DamageError(f"a record claims {length} bytes, at most {records.MAX_RECORD} are allowed")
     if len(front) < min(size, _HEAD_BYTES):
-        raise EndsWithinError(f"a record of {length} bytes")
+        raise EndsWithinError(f"a record of {size} bytes")
     check = None
     if opcode == records.OP_CHECK:
-        record = source.read_at(offset, size)
-        if len(record) < size:
-            raise EndsWithinError(f"a record of {length} bytes")
-        check = CheckRecord.decode(record)
+        check = CheckRecord.decode(read_record(source, offset, size, front))
         is_sound = CheckRecord.size(front) == size
     elif opcode == records.OP_CHUNK:
         is_sound = ChunkHead.decode(front).record_size == size
@@ -145,6 +142,18 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
     if not is_sound:
         raise DamageError(f"a record of kind {opcode} and {length} bytes is malformed")
     return RecordHead(offset, opcode, offset + size, front, check)
+
+
+def read_record(source: ByteSource, offset: int, size: int, front: bytes) -> bytes:
+    """The bytes of a record that begins with ``front``.
+
+    Raises:
+        EndsWithinError: they are not all there, or another record has taken their place meanwhile.
+    """
+    record = source.read_at(offset, size)
+    if len(record) < size or not record.startswith(front[:size]):
+        raise EndsWithinError(f"a record of {size} bytes")
+    return record
 
 
 class Sound(NamedTuple):

@@ -117,7 +117,6 @@ class RecordingWriter:
         self._forget()
 
     def _forget(self) -> None:
-        """Begins an empty chunk."""
         self._buffer = bytearray()
         self._channels: dict[bytes, _Channel] = {}
         self._topics: dict[int, str] = {}
@@ -125,7 +124,6 @@ class RecordingWriter:
         self._appended = 0
 
     def _front(self) -> bytes:
-        """Everything in front of the first chunk."""
         front = FRONT + self._metadata_record
         return front + self._check_record(front, 0).encode()
 
@@ -298,7 +296,6 @@ class RecordingWriter:
         topics: dict[int, str] | None = None,
         positions: dict[int, Position] | None = None,
     ) -> CheckRecord:
-        """The check record behind ``part``, which is about to be written."""
         return CheckRecord(
             self._size,
             self._total,
@@ -327,7 +324,6 @@ class RecordingWriter:
 
     @contextlib.contextmanager
     def _note_write_errors(self) -> Iterator[None]:
-        """Errors within it make the writer unusable until it is recovered."""
         try:
             yield
         except (OSError, RunDirectoryError) as error:

@@ -210,7 +210,6 @@ class ReplayServer:
         rank.seq = number
 
     def _end(self, rank: _Rank) -> None:
-        """Ends a rank of which no end is recorded, or that is ended before it."""
         is_ours = self._stopping or self._bounds != (None, None)
         rank.ending = _STOPPED if is_ours else _NO_END
         fields = rank.ending.to_fields()
@@ -220,7 +219,6 @@ class ReplayServer:
         self._put(rank, rank.seq + 1, encode(*numbers, Timestamp().values, None, fields, context))
 
     def _exchange(self, seconds: float) -> None:
-        """Lets every connection send and listen, after waiting so many seconds at most for the broker."""
         feeds = [rank.feed for rank in self._ranks.values()]
         for feed in feeds:
             feed.exchange()
@@ -231,11 +229,6 @@ class ReplayServer:
 
 
 def _ranks_of(recording: Recording) -> tuple[int, list[int]]:
-    """How many ranks the run had, and the numbers of those that published to the recording's broker.
-
-    Raises:
-        RecordingError: more than can be served.
-    """
     found = ranks_in(recording.path)
     size = max(next(iter(recording)).world_size, max(found) + 1)
     is_one_of_hosts = 0 not in found or (len(found) < size and recording.has_all_ranks(found))

@@ -323,7 +323,6 @@ class SegmentPool:
         self._slots.append(slot)
 
     def _is_over(self, slot: _Slot) -> bool:
-        """Whether a slot is not being written, and its contents need not be kept for readers any longer."""
         return not slot.reserved and (
             slot.published is None
             or time.monotonic() - slot.since > self._hold_seconds

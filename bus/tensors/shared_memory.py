@@ -151,7 +151,6 @@ def _directory() -> Path:
 
 
 def _sweep() -> None:
-    """Removes what killed processes have left."""
     for path in _directory().iterdir():
         pid = path.name.partition("-")[0]
         if pid.isdigit() and not processes.is_running(int(pid)):

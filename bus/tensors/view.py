@@ -292,7 +292,6 @@ def image_layout(
 
 
 def _inner_json(entries: dict[str, Any]) -> bytes:
-    """The entries of a JSON object, without its braces."""
     try:
         return msgspec.json.encode(entries)[1:-1]
     except UnicodeEncodeError as error:
@@ -343,7 +342,6 @@ def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], 
 
 
 def _parse(header: bytes) -> dict[str, Any]:
-    """The header's JSON, with its size in memory bounded before it is built."""
     try:
         text = header.decode()
         bones = _STRING.sub('"', text)
@@ -378,7 +376,6 @@ def _read_entry(name: str, entry: Any) -> _Entry:
 
 
 def _size_of(dtype: Any, shape: list[Any]) -> int | None:
-    """How many bytes a tensor takes; ``None`` for an unknown tensor."""
     if not isinstance(dtype, str) or dtype not in _BITS or not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         return None
     # A dimension of none makes the others no smaller for those who multiply them in 64 bits.

@@ -74,7 +74,6 @@ class RankClocks:
             self._hosts[state.rank] = host
 
     def _compare(self, rank: int) -> None:
-        """Compares a rank's clock with that of the first one, at what both have come to."""
         own, host = self._hosts.get(rank), self._hosts.get(0)
         if rank == 0 or own is None or host is None or own == host:
             return

@@ -128,7 +128,6 @@ class TraceEvents:
         return tid
 
     def _take_place(self, pid: int, track: str, at: int) -> int:
-        """The time, or, when the track is not free before, from when on it is."""
         place = (pid, track)
         at = max(at, self._free_from.get(place, 0))
         self._free_from[place] = at

@@ -244,7 +244,6 @@ class TraceWriter:
         self._trace.end(state.rank, _PREDICTION, rank.now)
 
     def _draw_batches(self, number: int, rank: _Rank) -> None:
-        """Draws the batches that have ended since the last ones were drawn, as one span."""
         if rank.first is not None:
             name = f"batch {rank.last}" if rank.first == rank.last else f"batches {rank.first} to {rank.last}"
             self._trace.span(number, _BATCHES, name, rank.first_began, rank.last_ended)
@@ -286,7 +285,6 @@ class TraceWriter:
         counted.busy_ns = 0
 
     def _draw_loss(self, state: Snapshot, now: int) -> None:
-        """Says when the loss stops being a number, which a counter cannot show."""
         loss = state.loss
         if not isinstance(loss, float | int):
             return
@@ -296,7 +294,6 @@ class TraceWriter:
             self._trace.instant(0, _EVENTS, f"the loss is {'finite again' if is_finite else loss}", now, _place(state))
 
     def _draw_commands(self, state: Snapshot, now: int) -> None:
-        """Draws the commands that the first rank has come to with this event."""
         waiting, self._commands = self._commands, []
         for outcome in waiting:
             if outcome.time_ns is not None:
@@ -329,7 +326,6 @@ class TraceWriter:
         self._trace.instant(number, _EVENTS, f"run {state.run_name}, attempt {state.attempt}", 0, args)
 
     def _at(self, number: int, time_ns: int) -> int:
-        """A time of a rank, from the beginning of the trace, which is the first one that is asked for."""
         aligned = self._clocks.aligned(number, time_ns)
         if self._base is None:
             self._base = aligned

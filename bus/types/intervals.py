@@ -195,7 +195,6 @@ def counter_of(time: Time) -> tuple[int, int]:
 
 @lru_cache(256)
 def _in_units(time: Time, max_duration: Time | None, dataloader_len: int | None) -> Time:
-    """The time, a share of the training in the units that it is counted in, if that can be said."""
     if time.unit is not TimeUnit.DURATION or max_duration is None or not max_duration.value:
         return time
     return part_of(max_duration, time.value, dataloader_len)
@@ -239,7 +238,6 @@ _KNOWN_WITHIN_BATCH = {TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION}
 
 @lru_cache(1024)
 def _read(interval: str) -> tuple[Time | None, bool]:
-    """The time in a text, and whether the end of the training is in it too."""
     if len(interval) > _LONGEST_TEXT:
         raise InvalidTimeError(
             f"it has {len(interval)} characters, at most {_LONGEST_TEXT} are allowed", value=interval

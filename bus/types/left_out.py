@@ -34,7 +34,6 @@ class LeftOut:
 
 
 def _as_text(value: object) -> str:
-    """The text of what the user gave; of what cannot be shown either, its type."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001  its methods may raise anything

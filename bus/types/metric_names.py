@@ -75,7 +75,6 @@ def is_named(metric: str, name: str) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 

@@ -123,7 +123,6 @@ def _by_name(metric: str) -> Mode | None:
 
 
 def _words(metric: str) -> list[str]:
-    """The words of a name, however it is written: ``val_acc``, ``MulticlassF1Score``, ``mAP``."""
     text = metric.replace("IoU", "Iou")
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
     text = re.sub(r"([A-Z])([A-Z][a-z])", r"\1 \2", text)

@@ -223,7 +223,6 @@ class Time:
         return NotImplemented if number is None else Time(combine(self._value, number), unit or self._unit)
 
     def _number_of(self, other: "_Operand", verb: str) -> float | None:
-        """The other's value in this unit; None if it is nothing that a time can be read from."""
         if not isinstance(other, _OPERANDS):
             return None
         time = Time.from_input(other, self._unit)

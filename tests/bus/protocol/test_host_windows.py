@@ -1,12 +1,12 @@
 """What a host says of its ranks travels unchanged; anything else is refused by our error."""
 
 import math
-from dataclasses import replace
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.host_windows import THROUGHPUT, HostWindow, Quantity, decode_window, encode_window, summarize

@@ -1,9 +1,9 @@
 """All ranks of a run on many hosts side by side: values, who stands out, and what it takes."""
 
 import base64
-import dataclasses
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from many_hosts import many_hosts
@@ -78,7 +78,7 @@ def test_hosts_whose_batches_are_counted_from_zero_again_are_heard_and_compared(
     ranks = ranks_of(30, slow=3)
     for window in range(1, 21):
         again = many_hosts(16, 8, window, slow=77)
-        ranks.add_windows([dataclasses.replace(one, time_ns=one.time_ns + 10**11) for one in again], 30.0 + window)
+        ranks.add_windows([msgspec.structs.replace(one, time_ns=one.time_ns + 10**11) for one in again], 30.0 + window)
     shown = ranks.map(is_live=True, now=51.0)
     assert shown.silent == []
     assert shown.row(0).batch == 80
@@ -105,7 +105,7 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
     # Of all ranks only one has a value, or none.
     (window, *_) = many_hosts(1, 3)
     for values in ([[1.0], [], []], [[], [], []], [[0.0], [0.0], [0.0]], [[1e300], [1.0], [float("inf")]]):
-        odd = dataclasses.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values)})
+        odd = msgspec.structs.replace(window, quantities={LOSS: summarize(LOSS, window.ranks, values)})
         one = RankTiming()
         one.add_windows([odd])
         low, high = one.map().range(LOSS)
