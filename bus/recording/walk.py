@@ -169,8 +169,9 @@ def sound_records(source: ByteSource, begin: int, end: int | None = None) -> Ite
     for sign, offset in records.find_signs(source.read_at, begin, end):
         kind: type[CheckRecord | Chunk] = CheckRecord if sign == records.CHECK_SIGN else Chunk
         with suppress(DamageError):
-            size = kind.size(source.read_at(offset, _HEAD_BYTES))
-            yield Sound(offset, offset + size, kind.decode(source.read_at(offset, size)))
+            front = source.read_at(offset, _HEAD_BYTES)
+            size = kind.size(front)
+            yield Sound(offset, offset + size, kind.decode(read_record(source, offset, size, front)))
 
 
 def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:

@@ -11,20 +11,20 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     Every event, where it is fired::
 
-        INIT
-        BEFORE_LOAD
+        INIT                                    # the first event of all, once per trainer
+        BEFORE_LOAD                             # model and optimizers are there
         load a checkpoint if one was asked for
         AFTER_LOAD
 
         FIT_START
         for each iteration:                     # one, unless an iteration length is set
-            ITERATION_START
+            ITERATION_START                     # this and EPOCH_START not when resuming in the middle
             for each epoch of the iteration:
                 EPOCH_START
                 while True:
-                    BEFORE_DATALOADER
+                    BEFORE_DATALOADER           # also when it turns out that there is no further batch
                     batch = next(dataloader)    # exhausted: leave this loop
-                    AFTER_DATALOADER
+                    AFTER_DATALOADER            # the batch is on its device
                     BATCH_START
                     BEFORE_TRAIN_BATCH
                     for each microbatch:
@@ -37,12 +37,12 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
                         BEFORE_BACKWARD
                         loss.backward()
                         AFTER_BACKWARD
-                    AFTER_TRAIN_BATCH           # gradients are complete, the weights still old
+                    AFTER_TRAIN_BATCH           # gradients are complete, the weights still old: the place to clip
                     optimizer.step()
                     timestamp goes to the next batch
                     BATCH_END
                     evaluate() if due
-                    BATCH_CHECKPOINT
+                    BATCH_CHECKPOINT            # the place to save a state
                 timestamp goes to the next epoch
                 EPOCH_END
                 evaluate() if due
@@ -74,7 +74,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
                 EVAL_AFTER_FORWARD
                 update the metrics
                 EVAL_BATCH_END
-            EVAL_END
+            EVAL_END                            # its metrics are computed
 
         def predict():
             PREDICT_START
@@ -83,7 +83,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
                 PREDICT_BEFORE_FORWARD
                 outputs = model.eval_forward(batch)
                 PREDICT_AFTER_FORWARD
-                PREDICT_BATCH_END
+                PREDICT_BATCH_END               # the outputs of the batch have been collected
             PREDICT_END
 
     ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, and it equals both strings in any case. The
@@ -94,85 +94,45 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     """
 
     INIT = "init"
-    """The trainer is about to be ready: the first event of all, once per trainer."""
     BEFORE_LOAD = "before_load"
-    """Model and optimizers are there; a checkpoint has not been loaded yet."""
     AFTER_LOAD = "after_load"
-    """A checkpoint, if there was one to load, is loaded."""
     FIT_START = "fit_start"
-    """``fit()`` begins."""
     ITERATION_START = "iteration_start"
-    """The first batch of an iteration comes next; not fired when resuming in its middle."""
     EPOCH_START = "epoch_start"
-    """The first batch of an epoch comes next; not fired when resuming in its middle."""
     BEFORE_DATALOADER = "before_dataloader"
-    """The next batch is about to be fetched; also fired when it turns out that there is none."""
     AFTER_DATALOADER = "after_dataloader"
-    """A batch has been fetched and is on its device."""
     BATCH_START = "batch_start"
-    """Work on a batch begins."""
     BEFORE_TRAIN_BATCH = "before_train_batch"
-    """Just before the forward and backward passes of a batch, once however many microbatches it has."""
     BEFORE_FORWARD = "before_forward"
-    """Before the forward pass of a microbatch."""
     AFTER_FORWARD = "after_forward"
-    """After the forward pass of a microbatch: its outputs are there."""
     BEFORE_LOSS = "before_loss"
-    """Before the loss of a microbatch is computed."""
     AFTER_LOSS = "after_loss"
-    """The loss of a microbatch is there."""
     BEFORE_BACKWARD = "before_backward"
-    """Before the backward pass of a microbatch."""
     AFTER_BACKWARD = "after_backward"
-    """After the backward pass of a microbatch."""
     AFTER_TRAIN_BATCH = "after_train_batch"
-    """The gradients of the whole batch are there and the optimizers have not stepped yet: the place to clip."""
     BATCH_END = "batch_end"
-    """The batch is trained on; the timestamp already counts it."""
     BATCH_CHECKPOINT = "batch_checkpoint"
-    """After ``BATCH_END`` and the evaluation that it may cause: the place to save a state."""
     EPOCH_END = "epoch_end"
-    """The dataloader is exhausted; the timestamp already shows the next epoch, with no batch in it."""
     EPOCH_CHECKPOINT = "epoch_checkpoint"
-    """After ``EPOCH_END`` and the evaluation that it may cause: the place to save a state."""
     ITERATION_END = "iteration_end"
-    """An iteration is complete; fired only when an iteration length is set."""
     ITERATION_CHECKPOINT = "iteration_checkpoint"
-    """After ``ITERATION_END``: the place to save a state."""
     FIT_END = "fit_end"
-    """``fit()`` is through with its training; a last evaluation may follow."""
     EVAL_BEFORE_ALL = "eval_before_all"
-    """Before the first evaluator of an evaluation within ``fit()``."""
     EVAL_START = "eval_start"
-    """An evaluator begins."""
     EVAL_BATCH_START = "eval_batch_start"
-    """A batch of an evaluator has been fetched."""
     EVAL_BEFORE_FORWARD = "eval_before_forward"
-    """Before the forward pass of an evaluation batch."""
     EVAL_AFTER_FORWARD = "eval_after_forward"
-    """After the forward pass of an evaluation batch."""
     EVAL_BATCH_END = "eval_batch_end"
-    """The metrics have taken in the batch."""
     EVAL_END = "eval_end"
-    """An evaluator is through and its metrics are computed."""
     EVAL_AFTER_ALL = "eval_after_all"
-    """After the last evaluator of an evaluation within ``fit()``."""
     EVAL_STANDALONE_START = "eval_standalone_start"
-    """``eval()``, called outside ``fit()``, begins."""
     EVAL_STANDALONE_END = "eval_standalone_end"
-    """``eval()``, called outside ``fit()``, is through."""
     PREDICT_START = "predict_start"
-    """``predict()`` begins."""
     PREDICT_BATCH_START = "predict_batch_start"
-    """A batch to predict has been fetched."""
     PREDICT_BEFORE_FORWARD = "predict_before_forward"
-    """Before the forward pass of a prediction batch."""
     PREDICT_AFTER_FORWARD = "predict_after_forward"
-    """After the forward pass of a prediction batch."""
     PREDICT_BATCH_END = "predict_batch_end"
-    """The outputs of the batch have been collected."""
     PREDICT_END = "predict_end"
-    """``predict()`` is through."""
 
     TRAINING_START = "fit_start"  # noqa: PIE796
     """Older name of ``FIT_START``: the same member."""

@@ -18,42 +18,23 @@ GOALS = "metric.goals"
 """The hyperparameter, or the entry of a run's ``config``, that says of metrics whether ``min`` or ``max`` is better."""
 _GOALS = (f"{GOALS}/", f"config/{GOALS}/")
 
-_LOWER = frozenset(
-    (
-        *("loss", "losses", "error", "errors", "perplexity", "ppl", "cross_entropy", "crossentropy", "nll", "mse"),
-        *("mae", "rmse", "mape", "msle", "bpc", "bpb", "bpd", "bits_per_token", "bits_per_byte", "wer", "cer", "mer"),
-        *("eer", "ece", "fid", "lpips", "brier"),
-    )
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_LOWER = _set(
+    "loss losses error errors perplexity ppl cross_entropy crossentropy nll mse mae rmse mape msle bpc bpb bpd "
+    "bits_per_token bits_per_byte wer cer mer eer ece fid lpips brier"
 )
-_HIGHER = frozenset(
-    (
-        *("accuracy", "accuracies", "acc", "f1", "fbeta", "fmeasure", "f_beta", "auc", "auroc", "precision", "recall"),
-        *(
-            "ap",
-            "map",
-            "sensitivity",
-            "specificity",
-            "kappa",
-            "jaccard",
-            "jaccard_index",
-            "iou",
-            "miou",
-            "dice",
-            "bleu",
-            "rouge",
-            "meteor",
-            "chrf",
-        ),
-        *("psnr", "ssim", "mrr", "ndcg", "r2", "matthews_corr_coef", "matthews_correlation", "exact_match", "em"),
-        *("reward", "rewards", "rew", "return", "returns", "success"),
-    )
+_HIGHER = _set(
+    "accuracy accuracies acc f1 fbeta fmeasure f_beta auc auroc precision recall ap map sensitivity specificity kappa "
+    "jaccard jaccard_index iou miou dice bleu rouge meteor chrf psnr ssim mrr ndcg r2 matthews_corr_coef "
+    "matthews_correlation exact_match em reward rewards rew return returns success"
 )
-_QUALIFIERS = frozenset(
-    (
-        *("train", "training", "val", "valid", "validation", "eval", "evaluation", "test", "dev", "dataloader", "idx"),
-        *("mean", "avg", "average", "total", "macro", "micro", "weighted", "step", "epoch", "rate", "score"),
-        *("per", "token", "top", "at", "k", "l", "lsum"),
-    )
+_QUALIFIERS = _set(
+    "train training val valid validation eval evaluation test dev dataloader idx mean avg average total macro micro "
+    "weighted step epoch rate score per token top at k l lsum"
 )
 """Words behind a name that do not change which values are better: ``val_loss_epoch``, ``f1_score``."""
 _LONGEST = 3
@@ -65,9 +46,9 @@ _PARTS_OF_LOSS = "loss/train/"
 
 
 def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) -> Mode | None:
-    """Whether the least or the greatest value of a metric is its best: as ``goals`` say, or else its name, where that
-    is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None`` for all others, such as norms, counts,
-    rates and times: none of their values is better."""
+    """``min`` or ``max``, where the least or greatest value of a metric is its best: by ``goals``, or else by its name
+    where that is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None`` for all others, such as norms,
+    counts, rates and times: none of their values is better."""
     if goals:
         for name in filter(None, (metric, own_name(metric), *ends_of(metric))):
             if name in goals:
@@ -76,8 +57,8 @@ def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) 
 
 
 def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
-    """What the hyperparameters of runs say of metrics, by the metric's name or the end of it, under :data:`GOALS`. What
-    the user said replaces what the metric says of itself; where runs contradict each other, the metric is left out."""
+    """The goals under :data:`GOALS` in the hyperparameters of runs, by the metric's name or the end of it. The user's
+    replace those of the metric itself; where runs contradict each other, the metric is left out."""
     found: dict[str, Mode | None] = {}
     for of_run in hyperparameters:
         own = {
@@ -141,7 +122,7 @@ def ends_of(metric: str) -> list[str]:
 
 
 def is_of_evaluation(metric: str) -> bool:
-    """Whether evaluations give that metric, and not the training itself."""
+    """Evaluations give that metric, and not the training itself."""
     return metric.startswith("metrics/") and not metric.startswith("metrics/train/")
 
 

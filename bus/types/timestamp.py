@@ -56,6 +56,32 @@ _VALUES = len(TrainingTime._fields)
 TrainingTime._field_defaults = {}  # for msgspec: on the wire every number has to come
 
 
+class _Counter:
+    """A counter of a :class:`Timestamp` as an attribute."""
+
+    def __init__(self, description: str) -> None:
+        self.__doc__ = description
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._index, self._unit = TrainingTime._fields.index(name), _COUNTERS[name]
+
+    def __get__(self, timestamp: "Timestamp", owner: type) -> Time:
+        return Time(timestamp.values[self._index], self._unit)
+
+
+class _Duration:
+    """A duration of a :class:`Timestamp` as an attribute."""
+
+    def __init__(self, description: str) -> None:
+        self.__doc__ = description
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._index = TrainingTime._fields.index(name)
+
+    def __get__(self, timestamp: "Timestamp", owner: type) -> datetime.timedelta:
+        return datetime.timedelta(microseconds=timestamp.values[self._index])
+
+
 class Timestamp:
     """How far a run is: ten counters and four durations at one moment. Immutable and cheap: it is made for every batch.
 
@@ -72,6 +98,21 @@ class Timestamp:
     __slots__ = ("values",)
     values: TrainingTime
     """The 14 numbers; durations in microseconds."""
+
+    iteration = _Counter("Complete iterations.")
+    epoch = _Counter("Complete epochs.")
+    batch = _Counter("Batches trained on.")
+    sample = _Counter("Samples trained on.")
+    token = _Counter("Tokens trained on.")
+    epoch_in_iteration = _Counter("Complete epochs of this iteration.")
+    token_in_iteration = _Counter("Tokens of this iteration.")
+    batch_in_epoch = _Counter("Batches of this epoch.")
+    sample_in_epoch = _Counter("Samples of this epoch.")
+    token_in_epoch = _Counter("Tokens of this epoch.")
+    total_wct = _Duration("Time spent training since the start of the run.")
+    iteration_wct = _Duration("Time spent training in this iteration.")
+    epoch_wct = _Duration("Time spent training in this epoch.")
+    batch_wct = _Duration("Time that the last batch took.")
 
     def __init__(
         self,
@@ -226,76 +267,6 @@ class Timestamp:
             return NotImplemented
         time = Time.from_input(other)
         return compare(self.get(time.unit), time)
-
-    @property
-    def iteration(self) -> Time:
-        """Complete iterations."""
-        return Time(self.values.iteration, TimeUnit.ITERATION)
-
-    @property
-    def epoch(self) -> Time:
-        """Complete epochs."""
-        return Time(self.values.epoch, TimeUnit.EPOCH)
-
-    @property
-    def batch(self) -> Time:
-        """Batches trained on."""
-        return Time(self.values.batch, TimeUnit.BATCH)
-
-    @property
-    def sample(self) -> Time:
-        """Samples trained on."""
-        return Time(self.values.sample, TimeUnit.SAMPLE)
-
-    @property
-    def token(self) -> Time:
-        """Tokens trained on."""
-        return Time(self.values.token, TimeUnit.TOKEN)
-
-    @property
-    def epoch_in_iteration(self) -> Time:
-        """Complete epochs of this iteration."""
-        return Time(self.values.epoch_in_iteration, TimeUnit.EPOCH)
-
-    @property
-    def token_in_iteration(self) -> Time:
-        """Tokens of this iteration."""
-        return Time(self.values.token_in_iteration, TimeUnit.TOKEN)
-
-    @property
-    def batch_in_epoch(self) -> Time:
-        """Batches of this epoch."""
-        return Time(self.values.batch_in_epoch, TimeUnit.BATCH)
-
-    @property
-    def sample_in_epoch(self) -> Time:
-        """Samples of this epoch."""
-        return Time(self.values.sample_in_epoch, TimeUnit.SAMPLE)
-
-    @property
-    def token_in_epoch(self) -> Time:
-        """Tokens of this epoch."""
-        return Time(self.values.token_in_epoch, TimeUnit.TOKEN)
-
-    @property
-    def total_wct(self) -> datetime.timedelta:
-        """Time spent training since the start of the run."""
-        return datetime.timedelta(microseconds=self.values.total_wct)
-
-    @property
-    def iteration_wct(self) -> datetime.timedelta:
-        """Time spent training in this iteration."""
-        return datetime.timedelta(microseconds=self.values.iteration_wct)
-
-    @property
-    def epoch_wct(self) -> datetime.timedelta:
-        """Time spent training in this epoch."""
-        return datetime.timedelta(microseconds=self.values.epoch_wct)
-
-    @property
-    def batch_wct(self) -> datetime.timedelta:
-        """Time that the last batch took."""
-        return datetime.timedelta(microseconds=self.values.batch_wct)
 
 
 _NAMES = (*_COUNTERS, *_DURATIONS)
