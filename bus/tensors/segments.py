@@ -31,9 +31,11 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from mmap import mmap
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+import msgspec
 
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from offloop.bus.tensors.shared_memory import NO_DESCRIPTOR, create_memory, discard_memory, map_memory, open_memory
@@ -57,21 +59,21 @@ class SegmentElsewhereError(FieldNotAvailableError):
     """A segment is not there: its process is gone or on another machine, or has given it back."""
 
 
-class SegmentReference(NamedTuple):
-    """Where an image is: the map ``segment`` in an event."""
+class SegmentReference(msgspec.Struct, frozen=True):
+    """The place of an image: the map ``segment`` in an event."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
     """The process that made the segment."""
-    descriptor: int
+    fd: Annotated[int, msgspec.Meta(ge=NO_DESCRIPTOR, le=MAX_INTEGER)]
     """The segment's descriptor in that process; -1 without memfds."""
-    token: bytes
-    number: int
-    size: int
+    token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
     """Of the image, in bytes."""
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels."""
-        return {"pid": self.pid, "fd": self.descriptor, "token": self.token, "number": self.number, "size": self.size}
+        return msgspec.structs.asdict(self)
 
     @classmethod
     def from_wire(cls, wire: Any) -> "SegmentReference":
@@ -80,20 +82,11 @@ class SegmentReference(NamedTuple):
         Raises:
             ProtocolError: it is malformed.
         """
-        if isinstance(wire, Mapping):
-            read = cls(*(wire.get(key) for key in ("pid", "fd", "token", "number", "size")))  # type: ignore[arg-type]
-            numbers = read.pid, read.descriptor, read.number, read.size
-            if (
-                all(type(number) is int for number in numbers)
-                and 1 <= read.pid <= MAX_INTEGER
-                and NO_DESCRIPTOR <= read.descriptor <= MAX_INTEGER
-                and isinstance(read.token, bytes)
-                and len(read.token) == 16
-                and 1 <= read.number < 1 << 63
-                and 0 <= read.size <= MAX_SIZE
-            ):
-                return read
-        raise ProtocolError(f"{str(wire)[:200]} is not a reference to a segment")
+        try:
+            # Without a conversion of bytes from text.
+            return msgspec.convert(wire, cls, builtin_types=(bytes,))
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise ProtocolError(f"{str(wire)[:200]} is not a reference to a segment: {error}") from None
 
 
 # -- the trainer's side -----------------------------------------------------------------------------------------------
@@ -367,7 +360,7 @@ def lock_segment(reference: SegmentReference) -> int:
         FieldNotAvailableError: the segment holds something else already.
     """
     try:
-        descriptor = open_memory(reference.pid, reference.descriptor, reference.token)
+        descriptor = open_memory(reference.pid, reference.fd, reference.token)
     except (OSError, ValueError):
         raise _elsewhere(reference) from None
     with contextlib.ExitStack() as on_failure:

@@ -5,12 +5,10 @@ tensors follow without holes. Nothing here needs torch, and numpy only :meth:`Te
 says how such an image stands in an event: small ones in the event itself, others in shared memory.
 """
 
-import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -36,45 +34,20 @@ _METADATA = "__metadata__"
 
 # In the order in which the format's library puts them into a file: it sorts by dtype, the widest first, then by name.
 _BITS = {
-    "U64": 64,
-    "I64": 64,
-    "F64": 64,
-    "C64": 64,
-    "F32": 32,
-    "U32": 32,
-    "I32": 32,
-    "BF16": 16,
-    "F16": 16,
-    "U16": 16,
-    "I16": 16,
-    "F8_E5M2FNUZ": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "I8": 8,
-    "U8": 8,
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F32", "U32", "I32"), 32),
+    **dict.fromkeys(("BF16", "F16", "U16", "I16"), 16),
+    **dict.fromkeys(("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8"), 8),
     "F4": 4,
     "BOOL": 8,
 }
 _RANKING = {dtype: place for place, dtype in enumerate(_BITS)}
 _NUMPY = {
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
+    **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "UI" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
     "C64": "<c8",
-    "F32": "<f4",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F16": "<f2",
-    "U16": "<u2",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U8": "|u1",
     "BOOL": "|b1",
 }
-
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 Fetch = Callable[[Mapping[str, Any]], "Buffer"]
 """Gets the image that a segment map stands for from elsewhere, see
@@ -124,7 +97,7 @@ class Tensors(Mapping[str, TensorView]):
     ) -> None:
         self._image = image
         self._views = {
-            name: TensorView(entry.dtype, entry.shape, image[data + entry.start : data + entry.end])
+            name: TensorView(entry.dtype, entry.shape, image[slice(*(data + place for place in entry.data_offsets))])
             for name, entry in entries.items()
         }
         self._metadata = metadata
@@ -307,11 +280,18 @@ def _too_large(count: int, size: int) -> ConfigurationError:
 # -- reading a header -------------------------------------------------------------------------------------------------
 
 
-class _Entry(NamedTuple):
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
+
+
+class _Entry(msgspec.Struct):
     dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_entry = msgspec.json.Decoder(_Entry).decode
+_decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], int]:
@@ -321,69 +301,37 @@ def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], 
         raise ProtocolError(
             f"an image of {len(image)} bytes is not a safetensors file: its header does not fit into it"
         )
-    header = _parse(bytes(image[8 : 8 + length]))
-    metadata = header.pop(_METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ProtocolError("the metadata of a safetensors file are not a map of strings")
-    entries = sorted(
-        ((name, _read_entry(name, entry)) for name, entry in header.items()),
-        key=lambda item: (item[1].start, item[1].end),
-    )
+    header = bytes(image[8 : 8 + length])
+    # Its size in memory is bounded before it is built; each tensor has four names.
+    if header.count(b":") > 5 * MAX_TENSORS or header.count(b",") > MAX_ELEMENTS:
+        raise ProtocolError(f"a safetensors file has more than {MAX_TENSORS} tensors")
+    try:
+        raw = _decode_header(header)
+        metadata = _decode_metadata(raw.pop(_METADATA, b"{}"))
+        found = {name: _decode_entry(entry) for name, entry in raw.items()}
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the header of a safetensors file is malformed: {str(error)[:200]}") from None
+    if header[:1] != b"{":
+        raise ProtocolError("the header of a safetensors file is not a JSON object")
+    entries = dict(sorted(found.items(), key=lambda item: item[1].data_offsets))
     end = 0
-    for name, entry in entries:
-        if entry.start != end:
-            raise ProtocolError(
-                f"tensor {name[:80]!r} begins at {entry.start} and not at {end}, where the last one ends"
-            )
-        end = entry.end
+    for name, entry in entries.items():
+        begin, before = entry.data_offsets[0], end
+        end = entry.data_offsets[1]
+        if begin != before or end - begin != _size_of(entry.dtype, entry.shape):
+            raise ProtocolError(f"tensor {name[:80]!r} of a safetensors file has no dtype, shape and offsets that fit")
     if end != len(image) - 8 - length:
         raise ProtocolError(f"a safetensors file has {len(image) - 8 - length} bytes of data, its tensors take {end}")
-    return dict(entries), metadata, 8 + length
+    return entries, metadata, 8 + length
 
 
-def _parse(header: bytes) -> dict[str, Any]:
-    try:
-        text = header.decode()
-        bones = _STRING.sub('"', text)
-        if bones.count("{") + bones.count("[") > 3 * MAX_TENSORS or bones.count(",") > MAX_ELEMENTS:
-            raise ProtocolError(f"a safetensors file has more than {MAX_TENSORS} tensors")
-        parsed = json.loads(text, object_pairs_hook=_without_duplicates)
-        # What JSON can write and UTF-8 cannot: names are printed, and sent on.
-        if "\\u" in text:
-            json.dumps(parsed, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the header of a safetensors file is not JSON: {str(error)[:200]}") from None
-    if not isinstance(parsed, dict) or text[0] != "{":
-        raise ProtocolError("the header of a safetensors file is not a JSON object")
-    return parsed
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a name stands in it twice")
-    return values
-
-
-def _read_entry(name: str, entry: Any) -> _Entry:
-    if isinstance(entry, dict):
-        dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-        if isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and _are_sizes(offsets):
-            start, end = offsets
-            if end - start == _size_of(dtype, shape):
-                return _Entry(str(dtype), tuple(shape), start, end)
-    raise ProtocolError(f"tensor {name[:80]!r} of a safetensors file has no dtype, shape and offsets that go together")
-
-
-def _size_of(dtype: Any, shape: list[Any]) -> int | None:
-    if not isinstance(dtype, str) or dtype not in _BITS or not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+def _size_of(dtype: Any, shape: Sequence[int]) -> int | None:
+    """Bytes of a tensor; ``None`` for one that cannot be."""
+    are_sizes = all(type(size) is int and 0 <= size <= MAX_BYTES for size in shape)
+    if not isinstance(dtype, str) or dtype not in _BITS or not are_sizes or len(shape) > MAX_DIMENSIONS:
         return None
     # A dimension of none makes the others no smaller for those who multiply them in 64 bits.
     if math.prod(size or 1 for size in shape) > MAX_BYTES:
         return None
     bits = math.prod(shape) * _BITS[dtype]
     return None if bits % 8 else bits // 8
-
-
-def _are_sizes(values: list[Any]) -> bool:
-    return all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
