@@ -1,5 +1,4 @@
-"""The protocol's frames as plain functions: bytes in, values out, no sockets. ``docs/protocol.md`` is the
-specification."""
+"""The protocol's frames as functions between bytes and values. ``docs/protocol.md`` is the specification."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,20 +37,19 @@ ALL = "$all"
 BASE = "$base"
 MAX_BATCH_FRAMES = 4096
 
-_COUNTS = len(TrainingTime._fields)
 MAX_RUN_NAME = 100
 _RUN_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RUN_NAME - 1}}}\Z")
 
 
 class Topic(NamedTuple):
-    """Where a frame belongs: the run, the event's value (or a mark such as ``$end``), and the rank."""
+    """The address of a frame: run, event (or a mark such as ``$end``), and rank."""
 
     run: str
     name: str
     rank: int
 
     def encode(self) -> bytes:
-        """The topic as it stands at the front of a frame, with the delimiter."""
+        """The front of a frame, with the delimiter."""
         return f"{self.run}/{self.name}/{self.rank}".encode() + DELIMITER
 
 
@@ -167,13 +165,14 @@ def pack_map(values: dict[str, Any]) -> bytes:
 
 
 def as_utf8(text: str) -> str:
-    """The text as it can be sent: a lone surrogate, such as a byte of a path that is not UTF-8, is escaped."""
+    """The text with lone surrogates escaped, such as those for bytes of a path that are not UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def copy_map(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a map as it arrives elsewhere. Raises :class:`TypeError`, :class:`ValueError` or
-    :class:`OverflowError` for what cannot be sent."""
+    """A copy of a map as it arrives elsewhere.
+
+    Raises :class:`TypeError`, :class:`ValueError` or :class:`OverflowError` for what cannot be sent."""
     packed = _events.encode(values)
     check_size(len(packed))
     copied: dict[str, Any] = msgspec.msgpack.decode(packed)
@@ -229,7 +228,7 @@ def decode_frame_batch(body: bytes) -> list[bytes]:
 
 
 def is_frame_batch(front: bytes) -> bool:
-    """Whether a control message that begins like this holds events, without reading it further."""
+    """A control message that begins like this holds events."""
     return front[3:10] == b"\xa6" + FRAME_BATCH.encode()
 
 
@@ -241,8 +240,8 @@ def encode_heartbeat(
     size: int = 0,
     on_disk: dict[int, tuple[int, int]] | None = None,
 ) -> bytes:
-    """The broker's sign of life for one run, with the last ``seq`` and ``base_seq`` that it has collected from each
-    rank, how many bytes of the recording are on disk, and the last numbers in those."""
+    """The broker's sign of life for one run: the last ``seq`` and ``base_seq`` collected from each rank, the bytes of
+    the recording on disk, and the last numbers in those."""
     heartbeat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
     return Topic(run, HEARTBEAT, 0).encode() + bytes(msgpack.packb(heartbeat))
 
@@ -359,24 +358,13 @@ def decode_event(body: bytes) -> EventBody:
         raise _too_large("body", len(body))
     try:
         event = _decode_event(body)
-    except (ValueError, RecursionError):
-        event = _decode_longer_event(body)
-    if event.base_seq > event.seq:
-        raise ProtocolError(f"event {event.seq} has the base_seq {event.base_seq}, which is more")
-    return event
-
-
-def _decode_longer_event(body: bytes) -> EventBody:
-    array = decode_body(body)
-    for index in (EVENT_ELEMENTS.index("timestamp"), EVENT_ELEMENTS.index("previous")):
-        if len(array) > index and type(array[index]) is list:
-            array[index] = array[index][:_COUNTS]
-    try:
-        return _decode_event(msgpack.packb(array[: len(EVENT_ELEMENTS)]))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
             f"an event's elements do not have the types that the protocol gives them: {error}"
         ) from None
+    if event.base_seq > event.seq:
+        raise ProtocolError(f"event {event.seq} has the base_seq {event.base_seq}, which is more")
+    return event
 
 
 # What nearly all maps are: text to numbers, texts, lists and maps, a few levels deep. Deeper ones go the slow way:
@@ -437,22 +425,12 @@ def sequence_number(body: bytes) -> int | None:
     return number if type(number) is int and number >= 1 else None
 
 
-def is_training_time(values: Any) -> bool:
-    """Whether these are the numbers of a training time, or more."""
-    # A sum is an integer only if all its parts are, and it is taken in C: this is done twice for every frame.
-    try:
-        return type(values) is list and len(values) >= _COUNTS and type(sum(values)) is int
-    except TypeError:
-        return False
-
-
 _PLAIN = frozenset({float, int, str, bool, bytes, type(None)})
 _CONTAINERS = (dict, list, tuple)
 
 
 def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
-    """Whether nothing is nested deeper than ``levels``: what is handed on must survive recursive code such as
-    ``repr``."""
+    """Nothing is nested deeper than ``levels``, so that recursive code such as ``repr`` can be used."""
     for value in container.values() if isinstance(container, dict) else container:
         # The type itself is looked up first: most values are plain, and this is done for every event.
         if type(value) in _PLAIN or not isinstance(value, _CONTAINERS):
@@ -463,8 +441,10 @@ def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
 
 
 def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
-    """Returns how many lists and maps there are. Raises :class:`TypeError` for what no MessagePack stands for, and
-    :class:`ValueError` for what is not :func:`is_shallow`, or more than a reader accepts."""
+    """Counts lists and maps.
+
+    Raises :class:`TypeError` for what MessagePack cannot express, and :class:`ValueError` for what is not
+    :func:`is_shallow`, or more than a reader accepts."""
     count = 1
     if len(container) > MAX_ELEMENTS:
         raise ValueError(f"a list or map has {len(container):,} elements, at most {MAX_ELEMENTS:,} are allowed")

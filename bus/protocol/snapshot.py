@@ -7,20 +7,19 @@ from typing import Any, NoReturn, TypeAlias
 import msgspec
 
 from offloop.bus.errors import FieldNotAvailableError, FrozenSnapshotError, ProtocolError
-from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody, is_training_time
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody
 from offloop.bus.tensors.view import Fetch, Tensors, is_tensors, open_tensors
 from offloop.bus.types.commands import Command, check_command
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
-from offloop.bus.types.timestamp import Timestamp
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
-"""What takes a command from a snapshot."""
+"""Receives the commands sent through a snapshot."""
 
 
 class Snapshot(msgspec.Struct, eq=False):
-    """What was so at one event: the training time, the loss, the learning rates, and whatever else was published with
-    it.
+    """The state at one event: the training time, the loss, the learning rates, and whatever else was published.
 
     Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
     ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and
@@ -76,14 +75,13 @@ class Snapshot(msgspec.Struct, eq=False):
         return made
 
     def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
-        """Says where this snapshot's commands go, and how to get tensors that are in another machine's memory. Without
-        it, as in a replay, commands go nowhere."""
+        """Sets where commands go, and how to get tensors from another machine's memory. Without it, as in a replay,
+        commands go nowhere."""
         _set_send(self, send)
         _set_fetch(self, fetch)
 
     def release(self) -> None:
-        """Gives back the tensors that were looked at, whose memory the training may need; whatever was taken from them
-        without a copy can no longer be used."""
+        """Gives back the memory of the tensors that were looked at: views of them can no longer be used."""
         if self._opened is not None:
             for tensors in self._opened.values():
                 tensors.close()
@@ -91,7 +89,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether it has tensors in memory borrowed from the trainer until the event is handled."""
+        """It has tensors in memory borrowed from the trainer until the event is handled."""
         fields = self.fields
         return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
 
@@ -267,9 +265,10 @@ class Snapshot(msgspec.Struct, eq=False):
         values = self.get(name, None)
         if values is None:
             return Timestamp()
-        if not is_training_time(values):
-            raise ProtocolError(f"the {self.event.value} snapshot's {name} is not 14 whole numbers, as it must be")
-        return Timestamp.from_values(values)
+        try:
+            return Timestamp.from_values(msgspec.convert(values, TrainingTime))
+        except msgspec.ValidationError as error:
+            raise ProtocolError(f"the {self.event.value} snapshot's {name} is not 14 integers: {error}") from None
 
     def _map(self, name: str) -> Mapping[str, Any]:
         value = self.get(name, {})

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TextIO
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.trace.clocks import RankClocks
 from offloop.bus.trace.format import TraceEvents
 from offloop.bus.trace.phases import PHASES, BatchPhases, read_phases
 from offloop.bus.types.commands import Outcome
@@ -25,10 +24,10 @@ _TRACKS = (_EVENTS, _EPOCHS, _BATCHES, *PHASES, _EVALUATION, _PREDICTION)
 
 
 class WritesText(Protocol):
-    """What a trace can be written to: an open text file, for example."""
+    """The target of a trace, such as an open text file."""
 
     def write(self, text: str, /) -> object:
-        """Takes some text."""
+        """Appends a text."""
 
 
 @dataclass
@@ -66,8 +65,7 @@ class TraceWriter:
     Each rank is a process, whose number is the rank, and each phase is a track of it. Epochs, batches, phases and
     evaluations are spans; loss, learning rates and throughput are counters of the first rank; commands, checkpoints,
     ends of epochs and the run's own beginning and end are instants on its track ``events``. Times are microseconds from
-    the first event; when that was, the instant of the run's beginning shows. Times of other hosts are put on the first
-    rank's clock, see :class:`offloop.bus.trace.clocks.RankClocks`.
+    the first event, by each host's own clock; when that was, the instant of the run's beginning shows.
 
     Whatever was written when a process was killed can be opened. What is held in memory does not grow with the run.
 
@@ -90,7 +88,6 @@ class TraceWriter:
         self._target: WritesText = target
         self._closed = False
         self._trace = TraceEvents(_TRACKS)
-        self._clocks = RankClocks()
         self._base: int | None = None
         self._ranks: dict[int, _Rank] = {}
         self._counted = _Counted()
@@ -104,8 +101,7 @@ class TraceWriter:
             ClosedError: after :meth:`close`.
         """
         self._check_open()
-        self._clocks.see(state)
-        now = self._at(state.rank, state.time_ns)
+        now = self._at(state.time_ns)
         rank = self._ranks.get(state.rank)
         if rank is None:
             rank = self._ranks[state.rank] = _Rank(now, now)
@@ -135,7 +131,7 @@ class TraceWriter:
             ClosedError: after :meth:`close`.
         """
         self._check_open()
-        at = self._at(state.rank, state.time_ns)
+        at = self._at(state.time_ns)
         self._trace.instant(state.rank, _EVENTS, f"{name}: {text}", at, _place(state))
         self._flush()
 
@@ -147,7 +143,7 @@ class TraceWriter:
             self._draw_batches(number, rank)
         for outcome in self._commands if 0 in self._ranks else ():
             now = self._ranks[0].now
-            self._draw_command(outcome, now if outcome.time_ns is None else self._at(0, outcome.time_ns))
+            self._draw_command(outcome, now if outcome.time_ns is None else self._at(outcome.time_ns))
         if ending is not None and self._ranks:
             last = max(rank.now for rank in self._ranks.values())
             self._trace.end_all(last)
@@ -165,7 +161,6 @@ class TraceWriter:
         Commands that are not drawn yet are to be passed again."""
         return {
             "trace": self._trace.state_dict(),
-            "clocks": self._clocks.state_dict(),
             "base": self._base,
             "ranks": [[number, list(astuple(rank))] for number, rank in self._ranks.items()],
             "counted": list(astuple(self._counted)),
@@ -174,7 +169,6 @@ class TraceWriter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up what :meth:`state_dict` gave."""
         self._trace.load_state_dict(state["trace"])
-        self._clocks.load_state_dict(state["clocks"])
         self._base = state["base"]
         self._ranks = {number: _Rank(*values) for number, values in state["ranks"]}
         self._counted = _Counted(*state["counted"])
@@ -250,7 +244,7 @@ class TraceWriter:
             rank.first = None
 
     def _draw_phases(self, number: int, batch: int, phases: BatchPhases) -> None:
-        began = self._at(number, phases.began_ns)
+        began = self._at(phases.began_ns)
         microbatches = Counter(span.phase for span in phases.spans)
         drawn: Counter[str] = Counter()
         for phase, start, duration in phases.spans:
@@ -297,7 +291,7 @@ class TraceWriter:
         waiting, self._commands = self._commands, []
         for outcome in waiting:
             if outcome.time_ns is not None:
-                has_come, at = outcome.time_ns <= state.time_ns, self._at(0, outcome.time_ns)
+                has_come, at = outcome.time_ns <= state.time_ns, self._at(outcome.time_ns)
             else:
                 has_come, at = state.timestamp.values.batch >= (outcome.batch or 0), now
             if has_come:
@@ -314,7 +308,8 @@ class TraceWriter:
             self._trace.instant(0, _EVENTS, f"command {outcome.command} refused", at, refused)
 
     def _name_rank(self, state: Snapshot) -> None:
-        number, host = state.rank, self._clocks.host(state.rank)
+        number, system = state.rank, state.fields.get("system")
+        host = system.get("host") if isinstance(system, dict) else None
         name = f"rank {number} ({host})" if host else f"rank {number}"
         if number:
             self._trace.process(number, name)
@@ -325,11 +320,10 @@ class TraceWriter:
         args = {"run": state.run_name, "attempt": state.attempt, "began": began, "began_ns": str(base)}
         self._trace.instant(number, _EVENTS, f"run {state.run_name}, attempt {state.attempt}", 0, args)
 
-    def _at(self, number: int, time_ns: int) -> int:
-        aligned = self._clocks.aligned(number, time_ns)
+    def _at(self, time_ns: int) -> int:
         if self._base is None:
-            self._base = aligned
-        return max(0, aligned - self._base)
+            self._base = time_ns
+        return max(0, time_ns - self._base)
 
     def _flush(self) -> None:
         text = self._trace.take()

@@ -7,7 +7,6 @@ import datetime
 import operator
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, NamedTuple
 
 from offloop.bus.errors import TimeUnitError
@@ -52,7 +51,6 @@ class TrainingTime(NamedTuple):
     batch_wct: int = 0
 
 
-_VALUES = len(TrainingTime._fields)
 TrainingTime._field_defaults = {}  # for msgspec: on the wire every number has to come
 
 
@@ -138,10 +136,9 @@ class Timestamp:
 
     @classmethod
     def from_values(cls, values: Iterable[int]) -> "Timestamp":
-        """Makes a timestamp of :attr:`values`, unchecked: for what was checked when it was written. A later version may
-        have written more of them."""
+        """Makes a timestamp of :attr:`values`, which were checked when they were written."""
         self = cls.__new__(cls)
-        self.values = values if type(values) is TrainingTime else TrainingTime._make(islice(values, _VALUES))
+        self.values = values if type(values) is TrainingTime else TrainingTime._make(values)
         return self
 
     def get(self, unit: TimeUnit | str) -> Time:
