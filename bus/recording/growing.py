@@ -1,6 +1,5 @@
 """A growing recording as its bridge reads it: the bytes that are never replaced."""
 
-import itertools
 import time
 from collections import deque
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import NamedTuple
 from offloop.bus.recording.records import MAGIC, CheckRecord
 from offloop.bus.recording.walk import FileSource, walk
 
-_MOST_PARTS = 9_999
-"""Odd, so that the last of one more is among every second one of them."""
+_MOST_PARTS = 10_000
 
 
 class _Part(NamedTuple):
@@ -20,38 +18,26 @@ class _Part(NamedTuple):
 
 
 class Backlog:
-    """The parts of a growing file that its copy lacks; coarser parts where there are very many."""
+    """The newest parts of a growing file that its copy lacks."""
 
     def __init__(self) -> None:
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[_Part] = deque(maxlen=_MOST_PARTS)
         self._total = self._before = 0
-        self._grain = self._joined = 1
-        """Check records in each part, and in the last part."""
 
     def add(self, end: int, total: int) -> None:
         """Adds a part that ends at an offset; the file has ``total`` events or windows up to there."""
         self._total = total
-        if self._joined < self._grain and self._parts:
-            self._parts[-1] = self._parts[-1]._replace(end=end, total=total)
-            self._joined += 1
-            return
-        self._joined = 1
         self._parts.append(_Part(end, total, time.monotonic()))
-        if len(self._parts) > _MOST_PARTS:
-            self._parts = deque(itertools.islice(self._parts, 1, None, 2))
-            self._joined = self._grain = 2 * self._grain
 
     def drop(self, offset: int) -> int:
         """Forgets the parts before an offset; returns the number of events or windows behind it."""
         while self._parts and self._parts[0].end <= offset:
             self._before = self._parts.popleft().total
-        if not self._parts:
-            self._grain = 1
         return self._total - (self._before if offset else 0)
 
     @property
     def seconds(self) -> float:
-        """Age of the oldest part."""
+        """Age of the oldest of these parts."""
         return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 

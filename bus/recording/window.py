@@ -1,4 +1,4 @@
-"""Where a replay begins and ends: bounds by training time or by the clock."""
+"""The bounds of a replay: by training time or by the clock."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
-from offloop.bus.types.timestamp import TrainingTime
+from offloop.bus.types.timestamp import COUNTED_AT
 
 SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
@@ -26,14 +26,6 @@ _SECONDS = re.compile(r"([0-9]+\.[0-9]+)\s*s(?:ec)?", re.IGNORECASE)
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
 
-_COUNTERS = {
-    TimeUnit.ITERATION: "iteration",
-    TimeUnit.EPOCH: "epoch",
-    TimeUnit.BATCH: "batch",
-    TimeUnit.SAMPLE: "sample",
-    TimeUnit.TOKEN: "token",
-    TimeUnit.SECOND: "total_wct",
-}
 # What is counted from the last such boundary on: as long as it is zero, the boundary is where the training stands.
 _SINCE_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _SINCE = {
@@ -43,7 +35,7 @@ _SINCE = {
 
 
 class Bound(Protocol):
-    """Where a part of a recording begins or ends."""
+    """A moment at which a part of a recording begins or ends."""
 
     def compare(self, state: Snapshot, began: int) -> int:
         """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
@@ -65,9 +57,7 @@ class _TrainingBound:
         return str(self.time)
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """See :class:`Bound`."""
-        values, unit = state.timestamp.values, self.time.unit
-        reached: float
+        values, unit, whole = state.timestamp.values, self.time.unit, 1.0
         if unit is TimeUnit.DURATION:
             longest = state.max_duration
             if longest is None:
@@ -77,23 +67,17 @@ class _TrainingBound:
                     f"{self} is a share of max_duration, which this recording does not tell: "
                     "give a training time in ep, ba, sp, tok or sec, such as 2ep"
                 )
-            unit = longest.unit
-            reached = _reached(values, unit) / longest.value if longest.value else 1.0
-        else:
-            reached = _reached(values, unit)
+            unit, whole = longest.unit, longest.value
+        index, scale = COUNTED_AT[unit]
+        reached = values[index] / scale / whole if whole else 1.0
         if reached != self.time.value:
             return -1 if reached < self.time.value else 1
         return int(any(getattr(values, name) for name in _SINCE.get(unit, ())))
 
 
-def _reached(values: TrainingTime, unit: TimeUnit) -> float:
-    count: int = getattr(values, _COUNTERS[unit])
-    return count / 1_000_000 if unit is TimeUnit.SECOND else count
-
-
 @dataclass(frozen=True)
 class _ClockBound:
-    """A moment by the recorded times; ``text`` is how it was written."""
+    """A moment by the recorded times, as written in ``text``."""
 
     text: str
     nanoseconds: int
@@ -104,7 +88,6 @@ class _ClockBound:
         return self.text
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """See :class:`Bound`."""
         moment = self.nanoseconds + (began if self.since_start else 0)
         return (state.time_ns > moment) - (state.time_ns < moment)
 
@@ -143,7 +126,7 @@ def _nanoseconds(text: str) -> int:
 
 
 class Window:
-    """Which events of a recording are replayed: those from ``start`` to ``until``, events at either moment included,
+    """The events of a recording that are replayed: those from ``start`` to ``until``, events at either moment included,
     and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once.
 
     ``began`` is when the recording began, in nanoseconds since 1970."""
@@ -159,7 +142,7 @@ class Window:
         """Whether every rank is past its end."""
 
     def takes(self, state: Snapshot) -> bool:
-        """Whether an event is replayed.
+        """The event is replayed.
 
         Raises:
             ConfigurationError: the recording does not tell.
@@ -175,15 +158,15 @@ class Window:
         return state.event in SETUP_EVENTS
 
     def is_past(self, rank: int) -> bool:
-        """Whether a rank is past its end."""
+        """A rank is past its end."""
         return rank in self._past
 
 
 def recording_began(recording: Recording) -> int:
-    """When the first event of a recording happened, in nanoseconds since 1970.
+    """Time of the first event of a recording, in nanoseconds since 1970.
 
     Raises:
-        ConfigurationError: there is none, so nothing of it can be chosen.
+        ConfigurationError: it has no event.
     """
     for snapshot in recording.snapshots():
         return snapshot.time_ns

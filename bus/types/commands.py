@@ -1,11 +1,13 @@
-"""Commands to the trainer of a live run, and what became of them.
+"""Commands to the trainer of a live run, and their outcomes.
 
 sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> reported to the sender
 """
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches
 
@@ -17,21 +19,21 @@ COMMANDS: Mapping[str, str] = {
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
 }
-"""What a trainer understands, and what it does then, as ``offloop send --help`` shows it. Takes effect at
-the next boundary between two batches; but for ``dump``, which the broker obeys."""
+"""The commands, and their effects as ``offloop send --help`` shows them: at the next boundary between two batches, but
+for ``dump``, which the broker obeys."""
 
 DUMP = "dump"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
-"""Why a flight recorder is written: what ``dump`` may be sent with."""
+"""Reasons for writing a flight recorder: the argument of ``dump``."""
 
 WAIT_SECONDS = 30.0
-"""How long a sender waits by default until its command has taken effect."""
+"""Default wait of a sender for its command to take effect."""
 
 MAX_ARGUMENTS = 8
 MAX_TEXT = 1000
 
 Argument: TypeAlias = str | int | float | bool | None
-"""What can be said beside a command's name."""
+"""The type of a command's arguments."""
 
 
 class Command(NamedTuple):
@@ -40,9 +42,9 @@ class Command(NamedTuple):
     name: str
     arguments: tuple[Any, ...] = ()
     id: str = ""
-    """What it is called on its way, and in the stream."""
+    """Its identity on the way and in the stream."""
     decided_at: int | None = None
-    """How many batches were trained at the event at which a callback sent it; ``None`` for a person's."""
+    """Batches trained at the event at which a callback sent it; ``None`` for a person's."""
     reason: str | None = None
     """Why it was sent, and by whom."""
 
@@ -50,26 +52,12 @@ class Command(NamedTuple):
     def from_wire(cls, content: Any) -> "Command":
         """Reads :meth:`to_wire`.
 
-        Raises :class:`offloop.bus.errors.ProtocolError` for what is not a command."""
+        Raises :class:`offloop.bus.errors.ProtocolError` for anything else."""
         try:
-            name, arguments = content["command"], content.get("arguments", [])
-            identity, decided_at = content.get("id", ""), content.get("decided_at")
-            reason = content.get("reason")
-            well_formed = (
-                isinstance(name, str)
-                and isinstance(identity, str)
-                and max(len(name), len(identity)) <= MAX_TEXT
-                and isinstance(arguments, list)
-                and len(arguments) <= MAX_ARGUMENTS
-                and all(_is_plain(one) for one in arguments)
-                and (decided_at is None or type(decided_at) is int)
-                and (reason is None or (isinstance(reason, str) and len(reason) <= MAX_TEXT))
-            )
-        except (TypeError, KeyError, AttributeError):
-            well_formed = False
-        if not well_formed:
-            raise ProtocolError("a command is not a name with a few numbers or texts")
-        return cls(name, tuple(arguments), identity, decided_at, reason)
+            read = msgspec.convert(content, _OnWire)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise ProtocolError(f"a command is malformed: {error}") from None
+        return cls(read.command, tuple(read.arguments), read.id, read.decided_at, read.reason)
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels."""
@@ -81,14 +69,25 @@ class Command(NamedTuple):
         return " ".join([self.name, *map(str, self.arguments)])
 
 
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
+class _OnWire(msgspec.Struct):
+    command: _Text
+    arguments: Annotated[list[_Text | int | float | bool | None], msgspec.Meta(max_length=MAX_ARGUMENTS)] = []
+    id: _Text = ""
+    decided_at: int | None = None
+    reason: _Text | None = None
+
+
 class Outcome(NamedTuple):
-    """What became of a command."""
+    """The outcome of a command."""
 
     command: Command
     event: str | None
     """The event at which it was applied; ``None`` when it has not been answered yet."""
     batch: int | None
-    """How many batches were trained then."""
+    """Batches trained then."""
     error: str | None = None
     """Why it was not applied."""
     time_ns: int | None = None
@@ -98,7 +97,7 @@ class Outcome(NamedTuple):
 
     @property
     def delay(self) -> int | None:
-        """How many batches went by between the decision and its effect."""
+        """Batches between the decision and its effect."""
         decided_at = self.command.decided_at
         return None if decided_at is None or self.batch is None else self.batch - decided_at
 
@@ -161,7 +160,7 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
 
 
 def new_command_id() -> str:
-    """What no other command is called."""
+    """A new identity of a command."""
     return os.urandom(8).hex()
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.types.event import Event
@@ -24,9 +26,9 @@ requested."""
 
 @dataclass(frozen=True)
 class EventDemand:
-    """What a consumer requests of one event.
+    """The demand of a consumer for one event.
 
-    ``every`` is how often: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
+    ``every`` is the interval: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
     that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
     :func:`offloop.bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come
     every time. ``fields`` names further fields and how often each: one that is due brings its event with it. With
@@ -160,7 +162,7 @@ class Demand:
 
     @property
     def content(self) -> "Demand":
-        """The same without :attr:`max_delay`: what it makes a stream hold."""
+        """The same without :attr:`max_delay`: it decides what a stream contains."""
         return self._of(self._by_event, None)
 
     @property
@@ -185,8 +187,8 @@ class Demand:
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether an event is due at a batch, by its :func:`offloop.bus.types.intervals.batch_number`;
-        ``position`` is what intervals other than numbers of batches are judged by."""
+        """The event is due at a batch, by its :func:`offloop.bus.types.intervals.batch_number`; ``position`` is for
+        intervals other than numbers of batches."""
         found = self._by_event.get(event)
         return found is not None and found.intervals.are_due(number, position)
 
@@ -198,22 +200,21 @@ class Demand:
         return tuple(name for name, intervals in found.fields.items() if intervals.are_due(number, position))
 
     def has_field(self, event: Event, name: str) -> bool:
-        """Whether a field is requested of an event."""
+        """The field is requested of the event."""
         found = self._by_event.get(event)
         return found is not None and name in found.fields
 
     def is_always_same(self, event: Event) -> bool:
-        """Whether a requested event is due at every batch and has no fields: then nothing has to be
-        counted."""
+        """A requested event is due at every batch and has no fields: then nothing has to be counted."""
         found = self._by_event[event]
         return not found.fields and found.intervals == _EVERY_BATCH
 
     def is_at_every_batch(self, event: Event) -> bool:
-        """Whether a requested event is due at every batch, with fields or without."""
+        """A requested event is due at every batch, with fields or without."""
         return self._by_event[event].intervals == _EVERY_BATCH
 
     def is_timed(self, event: Event) -> bool:
-        """Whether an event is requested at intervals for which the number of the batch is not enough."""
+        """The event is requested at intervals for which the number of the batch is not enough."""
         found = self._by_event.get(event)
         return found is not None and (
             bool(found.intervals.times) or any(intervals.times for intervals in found.fields.values())
@@ -233,16 +234,18 @@ class Demand:
 
     @classmethod
     def from_wire(cls, value: Any) -> "Demand":
-        """Reads :meth:`to_wire`. Events that are not known are skipped.
+        """Reads :meth:`to_wire`. Unknown events are skipped.
 
         Raises :class:`offloop.bus.errors.ProtocolError` for anything else, and for more than the limits of this
         module."""
-        delay = value.get(_DELAY_KEY) if isinstance(value, dict) else None
-        names = _bounded(value, MAX_EVENTS + (delay is not None), "events")
-        parts = {Event(name): names[name] for name in names if name in _NAMES}
         try:
-            return cls._of({event: _read(event, part) for event, part in parts.items()}, delay)
-        except ConfigurationError as error:
+            parts = dict(msgspec.convert(value, dict[Any, Any]))
+            delay = parts.pop(_DELAY_KEY, None)
+            if len(parts) > MAX_EVENTS:
+                raise ProtocolError(f"a demand for {len(parts)} events is over the limit of {MAX_EVENTS}")
+            known = {Event(name): msgspec.convert(part, _Part) for name, part in parts.items() if name in _NAMES}
+            return cls._of({event: part.read(event) for event, part in known.items()}, delay)
+        except (msgspec.ValidationError, ConfigurationError, RecursionError) as error:
             raise ProtocolError(f"in the demand is {str(error)[:150]}") from None
 
     def __eq__(self, other: object) -> bool:
@@ -283,35 +286,20 @@ def _is_field_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_FIELD_NAME and value.isidentifier()
 
 
-def _read(event: Event, part: Any) -> _EventIntervals:
-    if not isinstance(part, dict):
-        raise ProtocolError(f"the demand for {event.value} is a {type(part).__name__}, not a map of every and fields")
-    fields = _bounded(part.get("fields", {}), MAX_FIELDS, "fields")
-    for name in fields:
-        if not _is_field_name(name):
-            raise ProtocolError(f"the demand for {event.value} has a field of a name that none can have")
-    every = part.get("every", [1])
-    return _merged(
-        event,
-        [] if every == [] and fields else _read_intervals(event, every),
-        {name: _read_intervals(event, every) for name, every in fields.items()},
-    )
+_EveryOnWire: TypeAlias = Annotated[list[int | str], msgspec.Meta(max_length=MAX_INTERVALS)]
 
 
-def _bounded(value: Any, limit: int, what: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise ProtocolError(f"the {what} of a demand are a {type(value).__name__}, not a map")
-    if len(value) > limit:
-        raise ProtocolError(f"a demand for {len(value)} {what} is over the limit of {limit}")
-    return value
+class _Part(msgspec.Struct):
+    """The demand for one event on the wire."""
 
+    every: _EveryOnWire = msgspec.field(default_factory=lambda: [1])
+    fields: Annotated[dict[str, _EveryOnWire], msgspec.Meta(max_length=MAX_FIELDS)] = {}
 
-def _read_intervals(event: Event, value: Any) -> list[int | str]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INTERVALS:
-        raise ProtocolError(
-            f"the demand for {event.value} has no list of 1 to {MAX_INTERVALS} intervals where one belongs"
-        )
-    try:
-        return [check_interval(one, event) for one in value]
-    except ConfigurationError as error:
-        raise ProtocolError(f"in the demand for {event.value} is {str(error)[:150]}") from None
+    def read(self, event: Event) -> _EventIntervals:
+        if not all(self.fields.values()) or not (self.every or self.fields):
+            raise ConfigurationError(f"no interval for {event.value} or for a field of it")
+        for name in self.fields:
+            if not _is_field_name(name):
+                raise ConfigurationError(f"{name!r}, which cannot be the name of a field")
+        fields = {name: [check_interval(one, event) for one in every] for name, every in self.fields.items()}
+        return _merged(event, [check_interval(one, event) for one in self.every], fields)

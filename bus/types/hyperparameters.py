@@ -1,4 +1,4 @@
-"""What describes a training as a whole, as it is published: its model, its optimizer, its data, how it was started."""
+"""The description of a training as a whole: its model, optimizer and data, and how it was started."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -32,8 +32,8 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def is_of_the_training(name: str) -> bool:
-    """Whether a hyperparameter says what is trained and how. The others (``command``, ``git/``, ``version/`` and
-    ``machine/``) say by what and where, which may be different where the same is computed."""
+    """A hyperparameter of the training itself; ``command``, ``git/``, ``version/`` and ``machine/`` may differ where
+    the same is computed."""
     return name.partition("/")[0] not in _OF_THE_START
 
 

@@ -1,5 +1,5 @@
-"""How often: every so many batches, or after so much of the training. The trainer and the consumers both
-decide by :func:`is_due`, from what every snapshot says."""
+"""Intervals: every so many batches, or after so much of the training. The trainer and the consumers both decide by
+:func:`is_due`, from the fields of every snapshot."""
 
 import math
 from functools import lru_cache
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from offloop.bus.errors import ConfigurationError, InvalidTimeError, TimeUnitError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
-from offloop.bus.types.timestamp import TrainingTime
+from offloop.bus.types.timestamp import COUNTED_AT, TrainingTime
 
 MAX_INTERVAL = 2**31
 AT_END = "end"
@@ -57,22 +57,11 @@ BATCH_EVENTS = frozenset(_COUNTED_BY)
 
 _WITHIN_BATCH = BATCH_EVENTS - _AFTER
 
-# Where each unit is counted in a TrainingTime, and how much of that makes one.
-_index_of = TrainingTime._fields.index
-_COUNTERS = {
-    TimeUnit.ITERATION: (_index_of("iteration"), 1),
-    TimeUnit.EPOCH: (_index_of("epoch"), 1),
-    TimeUnit.BATCH: (_index_of("batch"), 1),
-    TimeUnit.SAMPLE: (_index_of("sample"), 1),
-    TimeUnit.TOKEN: (_index_of("token"), 1),
-    TimeUnit.SECOND: (_index_of("total_wct"), 1_000_000),
-}
 _EVENTS_OF = {TimeUnit.EPOCH: _AFTER_EPOCH, TimeUnit.ITERATION: _AFTER_ITERATION}
 
 
 class EventPosition(NamedTuple):
-    """What decides whether an interval is due: an event, and how far the training, the evaluation and the prediction
-    were then; ``None`` for all zero."""
+    """An event, and how far the training, the evaluation and the prediction were then; ``None`` for all zero."""
 
     event: Event
     timestamp: TrainingTime
@@ -84,7 +73,7 @@ class EventPosition(NamedTuple):
     dataloader_len: int | None = None
     """Batches in an epoch."""
     microbatch: int = 0
-    """Which microbatch of the batch it is, from 0, at an event that comes once for each."""
+    """Index of the microbatch at an event that comes once for each."""
 
 
 def batch_number(
@@ -93,7 +82,7 @@ def batch_number(
     eval_timestamp: TrainingTime | None = None,
     predict_timestamp: TrainingTime | None = None,
 ) -> int:
-    """Which batch an event belongs to, from 1; 0 for one that belongs to none, such as EPOCH_END.
+    """Number of the batch that an event belongs to, from 1; 0 for one that belongs to none, such as EPOCH_END.
 
     ``None`` is a training time of nothing but zeros. Batches of an evaluation or a prediction are counted by its
     own."""
@@ -106,7 +95,7 @@ def batch_number(
 
 
 def is_due(interval: int | str, position: EventPosition) -> bool:
-    """Whether something that is requested at an interval is due at a position.
+    """An interval is due at a position.
 
     A number stands for batches, counted from 1, those of an evaluation or a prediction by themselves: 10 for the 10th,
     20th, .... Events that belong to no batch come every time.
@@ -181,15 +170,15 @@ def _is_first(time: Time, position: EventPosition) -> bool:
 
 
 def passes(step: Time, timestamp: TrainingTime, previous: TrainingTime | None) -> bool:
-    """Whether the count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
+    """The count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
     index, size = counter_of(step)
     before = 0 if previous is None else previous[index]
     return timestamp[index] // size > before // size
 
 
 def counter_of(time: Time) -> tuple[int, int]:
-    """Where a time's unit stands in a :class:`TrainingTime`, and the time in what is counted there."""
-    index, scale = _COUNTERS[time.unit]
+    """Index of a time's unit in a :class:`TrainingTime`, and the time in what is counted there."""
+    index, scale = COUNTED_AT[time.unit]
     return index, int(time.value) * scale
 
 

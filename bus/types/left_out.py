@@ -1,4 +1,4 @@
-"""Values of the user's that cannot be published: they end nothing, and are named and counted."""
+"""The user's values that cannot be published: they are named and counted, and end nothing."""
 
 import logging
 
@@ -7,17 +7,16 @@ _NAMED = 20
 
 
 class LeftOut:
-    """The values of a run that were left out of what is published: of each name the first one is reported, and
-    :meth:`report` says how many there were."""
+    """The values of a run that were not published: the first of each name is logged, and :meth:`report` counts them."""
 
     def __init__(self, run_name: str) -> None:
         self.count = 0
-        """How many values were left out."""
+        """Values that were left out."""
         self._run_name = run_name
         self._names: dict[str, None] = {}
 
     def add(self, name: object, reason: object) -> None:
-        """Notes a value that is left out, by its name, and why."""
+        """Counts a value that is left out."""
         self.count += 1
         shown = _as_text(name)[:100]
         if shown not in self._names and len(self._names) < _NAMED:
@@ -27,7 +26,7 @@ class LeftOut:
             )
 
     def report(self) -> None:
-        """Says how many values were left out, unless each of them has been named."""
+        """Logs the number of values left out, unless each of them has been named."""
         if self.count > len(self._names):
             names = ", ".join(self._names)
             _log.warning("run %s: %d values were left out, among them of %s", self._run_name, self.count, names)

@@ -25,7 +25,7 @@ class MetricNames:
     def __init__(self, metrics: Iterable[str]) -> None:
         self._full = dict.fromkeys(metrics)
         self._by_name: tuple[dict[str, list[str]], ...] = ({}, {}, {})
-        """What names stand for; of the first in which there is one."""
+        """Metrics by name: own names, short names, and other ends; the first that has a name counts."""
         for metric in self._full:
             own = own_name(metric)
             for known, names in zip(self._by_name, ([own] if own else [], _ends(metric), ends_of(metric)), strict=True):

@@ -1,4 +1,4 @@
-"""Between which events each phase of a batch lies."""
+"""The events between which each phase of a batch lies."""
 
 from collections.abc import Mapping
 

@@ -1,17 +1,19 @@
-"""What the events of a run come from, and which events and fields it can never give."""
+"""The source of a run's events, and the events and fields that it can never give."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from offloop.bus.errors import ConfigurationError, close_matches
+import msgspec
+
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 
 FIELDS = ("framework", "unavailable")
-"""The entries of a run's description that say so; the first event, ``INIT``, has them as fields."""
+"""The entries of a run's description about its source; the first event, ``INIT``, has them as fields."""
 
 IMPORTED = "an imported log"
-"""What imported runs have as the name of their framework."""
+"""The name of the framework of imported runs."""
 
 _EVENTS = {event.value: event for event in Event}
 _MOST_FIELDS = 200
@@ -19,7 +21,7 @@ _LONGEST = 300
 
 
 class Source(NamedTuple):
-    """What the events of a run come from."""
+    """The source of a run's events."""
 
     name: str = "this training"
     """As people know it, with its version: ``Lightning 2.6.6``."""
@@ -30,13 +32,12 @@ class Source(NamedTuple):
 
     @property
     def is_imported(self) -> bool:
-        """Whether a log was imported, whose steps are its own: see :func:`offloop.bus.types.metrics.shown_step`."""
+        """A log was imported, whose steps are its own: see :func:`offloop.bus.types.metrics.shown_step`."""
         return self.name.startswith(IMPORTED)
 
     @classmethod
     def of(cls, values: Mapping[Any, Any]) -> "Source":
-        """Reads it from an event's fields or a run's description. What is malformed there is left out: it comes from a
-        peer or a file."""
+        """Reads it from an event's fields or a run's description; malformed parts are left out."""
         framework, unavailable = (_map(values.get(name)) for name in FIELDS)
         words = [framework.get("name"), framework.get("version")]
         name = " ".join(word[:_LONGEST] for word in words if isinstance(word, str) and word)
@@ -53,7 +54,7 @@ class Source(NamedTuple):
         )
 
     def describe(self) -> dict[str, Any]:
-        """What it says of itself, for programs; empty where it says nothing."""
+        """Its parts for programs; empty for an unknown source."""
         if self == Source():
             return {}
         name = None if self.name == Source().name else self.name
@@ -61,26 +62,21 @@ class Source(NamedTuple):
         return {"framework": name, "unavailable": {"events": events, "fields": dict(self.fields)}}
 
 
+class _Unavailable(msgspec.Struct, forbid_unknown_fields=True):
+    events: Sequence[Event] = ()
+    fields: Mapping[str, str] = {}
+
+
 def check_unavailable(unavailable: Any) -> None:
     """Raises :class:`offloop.bus.errors.ConfigurationError` for a description that is not
     ``{"events": [names], "fields": {name: reason}}``."""
-    if not isinstance(unavailable, Mapping) or not unavailable.keys() <= {"events", "fields"}:
+    try:
+        msgspec.convert(unavailable, _Unavailable)
+    except (msgspec.ValidationError, ConfigurationError) as error:
         raise ConfigurationError(
-            f"info['unavailable'] is {unavailable!r}: use a map of events (a list of names) and fields (a map of names "
-            "to reasons)"
-        )
-    events = unavailable.get("events", ())
-    if not isinstance(events, list | tuple):
-        raise ConfigurationError(f"info['unavailable'] has the events {events!r}: use a list of names")
-    for name in events:
-        if not isinstance(name, str) or name not in _EVENTS:
-            raise ConfigurationError(
-                f"info['unavailable'] has the event {name!r}, which is none: {close_matches(str(name), _EVENTS)}"
-                "offloop.bus.Event has all of them"
-            )
-    fields = unavailable.get("fields", {})
-    if not isinstance(fields, Mapping) or not all(isinstance(one, str) for pair in fields.items() for one in pair):
-        raise ConfigurationError(f"info['unavailable'] has the fields {fields!r}: use a map of names to reasons")
+            f"info['unavailable'] is {unavailable!r:.200}: use a map of events (a list of names) and fields (a map of "
+            f"names to reasons); {error}"
+        ) from None
 
 
 def shorten_names(names: Iterable[str], most: int = 3) -> str:

@@ -27,7 +27,6 @@ _COUNTERS = {
     "token_in_epoch": TimeUnit.TOKEN,
 }
 _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
-_INDEX_OF_UNIT = {unit: index for index, unit in enumerate(list(_COUNTERS.values())[:5])}
 _new_tuple = tuple.__new__
 
 
@@ -52,6 +51,12 @@ class TrainingTime(NamedTuple):
 
 
 TrainingTime._field_defaults = {}  # for msgspec: on the wire every number has to come
+
+COUNTED_AT = {
+    **{unit: (index, 1) for index, unit in enumerate(list(_COUNTERS.values())[:5])},
+    TimeUnit.SECOND: (TrainingTime._fields.index("total_wct"), 1_000_000),
+}
+"""Index of each unit's count since the start in a :class:`TrainingTime`, and how much of that makes one."""
 
 
 class _Counter:
@@ -147,14 +152,13 @@ class Timestamp:
         Raises :class:`offloop.bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will
         be."""
         unit = TimeUnit(unit)
-        if unit is TimeUnit.SECOND:
-            return Time(self.values.total_wct // 1_000_000, unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
                 "a timestamp does not know its share of the training ('dur'): "
                 "use iter, ep, ba, sp, tok or sec, such as '10ep'"
             )
-        return Time(self.values[_INDEX_OF_UNIT[unit]], unit)
+        index, scale = COUNTED_AT[unit]
+        return Time(self.values[index] // scale, unit)
 
     def copy(self, **changes: Any) -> "Timestamp":
         """The same timestamp with some counters or durations changed: ``timestamp.copy(epoch=3)``."""

@@ -164,21 +164,15 @@ def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_d
 
 
 @pytest.mark.parametrize(
-    ("unavailable", "message"),
+    "unavailable",
     [
-        ([], "info['unavailable'] is []: use a map of events"),
-        ({"event": []}, "use a map of events (a list of names) and fields"),
-        ({"events": "eval_end"}, "has the events 'eval_end': use a list of names"),
-        ({"events": ["eval_ends"]}, "did you mean eval_end"),
-        ({"events": [["eval_end"]]}, "has the event ['eval_end'], which is none"),
-        ({"fields": ["loss"]}, "has the fields ['loss']: use a map of names to reasons"),
-        ({"fields": {"loss": None}}, "use a map of names to reasons"),
+        *([], {"event": []}, {"events": "eval_end"}, {"events": ["eval_ends"]}, {"events": [["eval_end"]]}),
+        *({"fields": ["loss"]}, {"fields": {"loss": None}}),
     ],
 )
-def test_a_loop_that_states_it_wrongly_is_told(runs_dir: Path, unavailable: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
+def test_a_loop_that_states_it_wrongly_is_told(runs_dir: Path, unavailable: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"use a map of events \(a list of names\) and fields"):
         Publisher("r", info={"unavailable": unavailable})
-    assert message in str(raised.value)
     assert not (runs_dir / "r").exists()
 
 

@@ -386,5 +386,5 @@ def test_an_event_that_is_wanted_for_a_field_s_sake_alone_goes_with_it() -> None
     assert both.without({"a"}) == both
     assert Demand.merge([alone, both]).without({"a", "b"}).is_due(INNER, 20)
     assert Demand.from_wire(alone.to_wire()) == alone
-    with pytest.raises(ProtocolError, match="no list of 1 to"):
+    with pytest.raises(ProtocolError):
         Demand.from_wire({INNER.value: {"every": []}})

@@ -182,7 +182,7 @@ def test_what_is_no_interval_is_refused_on_either_side(interval: Any) -> None:
     with pytest.raises(ConfigurationError, match="not an interval") as error:
         EventDemand(fields={"weights": interval})
     assert "\n" not in str(error.value)
-    with pytest.raises(ProtocolError, match="in the demand for batch_end"):
+    with pytest.raises(ProtocolError):
         Demand.from_wire({"batch_end": {"fields": {"weights": [interval]}}})
 
 
