@@ -43,9 +43,7 @@ def text_of(contents: Mapping[str, Any]) -> str:
 
 
 def check_size(text: str) -> str:
-    """Returns such a text.
-
-    Raises :class:`offloop.bus.errors.CheckpointError` when it is too large."""
+    """Returns such a text. Raises CheckpointError when it is too large."""
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
             f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "
@@ -64,10 +62,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
     """Writes the checkpoint that a draft is one of, as the trainer itself would: the same bytes. ``saved`` are the
     names of the earlier ones that are kept; ``None`` leaves what the draft says.
 
-    Raises:
-        CheckpointError: the file cannot be written.
-        ProtocolError: the draft is malformed.
-    """
+    Raises CheckpointError: the file cannot be written; ProtocolError: the draft is malformed."""
     try:
         contents = json.loads(draft.metadata[DRAFT_KEY])
         tree, kinds = contents["tree"], contents["tensors"]

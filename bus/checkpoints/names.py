@@ -52,10 +52,9 @@ class CheckpointNames:
     ``best_filename`` is such a link to the best of them, by what :attr:`ranking` says. ``keep_best`` of the best stay
     beside the last ``keep``, or beside the last one if that is -1; ``None`` is one, or all of them if ``keep`` is -1.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is not allowed, such as one that would be the
-    same for all checkpoints, which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
-    ``composer/utils/file_helpers.py``.
-    """
+    Raises ConfigurationError for a name that is not allowed, such as one that would be the same for all checkpoints,
+    which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
+    ``composer/utils/file_helpers.py``."""
 
     def __init__(
         self,
@@ -122,9 +121,7 @@ class CheckpointNames:
         return self.folder / link.at()
 
     def point_to_best(self) -> None:
-        """Makes the link lead to the best checkpoint that is there.
-
-        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be made."""
+        """Makes the link lead to the best checkpoint that is there. Raises CheckpointError when it cannot be made."""
         if self._best is None:
             return
         best = next(self._best_first(), None)

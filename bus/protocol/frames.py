@@ -218,9 +218,7 @@ _decode_frame_batch = msgspec.msgpack.Decoder(_FrameBatch).decode
 def decode_frame_batch(body: bytes) -> list[bytes]:
     """The frames in the body of a message that :func:`encode_frame_batch` has made.
 
-    Raises:
-        ProtocolError: it is another message, or something in it is not a frame.
-    """
+    Raises ProtocolError: it is another message, or something in it is not a frame."""
     try:
         return _decode_frame_batch(body).content.frames
     except (ValueError, RecursionError) as error:
@@ -253,9 +251,7 @@ def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int
 def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
     """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a heartbeat.
 
-    Raises:
-        ProtocolError: the rows are malformed.
-    """
+    Raises ProtocolError: the rows are malformed."""
     positions = {}
     for row in rows if type(rows) is list else [None]:
         if type(row) is not list or len(row) < 3 or not all(type(number) is int and number >= 0 for number in row[:3]):
@@ -267,9 +263,7 @@ def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
 def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
     """Splits a frame into topic and body; the topic of a control message is ``None``.
 
-    Raises:
-        ProtocolError: the frame is too large, or its front is not a topic.
-    """
+    Raises ProtocolError: the frame is too large, or its front is not a topic."""
     if len(frame) > MAX_FRAME:
         raise _too_large("frame", len(frame))
     end = frame.find(DELIMITER, 0, MAX_TOPIC + 1)
@@ -303,9 +297,7 @@ def parse_topic(topic: bytes) -> Topic:
 def decode_body(body: bytes) -> list[Any]:
     """Decodes a body within the protocol's limits: an array with a version first.
 
-    Raises:
-        ProtocolError: the bytes are malformed, or over a limit.
-    """
+    Raises ProtocolError: the bytes are malformed, or over a limit."""
     if len(body) > MAX_FRAME:
         raise _too_large("body", len(body))
     array = _unpack(body, "a body")
@@ -349,11 +341,7 @@ _decode_event = msgspec.msgpack.Decoder(EventBody).decode
 
 
 def decode_event(body: bytes) -> EventBody:
-    """Decodes the body of an event or of a mark, but for its maps.
-
-    Raises:
-        ProtocolError: the bytes are not an event.
-    """
+    """Decodes the body of an event or of a mark, but for its maps. Raises ProtocolError: the bytes are not an event."""
     if len(body) > MAX_FRAME:
         raise _too_large("body", len(body))
     try:
@@ -386,9 +374,7 @@ _decode_plain_event = msgspec.msgpack.Decoder(_PlainEvent).decode
 def decode_whole_event(body: bytes) -> EventBody:
     """Decodes an event as :func:`decode_event` does, with its maps, in little more time than without them.
 
-    Raises:
-        ProtocolError: the bytes are not an event, or a map in it is malformed.
-    """
+    Raises ProtocolError: the bytes are not an event, or a map in it is malformed."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_event(body)
@@ -468,11 +454,7 @@ def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
 
 
 def decode_control(body: bytes) -> Control:
-    """Decodes the body of a control message.
-
-    Raises:
-        ProtocolError: the bytes are not a control message.
-    """
+    """Decodes the body of a control message. Raises ProtocolError: the bytes are not a control message."""
     array = decode_body(body)
     if len(array) < 3 or not isinstance(array[1], str) or not isinstance(array[2], dict):
         raise ProtocolError("a control message is not an array of version, kind and content")

@@ -85,11 +85,7 @@ def encode_window(window: HostWindow) -> bytes:
 
 
 def decode_window(data: bytes) -> HostWindow:
-    """Reads a window.
-
-    Raises:
-        ProtocolError: it is malformed.
-    """
+    """Reads a window. Raises ProtocolError: it is malformed."""
     if len(data) > MAX_WINDOW:
         raise ProtocolError(f"a host's window of {len(data):,} bytes: at most {MAX_WINDOW:,} are read")
     try:

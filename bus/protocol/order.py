@@ -119,9 +119,7 @@ class CheckpointMark(NamedTuple):
 
     @classmethod
     def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
-        """Reads a ``$checkpoint`` mark of a run.
-
-        Raises :class:`offloop.bus.errors.ProtocolError` for a malformed one."""
+        """Reads a ``$checkpoint`` mark of a run. Raises ProtocolError for a malformed one."""
         action, checkpoint_run = event.fields.get("action"), event.fields.get("run", run)
         if action not in ("save", "load"):
             raise ProtocolError("a $checkpoint mark neither saves nor loads")

@@ -45,9 +45,7 @@ class GrowingRecording(FileSource):
     """A recording that a broker writes. What lies before its last whole check record is never written
     anew; what follows may be cut off.
 
-    Raises:
-        RecordingError: it cannot be opened.
-    """
+    Raises RecordingError: it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, follow=False)

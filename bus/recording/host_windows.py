@@ -25,10 +25,7 @@ def windows_path(recording: Path, attempt: int) -> Path:
 class WindowsWriter:
     """Appends windows to a file; cuts off one that a killed process has left unfinished.
 
-    Raises:
-        BlockingIOError: another process writes it.
-        RecordingError: the file cannot be written.
-    """
+    Raises BlockingIOError: another process writes it; RecordingError: the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,11 +108,7 @@ class GrowingWindows:
                 return
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """The window that begins there: one goes into a message.
-
-        Raises:
-            RecordingError: it is longer than that.
-        """
+        """The window that begins there: one goes into a message. Raises RecordingError: it is longer than that."""
         data = self.read_at(offset, min(MAX_WINDOW, end - offset))
         if (size := next(_sizes(data), 0)) > most:
             raise RecordingError(
@@ -125,11 +118,7 @@ class GrowingWindows:
         return data[:size]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, fewer where it ends.
-
-        Raises:
-            RecordingError: they cannot be read.
-        """
+        """Bytes of the file, fewer where it ends. Raises RecordingError: they cannot be read."""
         try:
             if self._descriptor < 0:
                 self._descriptor = open_file(self.path)

@@ -50,9 +50,7 @@ class RecordingReader:
     good is given, in order, whatever happened around it. The recording is a file, or anything that is a
     :class:`~offloop.bus.recording.walk.ByteSource`, with a ``name`` for messages.
 
-    Raises:
-        RecordingError: the file is missing or cannot be opened.
-    """
+    Raises RecordingError: the file is missing or cannot be opened."""
 
     def __init__(self, source: Path | ByteSource, name: str | None = None) -> None:
         self._source: ByteSource = FileSource(source) if isinstance(source, Path) else source
@@ -116,9 +114,7 @@ class RecordingReader:
     def read(self) -> Iterator[list[Record]]:
         """Gives the records from ``position`` to the end of what is there now, chunk by chunk.
 
-        Raises:
-            RecordingError: it is not a recording, or the disk does not give it.
-        """
+        Raises RecordingError: it is not a recording, or the disk does not give it."""
         # What follows the last check record, the footer too, may have been replaced meanwhile by a broker that
         # continues the attempt.
         self.finished, self.cut = False, None
@@ -270,9 +266,7 @@ class RecordingReader:
 def _messages_in(chunk: Chunk) -> list[Record]:
     """The messages of a chunk.
 
-    Raises:
-        DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold.
-    """
+    Raises DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold."""
     data, most = chunk.data, records.MESSAGES_PER_BYTE * chunk.head.data_size
     topics: dict[int, str] = {}
     found: list[Record] = []

@@ -137,11 +137,7 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Bytes of a check record that begins like this.
-
-        Raises:
-            DamageError: it is not a check record.
-        """
+        """Bytes of a check record that begins like this. Raises DamageError: it is not a check record."""
         if len(front) < _CHECK.size:
             raise DamageError("it is too short for a check record")
         _, _, sign, _, size = _CHECK.unpack_from(front)
@@ -153,9 +149,7 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
     def decode(cls, record: bytes) -> "CheckRecord":
         """Reads a check record; its opcode and length are not looked at, so that damage there costs nothing.
 
-        Raises:
-            DamageError: it is not a check record, or its checksum does not hold.
-        """
+        Raises DamageError: it is not a check record, or its checksum does not hold."""
         size = cls.size(record)
         payload = record[_CHECK.size : size]
         if len(record) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
@@ -192,9 +186,7 @@ class ChunkHead(NamedTuple):
     def decode(cls, front: bytes) -> "ChunkHead":
         """Reads the first bytes of a chunk's record, but for its opcode and length.
 
-        Raises:
-            DamageError: it is not a chunk of ours.
-        """
+        Raises DamageError: it is not a chunk of ours."""
         if len(front) < _CHUNK.size:
             raise DamageError("it is too short for a chunk")
         _, _, start, end, size, checksum, *compression, data_size = _CHUNK.unpack_from(front)
@@ -219,20 +211,14 @@ class Chunk(NamedTuple):
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Bytes of a chunk's record that begins like this.
-
-        Raises:
-            DamageError: it is not a chunk of ours.
-        """
+        """Bytes of a chunk's record that begins like this. Raises DamageError: it is not a chunk of ours."""
         return ChunkHead.decode(front).record_size
 
     @classmethod
     def decode(cls, record: bytes) -> "Chunk":
         """Reads a chunk; its opcode and the record's length are not looked at, so that damage there costs nothing.
 
-        Raises:
-            DamageError: it is not a chunk, its checksum does not hold, or it claims to hold too much.
-        """
+        Raises DamageError: it is not a chunk, its checksum does not hold, or it claims to hold too much."""
         head = ChunkHead.decode(record)
         packed = memoryview(record)[_CHUNK.size : _CHUNK.size + head.data_size]
         if len(packed) < head.data_size:
@@ -315,9 +301,7 @@ def encode_footer(summary: bytes, summary_start: int, offsets_start: int) -> byt
 def read_message_index(front: bytes) -> tuple[int, int]:
     """Channel and number of messages of a message index, from the first bytes of its record.
 
-    Raises:
-        DamageError: it is malformed.
-    """
+    Raises DamageError: it is malformed."""
     if len(front) < _INDEX.size:
         raise DamageError("it is too short for an index")
     _, length, identity, size = _INDEX.unpack_from(front)
@@ -328,11 +312,7 @@ def read_message_index(front: bytes) -> tuple[int, int]:
 
 @functools.lru_cache(64)  # chunk after chunk has the same ones
 def read_channel(content: bytes) -> tuple[int, str]:
-    """Number and topic of a channel.
-
-    Raises:
-        DamageError: it is malformed.
-    """
+    """Number and topic of a channel. Raises DamageError: it is malformed."""
     try:
         identity, _, size = _CHANNEL.unpack_from(content)
         topic = content[_CHANNEL.size : _CHANNEL.size + size].decode()

@@ -124,9 +124,7 @@ class RecordSource:
     has left out in ``left_out``; all of these once the iteration has come to its end. ``ranks`` chooses whose records
     to give.
 
-    Raises:
-        RecordingError: there is no such file, or it is not a recording.
-    """
+    Raises RecordingError: there is no such file, or it is not a recording."""
 
     def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
         recording = Recording(path)
@@ -241,9 +239,7 @@ class RecordSource:
 def ranks_in(path: Path) -> set[int]:
     """The ranks of which something is recorded.
 
-    Raises:
-        RecordingError: there is no such file, or it is not a recording.
-    """
+    Raises RecordingError: there is no such file, or it is not a recording."""
     with RecordingReader(path) as reader:
         names = {record.topic for records in reader.read() for record in records}
         found = set(reader.positions)

@@ -300,9 +300,7 @@ class Summary(msgspec.Struct, array_like=True):
         return found
 
     def save(self, recording: Path) -> None:
-        """Writes it beside the recording, in one step.
-
-        Raises :class:`OSError` when that is not possible."""
+        """Writes it beside the recording, in one step. Raises OSError when that is not possible."""
         content = msgspec.msgpack.encode(self)
         draft = path_beside(recording).with_suffix(".new")
         try:
@@ -365,10 +363,7 @@ class Summarizer:
         """Works until everything recorded is in the summary, or until that time of ``time.monotonic``; returns whether
         it came to the end. With ``saves`` it saves the summary from time to time.
 
-        Raises:
-            OSError: it cannot be saved.
-            RecordingError: the recording cannot be read.
-        """
+        Raises OSError: it cannot be saved; RecordingError: the recording cannot be read."""
         is_at_end = False
         for is_at_end in self._steps:
             if is_at_end or time.monotonic() >= until:
@@ -378,9 +373,7 @@ class Summarizer:
         return is_at_end
 
     def save(self) -> None:
-        """Writes the summary, if there is something new in it.
-
-        Raises :class:`OSError` when that is not possible."""
+        """Writes the summary, if there is something new in it. Raises OSError when that is not possible."""
         self._save_at = time.monotonic() + SAVE_SECONDS
         if self.summary.offset > self._saved:
             self.summary.trace = _trace(self._recording, self.summary.offset)

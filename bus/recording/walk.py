@@ -49,9 +49,7 @@ class FileSource:
 
     With ``follow`` it may be a symbolic link.
 
-    Raises:
-        RecordingError: the file is missing, cannot be opened, or is a directory.
-    """
+    Raises RecordingError: the file is missing, cannot be opened, or is a directory."""
 
     is_coming = False
     hole = None
@@ -75,9 +73,7 @@ class FileSource:
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer where the file ends.
 
-        Raises:
-            RecordingError: the disk does not give them.
-        """
+        Raises RecordingError: the disk does not give them."""
         try:
             return os.pread(self._descriptor, size, offset)
         except OSError as error:
@@ -113,10 +109,7 @@ class RecordHead(NamedTuple):
 def head_at(source: ByteSource, offset: int) -> RecordHead:
     """The record that begins at an offset; other than a check record it may end behind what is there.
 
-    Raises:
-        DamageError: no record of a recording begins there.
-        EndsWithinError: too little of it is there.
-    """
+    Raises DamageError: no record of a recording begins there; EndsWithinError: too little of it is there."""
     front = source.read_at(offset, _HEAD_BYTES)
     if len(front) < records.HEAD.size:
         raise EndsWithinError("the head of a record")
@@ -147,9 +140,7 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
 def read_record(source: ByteSource, offset: int, size: int, front: bytes) -> bytes:
     """The bytes of a record that begins with ``front``.
 
-    Raises:
-        EndsWithinError: they are not all there, or another record has taken their place meanwhile.
-    """
+    Raises EndsWithinError: they are not all there, or another record has taken their place meanwhile."""
     record = source.read_at(offset, size)
     if len(record) < size or not record.startswith(front[:size]):
         raise EndsWithinError(f"a record of {size} bytes")
@@ -197,8 +188,6 @@ def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:
 def next_check_record(recording: Path, offset: int) -> RecordHead | None:
     """The first check record of a recording behind ``offset``, where a part begins; ``None`` where there is none.
 
-    Raises:
-        RecordingError: the recording cannot be read.
-    """
+    Raises RecordingError: the recording cannot be read."""
     with closing(FileSource(recording)) as file:
         return next((head for head in walk(file, offset) if head.check), None)

@@ -41,9 +41,7 @@ class Bound(Protocol):
         """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
         recording began, in nanoseconds since 1970.
 
-        Raises:
-            ConfigurationError: the recording does not tell.
-        """
+        Raises ConfigurationError: the recording does not tell."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,7 @@ def parse_bound(text: str) -> Bound:
     training), ``+`` and the time since the recording began (``+90s``, ``+1.5s``, ``+1h30m``), or a date with a time as
     in ISO 8601, of this machine's time zone unless it names one.
 
-    Raises:
-        InvalidTimeError: it is none of these.
-    """
+    Raises InvalidTimeError: it is none of these."""
     stripped = text.strip()
     try:
         if stripped.startswith("+"):
@@ -142,11 +138,7 @@ class Window:
         """Whether every rank is past its end."""
 
     def takes(self, state: Snapshot) -> bool:
-        """The event is replayed.
-
-        Raises:
-            ConfigurationError: the recording does not tell.
-        """
+        """The event is replayed. Raises ConfigurationError: the recording does not tell."""
         if self._until is not None and self._until.compare(state, self._began) > 0:
             self._past.add(state.rank)
             world_size = state.world_size
@@ -163,11 +155,7 @@ class Window:
 
 
 def recording_began(recording: Recording) -> int:
-    """Time of the first event of a recording, in nanoseconds since 1970.
-
-    Raises:
-        ConfigurationError: it has no event.
-    """
+    """Time of the first event of a recording, in nanoseconds since 1970. Raises ConfigurationError: it has no event."""
     for snapshot in recording.snapshots():
         return snapshot.time_ns
     path = recording.path

@@ -44,9 +44,7 @@ class RecordingWriter:
 
     ``run_id`` is the run's identity: see :attr:`offloop.bus.RunInfo.id`; ``about`` is what else its metadata has.
 
-    Raises:
-        RunDirectoryError: the file cannot be created.
-    """
+    Raises RunDirectoryError: the file cannot be created."""
 
     def __init__(
         self,
@@ -74,10 +72,8 @@ class RecordingWriter:
     def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
         """Continues the recording of an attempt behind its last check record.
 
-        Raises:
-            RunDirectoryError: the file cannot be opened or written.
-            RecordingError: it is not the recording of that attempt.
-        """
+        Raises RunDirectoryError: the file cannot be opened or written; RecordingError: it is not the recording of that
+        attempt."""
         writer = cls.__new__(cls)
         writer._prepare(path, run, attempt, run_id)
         try:
@@ -203,11 +199,8 @@ class RecordingWriter:
     def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:
         """Appends one frame; ``topic`` without its delimiter, ``time`` the event's, in nanoseconds since 1970.
 
-        Raises:
-            OSError: a chunk was full, and the disk does not take it.
-            RunDirectoryError: the file is gone, or writing failed before.
-            ProtocolError: ``topic`` is none, or one too many for a file.
-        """
+        Raises OSError: a chunk was full, and the disk does not take it; RunDirectoryError: the file is gone, or writing
+        failed before; ProtocolError: ``topic`` is none, or one too many for a file."""
         self.append_all([(topic, seq, time, body)], base_seq)
 
     def append_all(self, events: list[tuple[bytes, int, int, bytes]], base_seq: int) -> None:
@@ -248,10 +241,8 @@ class RecordingWriter:
     def flush(self) -> None:
         """Ends the chunk in progress, so that readers see everything appended so far.
 
-        Raises:
-            OSError: the disk does not take it.
-            RunDirectoryError: the file is gone from its path, or writing failed before.
-        """
+        Raises OSError: the disk does not take it; RunDirectoryError: the file is gone from its path, or writing failed
+        before."""
         self._check_usable()
         with self._note_write_errors():
             self._check_present()
@@ -350,9 +341,7 @@ class RecordingWriter:
     def recover(self) -> None:
         """Makes a failed writer usable again: the file ends at its last good byte, and takes a record.
 
-        Raises:
-            OSError: it still cannot be written.
-        """
+        Raises OSError: it still cannot be written."""
         if self._closed or self._write_error is None:
             return
         try:
@@ -380,10 +369,8 @@ class RecordingWriter:
         """Flushes, writes the index and the footer, and closes the file; a failed writer's file ends without them. Can
         be called more than once.
 
-        Raises:
-            OSError: the disk does not take it; the file is closed all the same.
-            RunDirectoryError: the file is gone; it is closed all the same.
-        """
+        Raises OSError: the disk does not take it; the file is closed all the same; RunDirectoryError: the file is gone;
+        it is closed all the same."""
         if self._closed:
             return
         try:

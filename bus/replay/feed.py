@@ -36,9 +36,7 @@ class Feed:
     """One rank's session with the broker. Events put in are sent in order, and again to a broker that is started again.
     Commands are answered with a refusal.
 
-    Raises:
-        BrokerError: from any of its methods: the broker is gone for good, or takes the run no more.
-    """
+    Raises BrokerError: from any of its methods: the broker is gone for good, or takes the run no more."""
 
     def __init__(self, connection: BrokerConnection, rank: int, timeouts: Timeouts) -> None:
         self._connection = connection

@@ -19,9 +19,7 @@ class Pace:
     The first requested event is due at once, and the others as much later as they were recorded later, divided by the
     rate. ``clock`` gives seconds, never going back.
 
-    Raises:
-        ConfigurationError: the rate is not over 0.
-    """
+    Raises ConfigurationError: the rate is not over 0."""
 
     def __init__(self, rate: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not rate > 0:

@@ -107,9 +107,7 @@ class ReplayServer:
     def serve(self, on_start: Callable[[], object] = lambda: None) -> ServedReplay:
         """Replays it once, as a new attempt of the run. ``on_start`` is called when consumers can attach.
 
-        Raises:
-            OffloopError: the run cannot be started, or its broker is gone.
-        """
+        Raises OffloopError: the run cannot be started, or its broker is gone."""
         self._served, self._ranks, self._speaking = 0, {}, None
         self._pace.rewind()
         with contextlib.ExitStack() as opened:

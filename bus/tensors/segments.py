@@ -77,11 +77,7 @@ class SegmentReference(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_wire(cls, wire: Any) -> "SegmentReference":
-        """Reads the map.
-
-        Raises:
-            ProtocolError: it is malformed.
-        """
+        """Reads the map. Raises ProtocolError: it is malformed."""
         try:
             # Without a conversion of bytes from text.
             return msgspec.convert(wire, cls, builtin_types=(bytes,))
@@ -152,9 +148,7 @@ class Segment:
     def publish(self, seq: int) -> dict[str, Any]:
         """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.
 
-        Raises:
-            ClosedError: it was published or released before.
-        """
+        Raises ClosedError: it was published or released before."""
         slot = self._end()
         slot.number += 1
         slot.mark(slot.number, self._size)
@@ -337,10 +331,8 @@ def _capacity_for(nbytes: int) -> int:
 def open_segment(reference: SegmentReference) -> memoryview:
     """The image that a reference stands for, read-only. The segment is leased until nothing refers to the memory.
 
-    Raises:
-        SegmentElsewhereError: it is not on this machine, or not there any more.
-        FieldNotAvailableError: the segment holds something else already.
-    """
+    Raises SegmentElsewhereError: it is not on this machine, or not there any more; FieldNotAvailableError: the segment
+    holds something else already."""
     descriptor = lock_segment(reference)
     try:
         memory = map_memory(descriptor, IMAGE_OFFSET + reference.size)
@@ -355,10 +347,8 @@ def open_segment(reference: SegmentReference) -> memoryview:
 def lock_segment(reference: SegmentReference) -> int:
     """Opens a segment and takes its lease, which lasts until the descriptor that is returned is closed.
 
-    Raises:
-        SegmentElsewhereError: it is not on this machine, or not there any more.
-        FieldNotAvailableError: the segment holds something else already.
-    """
+    Raises SegmentElsewhereError: it is not on this machine, or not there any more; FieldNotAvailableError: the segment
+    holds something else already."""
     try:
         descriptor = open_memory(reference.pid, reference.fd, reference.token)
     except (OSError, ValueError):

@@ -39,9 +39,7 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
     others find it. All of it is allocated at once, or the first ``allocate`` bytes: then :func:`allocate_memory` is to
     come before more is written.
 
-    Raises:
-        OSError: there is not so much.
-    """
+    Raises OSError: there is not so much."""
     if HAS_MEMFD:
         _keep_from_forks()
         descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -59,11 +57,7 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
 
 
 def allocate_memory(descriptor: int, offset: int, size: int) -> None:
-    """Allocates a part of memory that was made with ``allocate``.
-
-    Raises:
-        OSError: there is not so much.
-    """
+    """Allocates a part of memory that was made with ``allocate``. Raises OSError: there is not so much."""
     # The kernel would not refuse, but end processes until there is room.
     if size > (available := memory_available()) * SHARE:
         raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
@@ -96,9 +90,7 @@ def discard_memory(descriptor: int, token: bytes) -> None:
 def open_memory(pid: int, shared: int, token: bytes) -> int:
     """Opens what may be the memory of a process, to be read; that it is has to be seen from what is in it.
 
-    Raises:
-        OSError: it does not exist, or is not a regular file.
-    """
+    Raises OSError: it does not exist, or is not a regular file."""
     if not HAS_MEMFD:
         return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     _keep_from_forks()

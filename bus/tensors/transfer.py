@@ -18,10 +18,8 @@ Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray:
     """The consumer's side: the image that the map ``segment`` of an event stands for, piece by piece.
 
-    Raises:
-        FieldNotAvailableError: the broker does not have it, or not any more.
-        ProtocolError: the reference or an answer is malformed.
-    """
+    Raises FieldNotAvailableError: the broker does not have it, or not any more; ProtocolError: the reference or an
+    answer is malformed."""
     requested = SegmentReference.from_wire(reference)
     # It grows with what comes: the size is a peer's claim.
     image = bytearray()

@@ -73,9 +73,7 @@ class TensorView:
 
         An array that is kept after its event keeps the memory with it: copy what is to stay.
 
-        Raises:
-            ConfigurationError: numpy has no such dtype.
-        """
+        Raises ConfigurationError: numpy has no such dtype."""
         import numpy
 
         if self.dtype == "BF16":
@@ -105,11 +103,7 @@ class Tensors(Mapping[str, TensorView]):
 
     @classmethod
     def from_image(cls, image: "Buffer") -> "Tensors":
-        """Reads an image; the tensors are parts of it.
-
-        Raises:
-            ProtocolError: it is none, or one that passes a limit.
-        """
+        """Reads an image; the tensors are parts of it. Raises ProtocolError: it is none, or one that passes a limit."""
         view = memoryview(image).cast("B")
         return cls(view, *_read_header(view))
 
@@ -169,10 +163,8 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
     Shared memory that is not that of a process on this machine is asked of ``fetch``, if there is one. Close them
     when the event is handled: until then the trainer cannot use that memory again.
 
-    Raises:
-        FieldNotAvailableError: they are no longer to be had, and why.
-        ProtocolError: the value or the image is malformed.
-    """
+    Raises FieldNotAvailableError: they are no longer to be had, and why; ProtocolError: the value or the image is
+    malformed."""
     if not isinstance(value, dict) or value.get("$tensors") != VERSION:
         raise ProtocolError(f"a field's tensors are not a map of version {VERSION}: a newer offloop may have sent them")
     image, reference, size = value.get("image"), value.get("segment"), value.get("bytes")
@@ -227,9 +219,7 @@ class TensorPlaces(NamedTuple):
 def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlaces:
     """Finds a place for tensors of the given ``(dtype, shape)``.
 
-    Raises:
-        ConfigurationError: a name, dtype or shape that cannot stand in an image.
-    """
+    Raises ConfigurationError: a name, dtype or shape that cannot stand in an image."""
     entries: dict[str, Any] = {}
     starts: dict[str, int] = {}
     end = 0
@@ -258,9 +248,7 @@ def image_layout(
     The image is byte for byte the file that the library of the format writes for the same tensors; with more than one
     entry in ``metadata`` it differs in their order, which is the library's by chance and the given one here.
 
-    Raises:
-        ConfigurationError: a name, dtype or shape that cannot stand in an image.
-    """
+    Raises ConfigurationError: a name, dtype or shape that cannot stand in an image."""
     return tensor_places(specs).layout(metadata)
 
 

@@ -50,9 +50,7 @@ class Command(NamedTuple):
 
     @classmethod
     def from_wire(cls, content: Any) -> "Command":
-        """Reads :meth:`to_wire`.
-
-        Raises :class:`offloop.bus.errors.ProtocolError` for anything else."""
+        """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
         try:
             read = msgspec.convert(content, _OnWire)
         except (msgspec.ValidationError, RecursionError) as error:

@@ -23,9 +23,7 @@ class ConsumerProgress(NamedTuple):
 
     @classmethod
     def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
-        """Reads :meth:`to_wire`.
-
-        Raises :class:`offloop.bus.errors.ProtocolError` for anything else."""
+        """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
         try:
             name, barrier_events, fields, handled = wire[:4]
             return cls(
