@@ -1,4 +1,4 @@
-"""What the trainer and consumers have to agree on about checkpoint files; needs no torch.
+"""The names and files of checkpoints, for trainer and consumers; needs no torch.
 
 May import: tensors. Begin with ``names``.
 """

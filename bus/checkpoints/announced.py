@@ -1,8 +1,6 @@
 """The checkpoints that a training of another framework has written, in a file in the run's directory: they have names
 and formats of their own, and do not say of which run they are."""
 
-import fcntl
-import logging
 import math
 import os
 from collections.abc import Iterable
@@ -10,24 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from offloop.bus.files import check_owner, open_directory, read_file, replace_file
+from offloop.bus.checkpoints.run_list import RunList
 from offloop.bus.types.metrics import Mode
 
-_log = logging.getLogger("offloop")
-
 ANNOUNCED_FILE = "saved_checkpoints.json"
-_MOST = 1000
-_MAX_BYTES = 8 << 20
 
 
 class Score(msgspec.Struct, frozen=True):
-    """What a framework compares checkpoints by."""
+    """The metric by which a framework compares checkpoints."""
 
     metric: str
     """As the framework calls it, such as ``val_loss``."""
     value: float
     mode: Mode
-    """Whether the least or the greatest value is the best."""
+    """The best value: the least or the greatest."""
 
 
 class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
@@ -43,12 +37,15 @@ class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is there, and is not another one of the same name."""
+        """It exists, and is not another one of the same name."""
         try:
             found = os.stat(self.path).st_mtime_ns
         except OSError:
             return False
         return self.written_ns in (None, found)
+
+
+_announced = RunList(ANNOUNCED_FILE, list[AnnouncedCheckpoint], most=1000)
 
 
 def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
@@ -62,8 +59,8 @@ def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
 
 
 def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, batch: int, score: Score | None) -> None:
-    """Writes down that a training has written a checkpoint; those that are gone are left out from then on. A score that
-    is not finite is none. What cannot be written is named in the log, and a file that cannot be read stays as it is."""
+    """Records that a training has written a checkpoint; those that are gone are left out from then on. A score that is
+    not finite is none."""
     absolute = os.path.abspath(path)
     try:
         written = os.stat(absolute).st_mtime_ns
@@ -71,36 +68,9 @@ def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, bat
         written = None
     is_comparable = score is not None and math.isfinite(score.value)
     new = AnnouncedCheckpoint(absolute, epoch, batch, written, score if is_comparable else None)
-    try:
-        directory = open_directory(run)
-        try:
-            check_owner(directory)
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            kept = [one for one in _read(run) if one.path != absolute and one.is_there]
-            content = msgspec.json.encode([*kept, new][-_MOST:])
-            replace_file(directory, ANNOUNCED_FILE, msgspec.json.format(content).decode())
-        finally:
-            os.close(directory)
-    except (OSError, ValueError, RecursionError) as error:
-        _log.warning("%s is not written, so %s is not listed: %s", run / ANNOUNCED_FILE, absolute, _reason(error))
+    _announced.add(run, new, lambda other: other.path != absolute and other.is_there)
 
 
 def read_announced(run: Path) -> list[AnnouncedCheckpoint]:
-    """What was written down, the newest last; empty where nothing was, or it cannot be read."""
-    try:
-        return _read(run)
-    except (OSError, ValueError, RecursionError) as error:
-        _log.warning("%s is left out: %s", run / ANNOUNCED_FILE, _reason(error))
-        return []
-
-
-def _read(run: Path) -> list[AnnouncedCheckpoint]:
-    try:
-        found = msgspec.json.decode(read_file(run / ANNOUNCED_FILE, _MAX_BYTES), type=list[AnnouncedCheckpoint])
-    except FileNotFoundError:
-        return []
-    return [one for one in found[-_MOST:] if os.path.isabs(one.path) and "\0" not in one.path]
-
-
-def _reason(error: Exception) -> object:
-    return error.strerror or error if isinstance(error, OSError) else error
+    """The announced checkpoints, the newest last."""
+    return [one for one in _announced.read(run) if os.path.isabs(one.path) and "\0" not in one.path]

@@ -82,8 +82,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
 
 
 def read_contents(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What a checkpoint file says beside its tensors, which are not looked at; ``None`` for a file that is damaged or
-    something else."""
+    """The contents of a checkpoint file but for its tensors; ``None`` for a file that is damaged or something else."""
     try:
         with open(path, "rb") as file:
             text = _metadata(file)[TEXT_KEY]

@@ -1,4 +1,4 @@
-"""What the checkpoints of a training are called, which is the latest, and how many stay. No torch here."""
+"""The names of a training's checkpoints, the latest and the best of them, and which stay. No torch here."""
 
 import contextlib
 import errno
@@ -77,7 +77,7 @@ class CheckpointNames:
                 f"folder {os.fspath(folder)!r} is not on a file system: use a local or mounted one"
             )
         self.folder = Path(CheckpointName(os.fspath(folder), names, "folder").at())
-        """Where the checkpoints are."""
+        """The folder of the checkpoints."""
         self._filename = CheckpointName(filename, names, "filename", _TIMES)
         self._filename.check_relative()
         if not self._filename.changes and not overwrite:
@@ -97,7 +97,7 @@ class CheckpointNames:
         self._saved: list[str] = []
 
     def place(self, timestamp: Timestamp, write: Callable[[Path], object]) -> Path:
-        """Has a checkpoint written to its path and makes it the latest one; :meth:`remove_surplus` comes after that.
+        """Writes a checkpoint to its path and makes it the latest one; :meth:`remove_surplus` comes after that.
 
         Raises :class:`offloop.bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
         name = self._filename.at(timestamp)
@@ -134,15 +134,15 @@ class CheckpointNames:
         return (path for name in self.ranking() if self._is_checkpoint(path := self.folder / name))
 
     def name_at(self, timestamp: Timestamp) -> str:
-        """What a checkpoint of that time is called in the folder."""
+        """Name of a checkpoint of that time in the folder."""
         return self._filename.at(timestamp)
 
     def path_at(self, timestamp: Timestamp) -> Path:
-        """Where a checkpoint of that time is."""
+        """Path of a checkpoint of that time."""
         return self.folder / self.name_at(timestamp)
 
     def other_name(self, template: str, argument: str) -> "CheckpointName":
-        """What a checkpoint is called elsewhere, by a format string of ``argument``.
+        """Name of a checkpoint elsewhere, by a format string of ``argument``.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for one that is not allowed."""
         return CheckpointName(template, self._known, argument, _TIMES)
@@ -188,7 +188,7 @@ class CheckpointNames:
         return {"saved": list(self._saved)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave. Names that this folder would not give are left out."""
+        """Restores a :meth:`state_dict`, without names that this folder would not give."""
         self._saved = [name for name in state.get("saved", ()) if self._filename.matches(name)]
 
     def _count(self, name: str) -> None:
@@ -320,7 +320,7 @@ class CheckpointName:
                 allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
                 raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
         self.changes = bool(seen)
-        """Whether the name changes with the training time."""
+        """The name changes with the training time."""
         self.glob = re.sub(r"\*+", "*", wildcard)
         """Finds all names that it has given, and some more."""
         self._pattern = re.compile(pattern, re.DOTALL)
@@ -337,7 +337,7 @@ class CheckpointName:
         return self._template
 
     def matches(self, name: str) -> bool:
-        """Whether it could have given this name."""
+        """It could have given this name."""
         return self._pattern.fullmatch(name) is not None
 
     def counters(self, name: str) -> dict[str, int]:

@@ -18,12 +18,12 @@ _MAX_BYTES = 64 << 20
 
 
 class Rating(msgspec.Struct, frozen=True):
-    """What a checkpoint is compared by."""
+    """The value by which a checkpoint is compared."""
 
     file: str
     """Its name, relative to the folder."""
     batch: int
-    """How many batches it was trained on."""
+    """Batches that it was trained on."""
     metric: str
     """The metric's whole name, such as ``metrics/eval/MulticlassAccuracy``."""
     value: float | None
@@ -31,7 +31,7 @@ class Rating(msgspec.Struct, frozen=True):
 
 
 class RatingsFile(msgspec.Struct):
-    """What ``checkpoints.json`` says."""
+    """The contents of ``checkpoints.json``."""
 
     run: str
     best: str | None = None
@@ -41,7 +41,7 @@ class RatingsFile(msgspec.Struct):
 
 
 def read_ratings(folder: Path) -> RatingsFile | None:
-    """What is said of the checkpoints in a folder; ``None`` where nothing is, or it cannot be read."""
+    """The ratings in a folder; ``None`` where the file is missing or cannot be read."""
     try:
         return _read(folder)
     except CheckpointError as error:
@@ -83,11 +83,11 @@ class Ratings:
         return name in self._ratings
 
     def forget(self, name: str) -> None:
-        """Takes a checkpoint's rating away, because another one has its name now."""
+        """Removes a checkpoint's rating, because another one has its name now."""
         self._ratings.pop(name, None)
 
     def forget_after(self, batch: int) -> None:
-        """Takes away the ratings of checkpoints of later batches, from where a training begins anew or resumes."""
+        """Removes the ratings of checkpoints of later batches, from where a training begins anew or resumes."""
         self._ratings = {name: one for name, one in self._ratings.items() if one.batch <= batch}
 
     def add(self, name: str, batch: int, metric: str, value: float) -> bool:

@@ -100,7 +100,7 @@ def decode_window(data: bytes) -> HostWindow:
 
 
 def is_finite(value: float) -> bool:
-    """Whether a value is a number of 32 bits, as those in windows are: greater ones are infinite there."""
+    """The value is a number of 32 bits, as those in windows are: greater ones are infinite there."""
     return -_GREATEST <= value <= _GREATEST
 
 

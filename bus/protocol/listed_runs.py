@@ -1,4 +1,4 @@
-"""What peers say of runs: ``runs`` in ``docs/protocol.md``."""
+"""Runs as peers list them: ``runs`` in ``docs/protocol.md``."""
 
 from typing import Annotated, Any, TypeAlias
 
@@ -42,8 +42,7 @@ class _Listed(msgspec.Struct):
 
 
 def listed_run(said: object) -> dict[str, Any] | None:
-    """What a peer says of a run, and ``None``, or the like, for what it does not say; ``None`` if it is not in the form
-    of the protocol."""
+    """A run as a peer lists it, with the defaults of the keys that are missing; ``None`` if it is malformed."""
     try:
         known = msgspec.convert(said, _Listed)
     except (msgspec.ValidationError, RecursionError):

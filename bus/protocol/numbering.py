@@ -1,4 +1,4 @@
-"""How ``base_seq`` counts: the rule that the broker holds publishers to, and that readers find broken recordings by."""
+"""The rule by which ``base_seq`` counts: brokers refuse publishers, and readers name recordings, that break it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from offloop.bus.types.event import Event
 _BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
 _INNER = frozenset(event.value for event in Event) - _BASE
 BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
-"""By how much an event raises ``base_seq``; of events alone, not of marks."""
+"""The increase of ``base_seq`` by an event; of events alone, not of marks."""
 
 
 class Numbers(NamedTuple):
@@ -27,7 +27,7 @@ START = Numbers(0, 0)
 
 
 def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
-    """What is wrong with the ``base_seq`` of an event; ``last`` are ``seq`` and ``base_seq`` of one before it. Those
+    """Describes a wrong ``base_seq`` of an event; ``last`` are ``seq`` and ``base_seq`` of one before it. Those
     between the two may be base events or not, and so may one of a name that is not known."""
     last_seq, last_base_seq = last
     low = last_base_seq + (name in _BASE)
@@ -67,7 +67,7 @@ class Numbering:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, one line for each rank; of many ranks, how many more there are."""
+        """The wrong numbers, one line for each rank; of many ranks, the number of the others."""
         lines = (
             f"rank {rank} is wrongly numbered: {first}"
             + (f"; so are {self._more[rank]:,} more events" if self._more[rank] else "")

@@ -34,12 +34,12 @@ BATCH = 256
 """Snapshots in a list at most."""
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
-"""How a rank can end; of several ranks the one that comes last here says how the run ended."""
+"""The statuses of a rank's ending, the worst last; the worst of all ranks is the run's."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, or this reading of it."""
+    """The ending of a run, or of this reading of it."""
 
     status: str
     """``finished``, ``stopped`` (on request), ``failed`` (an exception ended it), or ``lost`` (it ended without a
@@ -71,7 +71,7 @@ class Ending:
 
 
 class Reached(NamedTuple):
-    """How far a training came, and how far it was to come."""
+    """The progress of a training, and its planned duration."""
 
     epoch: int
     batch: int
@@ -92,7 +92,7 @@ class Reached(NamedTuple):
 
 
 def worst_of(endings: Iterable[Ending]) -> Ending:
-    """How a run ended whose ranks ended like this: of several, the first of the worst, with a reason if one has it."""
+    """The ending of a run by those of its ranks: the first of the worst, with a reason if one has it."""
     return max(endings, key=lambda ending: (SEVERITY.index(ending.status), ending.reason is not None))
 
 
@@ -140,20 +140,20 @@ class DemandActive(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a reader of the event feed lacks and has to take from the recording: all of a rank up to those numbers."""
+    """Events that a reader of the event feed has to take from the recording: all of a rank up to those numbers."""
 
     rank: int
     numbers: Numbers
 
 
 class _Route(NamedTuple):
-    """What a topic's text means; marks, and events that this version does not know, have no event."""
+    """The meaning of a topic's text; marks, and events that this version does not know, have no event."""
 
     rank: int
     name: str
     event: Event | None
     is_base: bool
-    """Whether it is an event that is counted among the base events."""
+    """It is counted among the base events."""
     is_requested: bool
 
 
@@ -191,7 +191,7 @@ class StreamOrder:
         self._numbering = Numbering(after)
         self._ends: dict[int, Ending] = {}
         self.expected_ranks = 1
-        """How many ranks publish here, once one of them has ended."""
+        """Number of ranks that publish here, once one of them has ended."""
         self.outcomes: list[Outcome] = []
         """The commands that the first rank has answered, as far as it was read."""
         self.checkpoints: list[CheckpointMark] = []
@@ -202,17 +202,17 @@ class StreamOrder:
 
     @property
     def topics(self) -> list[str]:
-        """What to subscribe to on the event feed."""
+        """The subscriptions on the event feed."""
         return [f"{self.run}/{name}/" for name in (BASE if self._base_only else ALL, HEARTBEAT)]
 
     @property
     def endings(self) -> list[Ending]:
-        """How ranks ended, of those that have."""
+        """The endings of the ranks that have ended."""
         return list(self._ends.values())
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended, once every rank that publishes here has ended: the worst of their endings."""
+        """The run's ending, once every rank that publishes here has ended: the worst of theirs."""
         if not self._ends or len(self._ends) < self.expected_ranks:
             return None
         return worst_of(self._ends.values())
@@ -331,18 +331,18 @@ class StreamOrder:
         return None
 
     def missing_at(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
-        """What is missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if nothing is."""
+        """The events missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if none are."""
         for rank, position in positions.items():
             if self._number(position) > self._last_number(rank):
                 return Missing(rank, Numbers(*position))
         return None
 
     def lag(self, positions: dict[int, tuple[int, int]]) -> int:
-        """How many events the broker's positions are ahead, of all ranks."""
+        """Number of events that the broker's positions are ahead, of all ranks."""
         return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
 
     def is_filled(self, missing: Missing) -> bool:
-        """Whether the missing events have been read."""
+        """The missing events have been read."""
         return self._last_number(missing.rank) >= self._number(missing.numbers)
 
     def skip_to(self, positions: Mapping[int, tuple[int, int]]) -> None:
@@ -357,7 +357,7 @@ class StreamOrder:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the numbers of the events that were read, one line for each rank."""
+        """The wrong numbers of the events that were read, one line for each rank."""
         return self._numbering.problems
 
     def _last_number(self, rank: int) -> int:

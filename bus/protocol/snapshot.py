@@ -28,7 +28,7 @@ class Snapshot(msgspec.Struct, eq=False):
     :class:`~offloop.bus.errors.FrozenSnapshotError`."""
 
     event: Event
-    """Which event this is."""
+    """The event."""
     run_name: str
     """The run that it belongs to."""
     rank: int
@@ -113,7 +113,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def attempt(self) -> int:
-        """Which attempt of the run, from 1."""
+        """Number of the run's attempt, from 1."""
         return self._body.attempt
 
     @property
@@ -159,7 +159,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def max_duration(self) -> Time | None:
-        """How long the training lasts; ``None`` when it is not known."""
+        """Planned length of the training; ``None`` when it is not known."""
         text = self.get("max_duration", None)
         return None if text is None else Time.from_timestring(str(text))
 
@@ -200,7 +200,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def losses(self) -> Mapping[str, float]:
-        """What the training loss of the last batch is made of, beside its total, by name; empty for a single number."""
+        """The parts of the training loss of the last batch by name; empty for a single number."""
         return self._map("losses")
 
     @property

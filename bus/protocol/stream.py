@@ -1,4 +1,4 @@
-"""What all streams of a run have in common, whether live, recorded, replayed or simulated."""
+"""The interface of all streams of a run: live, recorded, replayed or simulated."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class RunStream:
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended; ``None`` until then."""
+        """The run's ending; ``None`` until then."""
         return None
 
     @property
@@ -64,12 +64,12 @@ class RunStream:
 
     @property
     def damage(self) -> str | None:
-        """What of the recording could not be read, with its offset."""
+        """The unreadable places of the recording with their offsets."""
         return None
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """What became of the commands that were sent through its snapshots, as far as it is known."""
+        """The outcomes of the commands that were sent through its snapshots, as far as they are known."""
         return ()
 
     @property
@@ -83,13 +83,13 @@ class RunStream:
         return ()
 
     def checkpoints(self) -> Sequence[CheckpointMark]:
-        """Where the training has saved and loaded checkpoints, in order, as far as it was read; may be called from
-        another thread."""
+        """The checkpoints that were saved and loaded, in order, as far as it was read; may be called from another
+        thread."""
         return ()
 
     def host_windows(self) -> Sequence[HostWindow]:
-        """What the hosts of a run on several hosts have said of their ranks since the last call, each host's in order;
-        may be called from another thread, but from one at a time."""
+        """The windows of the hosts of a run on several hosts since the last call, each host's in order; may be called
+        from another thread, but from one at a time."""
         return ()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
@@ -117,7 +117,7 @@ async def _all_of(snapshots: AsyncIterable[Snapshot]) -> AsyncGenerator[Snapshot
 
 
 async def in_turns(items: Iterable[Item], per_turn: int = SNAPSHOTS_PER_TURN) -> AsyncGenerator[Item, None]:
-    """What never has to be waited for, without keeping other tasks of the event loop from running."""
+    """Iterates without waiting, but lets other tasks of the event loop run."""
     import asyncio
 
     for count, item in enumerate(items, 1):

@@ -35,11 +35,11 @@ _new_record = tuple.__new__  # what Record(...) calls, at half the cost
 
 @dataclass
 class _FilePart:
-    """What has been seen since the last check record."""
+    """The records read since the last check record."""
 
     problems: Damage = field(default_factory=Damage)
     chunk_lost: bool = False
-    """Whether one of the problems is a chunk, as far as is known without the check record."""
+    """One of the problems is a chunk, as far as is known without the check record."""
     messages: int = 0
 
 
@@ -58,7 +58,7 @@ class RecordingReader:
         self.cut: str | None = None
         """The record within which the recording ends, after :meth:`read`, if it does."""
         self.finished = False
-        """Whether the end of a closed recording has been read."""
+        """The end of a closed recording has been read."""
         self.metadata: dict[str, str] = {}
         """``run``, ``attempt``, ``protocol_version`` and ``id`` of the recording, once the front has been read."""
         self.positions: dict[int, Position] = {}
@@ -100,7 +100,7 @@ class RecordingReader:
 
     @property
     def damage(self) -> list[str]:
-        """What is damaged so far, each with its offset: the first hundred places, and how many more there are."""
+        """Damaged places with their offsets: the first hundred, and the number of others."""
         damage = Damage()
         damage.add_all(self._damage)
         damage.add_all(self._part.problems)
@@ -108,7 +108,7 @@ class RecordingReader:
 
     @property
     def lost(self) -> bool:
-        """Whether messages that the recording held are missing in what was given."""
+        """Messages that the recording held were not given."""
         return self._lost or self._part.chunk_lost
 
     def read(self) -> Iterator[list[Record]]:

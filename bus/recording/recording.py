@@ -91,7 +91,7 @@ class Recording(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended, after an iteration to the end of the file; ``lost`` when the file does not say it."""
+        """The run's ending, after an iteration to the end of the file; ``lost`` when the file does not have it."""
         return self._ending
 
     @property
@@ -101,7 +101,7 @@ class Recording(RunStream):
 
     @property
     def damage(self) -> str | None:
-        """What could not be read, with its offset, after an iteration; ``None`` when all was good."""
+        """The unreadable places with their offsets, after an iteration; ``None`` for an intact file."""
         return self._damage
 
     def snapshots(
@@ -155,15 +155,15 @@ class Recording(RunStream):
         return tuple(self._order.outcomes)
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """Where the training has saved and loaded checkpoints, in order, as far as the iteration has come."""
+        """The checkpoints that were saved and loaded, in order, as far as the iteration has come."""
         return tuple(self._order.checkpoints)
 
     def read_endings(self) -> list[Ending]:
-        """How its ranks ended, of those that have; faster than an iteration."""
+        """The endings of the ranks that have ended; faster than an iteration."""
         return self._read_marks(END).endings
 
     def has_all_ranks(self, found: Collection[int]) -> bool:
-        """Whether these are as many ranks as published to this recording's broker, by those that have ended."""
+        """These are as many ranks as published to this recording's broker, by those that have ended."""
         order = self._read_marks(END)
         return bool(order.endings) and len(found) >= order.expected_ranks
 
@@ -172,7 +172,7 @@ class Recording(RunStream):
         return self._read_marks(COMMAND).outcomes
 
     def read_checkpoints(self) -> list[CheckpointMark]:
-        """Where its training has saved and loaded checkpoints, in order; faster than an iteration."""
+        """The checkpoints that were saved and loaded, in order; faster than an iteration."""
         return self._read_marks(CHECKPOINT).checkpoints
 
     def _read_marks(self, name: str) -> StreamOrder:

@@ -69,18 +69,18 @@ class DamageError(Exception):
 
 
 class Position(NamedTuple):
-    """How far the events of one rank have come."""
+    """The last event of one rank."""
 
     seq: int
     base_seq: int
     time: int
     """Of the last event, in nanoseconds since 1970."""
     ended: bool
-    """Whether the rank's ``$end`` is among them."""
+    """The rank's ``$end`` has come."""
 
 
 def has_sign(front: bytes) -> bool:
-    """Whether the sign of a check record or a chunk stands where it would in a record that begins like this."""
+    """The sign of a check record or a chunk is at its place in a record that begins like this."""
     return any(front.startswith(sign, offset) for sign, offset in _SIGN_OFFSETS.items())
 
 

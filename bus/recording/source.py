@@ -1,5 +1,5 @@
-"""What a recording holds, record by record, for commands that go through whole recordings: with what each record
-means, what is missing between them, and what was left out on purpose."""
+"""A recording record by record, for commands that go through all of it: each record decoded, and the gaps between
+them, lost or cut out."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -58,12 +58,12 @@ class CutRange(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many events they are, and how many of them base events."""
+        """Number of events, and of base events among them."""
         return self.last - self.first + 1, self.base_last - self.base_first + 1
 
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
-        """What is said of a single event."""
+        """The range of a single event."""
         event, rank = record.event, record.topic.rank
         base_first = base_before(record) + 1
         return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, event.timestamp)
@@ -92,22 +92,22 @@ class Recorded(NamedTuple):
 
 
 def is_mark(record: Recorded) -> bool:
-    """Whether it is a mark of the stream instead of an event."""
+    """It is a mark of the stream instead of an event."""
     return record.topic.name.startswith("$")
 
 
 def is_base(record: Recorded) -> bool:
-    """Whether it is counted among the base events, as marks are."""
+    """It is counted among the base events, as marks are."""
     return is_mark(record) or record.topic.name in _BASE_NAMES
 
 
 def base_before(record: Recorded) -> int:
-    """How many base events came before it in its rank."""
+    """Number of base events before it in its rank."""
     return record.event.base_seq - is_base(record)
 
 
 def is_known(record: Recorded) -> bool:
-    """Whether it is an event that this version knows."""
+    """It is an event that this version knows."""
     return record.topic.name in _NAMES
 
 
@@ -139,7 +139,7 @@ class RecordSource:
         self.left_out: list[Gap] = []
         self._left_out_records = Damage()
         self.lost = False
-        """Whether something that the file held cannot be read."""
+        """Something in the file cannot be read."""
         self.ranks: set[int] = set()
         """The ranks of which something is recorded."""
         self._topics: dict[str, Topic | None] = {}
@@ -148,7 +148,7 @@ class RecordSource:
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended; ``None`` when the recording does not say it."""
+        """The run's ending; ``None`` when the recording does not have it."""
         return self._order.ending
 
     @property
@@ -157,7 +157,7 @@ class RecordSource:
         return self._order.outcomes
 
     def found(self) -> dict[str, Any]:
-        """What the iteration has found: damage, gaps and the like, by name, for what is written from it."""
+        """The findings of the iteration by name: damage, gaps and the like."""
         return {
             "ending": self.ending,
             "damage": tuple(self.damage),

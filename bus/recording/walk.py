@@ -28,11 +28,11 @@ class ByteSource(Protocol):
 
     @property
     def hole(self) -> Hole | None:
-        """What is lost behind the bytes that are here; ``None`` where nothing is known to be."""
+        """The bytes that are lost behind those that are here, where some are known to be."""
 
     @property
     def is_coming(self) -> bool:
-        """Whether more of what was asked for is on its way."""
+        """More of what was asked for is on its way."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """The bytes from ``offset`` on, at most ``size``; fewer, or none, where they are not there yet."""

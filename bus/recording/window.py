@@ -133,9 +133,9 @@ class Window:
         self._began = began
         self._past: set[int] = set()
         self.begun = False
-        """Whether an event within it has come."""
+        """An event within it has come."""
         self.over = False
-        """Whether every rank is past its end."""
+        """Every rank is past its end."""
 
     def takes(self, state: Snapshot) -> bool:
         """The event is replayed. Raises ConfigurationError: the recording does not tell."""

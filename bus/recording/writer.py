@@ -178,7 +178,7 @@ class RecordingWriter:
 
     @property
     def written(self) -> int:
-        """How many frames the recording holds, with those that are not flushed yet."""
+        """Number of frames, with those that are not flushed yet."""
         return self._total + self._appended
 
     @property
@@ -193,7 +193,7 @@ class RecordingWriter:
 
     @property
     def failed(self) -> bool:
-        """Whether something could not be written, so that :meth:`recover` must come before more can be."""
+        """Something could not be written: :meth:`recover` must come before more can be."""
         return self._write_error is not None
 
     def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:

@@ -46,7 +46,7 @@ class Feed:
         self._outbox = self._session.state.outbox
         self.attempt: int = connection.welcome["attempt"]
         self.is_taken = True
-        """Whether the broker has taken everything up to the last :meth:`ask`."""
+        """The broker has taken everything up to the last :meth:`ask`."""
         self._asked = 0.0
         self._progress = 0, True
         self._progressed = time.monotonic()
@@ -58,12 +58,12 @@ class Feed:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for the broker that no more should be put in."""
+        """So much waits for the broker that no more should be put in."""
         return self._outbox.size > KEPT_BYTES
 
     @property
     def is_settled(self) -> bool:
-        """Whether the broker has everything on disk."""
+        """The broker has everything on disk."""
         return self._session.state.acknowledged >= self._outbox.seq
 
     def put(self, number: int, frame: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How fast a recording is replayed: which of its times is due when."""
+"""The pace of a replay: when each recorded time is due."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from offloop.bus.errors import ConfigurationError
 
 RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
-"""Which rates there are, in words."""
+"""The rates in words."""
 
 
 class Pace:
@@ -39,7 +39,7 @@ class Pace:
             return self._left(at)
 
     def is_past(self, at: int) -> bool:
-        """Whether a recorded time, in nanoseconds, has come, without asking for an event of that time."""
+        """A recorded time, in nanoseconds, has come; asks for no event of that time."""
         with self._lock:
             return self._head is not None and self._left(at) == 0
 

@@ -58,7 +58,7 @@ class Replay(RunStream):
         self._ending: Ending | None = None
         self._damage: str | None = None
         self.given = 0
-        """How many snapshots were given."""
+        """Number of snapshots that were given."""
         # The commands of the part that the iteration has come to, and how many of all those were judged.
         self._commands: list[Outcome] = []
         self._judged = 0
@@ -66,12 +66,12 @@ class Replay(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended, after an iteration to its end; ``None`` when ``until`` came before that."""
+        """The run's ending, after an iteration to its end; ``None`` when ``until`` came before that."""
         return self._ending
 
     @property
     def damage(self) -> str | None:
-        """What could not be read, with its offset, after an iteration to the end."""
+        """The unreadable places with their offsets, after an iteration to the end."""
         return self._damage
 
     @property
@@ -88,7 +88,7 @@ class Replay(RunStream):
         return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """Where the training saved and loaded checkpoints, up to the recorded time that the replay has come to."""
+        """The checkpoints that were saved and loaded, up to the recorded time that the replay has come to."""
         found = self._recording.checkpoints()
         return tuple(one for one in found if self._is_over or self._pace.is_past(one.time_ns))
 

@@ -34,15 +34,15 @@ _STOPPED = Ending("stopped")
 
 
 class ServedReplay(NamedTuple):
-    """What became of one replay."""
+    """The outcome of one replay."""
 
     run_name: str
     events: int
-    """How many were served, marks such as commands not counted."""
+    """Number of events served, without marks such as commands."""
     ending: Ending
-    """How the served run ended."""
+    """The ending of the served run."""
     damage: str | None
-    """What of the recording could not be read."""
+    """The unreadable places of the recording."""
 
 
 class _Rank:
@@ -54,7 +54,7 @@ class _Rank:
         self.seq = self.base_seq = self.time = 0
         """Of the last event, as they are served."""
         self.left_out = self.base_left_out = 0
-        """How many events were left out so far because they are not to be replayed."""
+        """Number of events left out so far because they are not to be replayed."""
         self.ending: Ending | None = None
 
 
@@ -101,7 +101,7 @@ class ReplayServer:
 
     @property
     def stopped(self) -> bool:
-        """Whether :meth:`stop` was called."""
+        """:meth:`stop` was called."""
         return self._stopping
 
     def serve(self, on_start: Callable[[], object] = lambda: None) -> ServedReplay:

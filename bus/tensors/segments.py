@@ -143,7 +143,7 @@ class Segment:
         self.buffer = memoryview(slot.memory)[IMAGE_OFFSET : IMAGE_OFFSET + size]
         """To be filled with the image. Nothing may be written to it after :meth:`publish`."""
         self.kept = slot.kept
-        """What the owner keeps with this memory for its next use; forgotten with the memory."""
+        """Objects that the owner keeps with this memory for its next use."""
 
     def publish(self, seq: int) -> dict[str, Any]:
         """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.

@@ -153,7 +153,7 @@ class Tensors(Mapping[str, TensorView]):
 
 
 def is_tensors(value: Any) -> bool:
-    """Whether the value of a field stands for tensors."""
+    """The value of a field stands for tensors."""
     return isinstance(value, dict) and "$tensors" in value
 
 
@@ -186,22 +186,21 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
 
 
 class ImageLayout(NamedTuple):
-    """Where everything stands in an image that is yet to be filled."""
+    """The layout of an image that is yet to be filled."""
 
     header: bytes
-    """What the image begins with."""
+    """The first bytes of the image."""
     starts: dict[str, int]
-    """Where each tensor's bytes begin, counted from the end of the header; in the order of their bytes."""
+    """Offset of each tensor's bytes behind the header; in the order of their bytes."""
     size: int
     """Of the whole image, in bytes."""
 
 
 class TensorPlaces(NamedTuple):
-    """Where tensors of certain dtypes and shapes stand behind the header, whatever else that says: made once for many
-    images."""
+    """The places of tensors of certain dtypes and shapes behind any header: computed once for many images."""
 
     entries: bytes
-    """What the header says of them."""
+    """Their part of the header."""
     starts: dict[str, int]
     size: int
 

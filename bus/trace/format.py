@@ -59,7 +59,7 @@ class TraceEvents:
         self._open[pid, track] = self._open.get((pid, track), 0) + 1
 
     def end(self, pid: int, track: str, at: int, args: Args = None) -> None:
-        """What began last on the track ends; does nothing where nothing is open."""
+        """Ends the innermost open span of the track, if there is one."""
         if self._open.get((pid, track)):
             self._open[pid, track] -= 1
             self._add("E", None, pid, self._tid(pid, track), self._take_place(pid, track, at), args)
@@ -75,7 +75,7 @@ class TraceEvents:
         self._add("i", name, pid, self._tid(pid, track), at, args, ',"s":"t"')
 
     def counter(self, pid: int, name: str, values: Mapping[str, Any], at: int) -> None:
-        """What one or several series are from here on; what is not a finite number is left out."""
+        """Sets one or several series from here on; other values than finite numbers are left out."""
         numbers = {
             series: value for series, value in values.items() if isinstance(value, float | int) and math.isfinite(value)
         }
@@ -96,7 +96,7 @@ class TraceEvents:
         return text + _CLOSING if self._begun else f"{_OPENING}]\n"
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to continue behind what was taken so far: plain values."""
+        """Plain values from which :meth:`load_state_dict` continues behind the text taken so far."""
         return {
             "begun": self._begun,
             "tracks": list(self._tracks),
@@ -106,7 +106,7 @@ class TraceEvents:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave."""
+        """Restores a :meth:`state_dict`."""
         self._begun = state["begun"]
         self._tracks = list(state["tracks"])
         self._named = {pid: list(tracks) for pid, tracks in state["named"]}

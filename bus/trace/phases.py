@@ -1,4 +1,4 @@
-"""What the field ``phases`` of a batch says, read and checked."""
+"""The field ``phases`` of a batch, read and checked."""
 
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ class Span(NamedTuple):
 
 
 class BatchPhases(NamedTuple):
-    """Where the time of a batch went on one rank."""
+    """The phases of a batch on one rank."""
 
     began_ns: int
     """When the batch began, which is when the one before it, or the evaluation between them, had ended: nanoseconds
     since 1970 (UTC), by the rank's own clock."""
     spans: tuple[Span, ...]
     on_device: bool
-    """Whether it was the GPU that was timed, and not the host, which runs ahead of it."""
+    """The GPU was timed, and not the host, which runs ahead of it."""
     publishing_ns: int | None = None
     """What publishing costs the training thread for each batch, as the mean of all since the last report;
     ``None`` without a report. A batch with one is not a typical one: other fields are computed in it too."""

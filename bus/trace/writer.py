@@ -32,7 +32,7 @@ class WritesText(Protocol):
 
 @dataclass
 class _Rank:
-    """How far a rank is; times are nanoseconds from the beginning of the trace."""
+    """The progress of a rank; times are nanoseconds from the beginning of the trace."""
 
     now: int
     """Of the last event."""
@@ -48,13 +48,13 @@ class _Rank:
 
 @dataclass
 class _Counted:
-    """What the counters have shown last, all of the first rank."""
+    """The last values of the counters, all of the first rank."""
 
     batch: int | None = None
     sample: int = 0
     token: int = 0
     busy_ns: int = 0
-    """What the batches since then took."""
+    """Duration of the batches since then."""
     rates: dict[str, Any] = field(default_factory=dict)
     loss_is_finite: bool = True
 
@@ -95,7 +95,7 @@ class TraceWriter:
         self._commands: list[Outcome] = []
 
     def see(self, state: Snapshot) -> None:
-        """Takes the next event, of any rank.
+        """Draws the next event, of any rank.
 
         Raises:
             ClosedError: after :meth:`close`.
@@ -115,7 +115,7 @@ class TraceWriter:
         self._flush()
 
     def command(self, outcome: Outcome) -> None:
-        """Takes what became of a command, before or after the events around it: it is drawn when the first rank has
+        """Draws the outcome of a command, before or after the events around it: it is drawn when the first rank has
         come to the time at which it was answered, or, where that is not known, to the end of its batch.
 
         Raises:
@@ -125,7 +125,7 @@ class TraceWriter:
         self._commands.append(outcome)
 
     def note(self, name: str, text: str, state: Snapshot) -> None:
-        """Takes a text that was logged at an event, as an instant.
+        """Draws a text that was logged at an event, as an instant.
 
         Raises:
             ClosedError: after :meth:`close`.
@@ -167,7 +167,7 @@ class TraceWriter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` gave."""
+        """Restores a :meth:`state_dict`."""
         self._trace.load_state_dict(state["trace"])
         self._base = state["base"]
         self._ranks = {number: _Rank(*values) for number, values in state["ranks"]}

@@ -216,7 +216,7 @@ def test_an_index_of_an_older_version_is_made_again(tmp_path):
     assert [one.batch for one in checkpoints(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"tags": []}', b"[" * 100_000, b'["' + b"x" * (1 << 20) + b'"]'])
+@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"tags": []}', b"[" * 100_000, b'["' + b"x" * (8 << 20) + b'"]'])
 def test_lists_that_cannot_be_read_stay_as_they_are(tmp_path, content, caplog):
     run = write_run(tmp_path / "runs", "r")
     (run / FOLDERS_FILE).write_bytes(content)
