@@ -3,8 +3,10 @@
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from offloop.bus.types.metric_names import MetricNames
 from offloop.bus.types.metrics import direction_of, goals_in
@@ -15,6 +17,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.comparison import Compared
+from offloop.consumers.dashboard.web.frames import look_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +35,7 @@ _MAX_WIDTH = 2048
 _TAIL_WIDTH = 64
 _MAX_GROWTH = 2
 _MAX_TAILS = 60
+_MOST_KEPT = 2048
 _MOST_PARTS = 3_200
 """Of all lines of a chart together: what a browser without a GPU draws in time, sixty times a second."""
 # Beyond, a number does not survive as one of 32 bits.
@@ -52,17 +56,16 @@ class Chart(NamedTuple):
     """Of phases: the ranks to choose one from."""
 
 
-@dataclass
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What a browser shows at the moment."""
 
     x: Axis = "batch"
     range: tuple[float, float] | None = None
-    """The part of the axis that is chosen; ``None`` for everything."""
-    visible: Mapping[str, int] = field(default_factory=dict)
+    """The chosen part of the axis; ``None`` for everything."""
+    visible: dict[str, int] = {}
     """Chart to its width in pixels."""
     hidden: bool = False
-    """Whether nobody looks: the page is in a tab behind others, or the window is minimised."""
+    """Whether the page is in a tab behind others, or its window minimised."""
     marks: bool = False
     """Whether it marks commands, checkpoints and the like in charts."""
     rank: int = 0
@@ -72,25 +75,10 @@ class Look:
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
-        """Reads what the browser told; what is not in its form is left out."""
-        if not isinstance(told, dict) or told.get("x") not in get_args(Axis):
-            return cls()
-        visible = told.get("visible")
-        widths = {
-            str(name): min(max(width, 1), 1 << 14)
-            for name, width in (visible.items() if isinstance(visible, dict) else ())
-            if isinstance(width, int)
-        }
-        rank, left_out = told.get("rank"), told.get("leftOut")
-        return cls(
-            told["x"],
-            _range(told.get("range")),
-            widths,
-            told.get("hidden") is True,
-            told.get("marks") is True,
-            rank if type(rank) is int else 0,
-            frozenset(one for one in left_out if type(one) is int) if isinstance(left_out, list) else frozenset(),
-        )
+        """Reads what a browser sent; the defaults for what is not in its form."""
+        look = look_in(told, cls)
+        first, last = look.range or (0, 1)
+        return look if -math.inf < first < last < math.inf else msgspec.structs.replace(look, range=None)
 
     def buckets(self, chart: str, lines: int = 1) -> int:
         """In how many parts the axis is divided for it, each with its least and greatest value; in fewer where there
@@ -123,38 +111,6 @@ def charts_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[tuple
 _GROUPS_FIRST = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 
 
-class LineCache:
-    """Points that were computed lately: browsers that show the same share them. For one thread."""
-
-    SIZE = 256
-    PARTS = 2048
-
-    def __init__(self) -> None:
-        self._points: OrderedDict[tuple[object, ...], Points] = OrderedDict()
-        self._parts: OrderedDict[tuple[object, ...], Parts] = OrderedDict()
-
-    def points(self, series: Series, look: Look, buckets: int) -> Points:
-        """A series as it is to be drawn."""
-        first, last = look.range or (None, None)
-        key = (id(series), series.version, look.x, first, last, buckets)
-        found = self._points.get(key)
-        if found is None:
-            found = self._points[key] = series.points(look.x, first, last, buckets)
-            if len(self._points) > self.SIZE:
-                self._points.popitem(last=False)
-        return found
-
-    def parts(self, series: Series, places: "np.ndarray[Any, Any]", x: Axis) -> Parts:
-        """What a series has at some places, for the group that it is in."""
-        key = (id(series), series.version, x, places.tobytes())
-        found = self._parts.get(key)
-        if found is None:
-            found = self._parts[key] = series.parts(places, x)
-            if len(self._parts) > self.PARTS:
-                self._parts.popitem(last=False)
-        return found
-
-
 @dataclass
 class _Sent:
     """What a browser has of one line."""
@@ -172,8 +128,8 @@ class _Sent:
 class Lines:
     """The lines that one browser has, and what it lacks."""
 
-    def __init__(self, cache: LineCache) -> None:
-        self._cache = cache
+    def __init__(self) -> None:
+        self._parts: OrderedDict[tuple[object, ...], Parts] = OrderedDict()
         self._sent: dict[tuple[str, int | str, Axis], _Sent] = {}
 
     def forget(self) -> None:
@@ -229,7 +185,8 @@ class Lines:
             if tail is not None:
                 sent.version = version
                 return {"c": chart, "r": run, "o": look.x, "a": 1, **_numbers(tail)}
-        points = self._cache.points(series, look, shown[1])
+        first, last = look.range or (None, None)
+        points = series.points(look.x, first, last, shown[1])
         if not len(points.xs):
             return None
         self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
@@ -260,7 +217,7 @@ class Lines:
         places = common_places(every, look.x, first, last, buckets)
         lines = []
         for key in changed if len(places) else ():
-            points = group_points(members[key], places, look.x, self._cache.parts)
+            points = group_points(members[key], places, look.x, self._parts_of)
             self._sent[chart, key, look.x] = _Sent(shown, version, float(places[-1]), len(places))
             told = {"y": points.mean, "low": points.low, "high": points.high}
             values = {name: _short(numbers) for name, numbers in told.items()}
@@ -269,6 +226,15 @@ class Lines:
                 {"c": chart, "r": key, "o": look.x, "a": 0, "x": _short_x(places), "n": [], **values, "count": counts}
             )
         return lines
+
+    def _parts_of(self, series: Series, places: "np.ndarray[Any, Any]", x: Axis) -> Parts:
+        """Keeps the parts of groups' members: most of these do not change between two frames."""
+        key = (id(series), series.version, x, places.tobytes())
+        if key not in self._parts:
+            self._parts[key] = series.parts(places, x)
+            if len(self._parts) > _MOST_KEPT:
+                self._parts.popitem(last=False)
+        return self._parts[key]
 
     def _tail(self, series: Series, sent: _Sent, look: Look) -> Points | None:
         """What has come since, with the last point that the browser has; ``None`` when it is to be sent the whole line
@@ -313,13 +279,6 @@ def best_values(chart: Chart, view: RunView, x: Axis) -> list[tuple[str, str, fl
     }
     best = direction_of(chart.id, goals_in([view.hyperparameters]))
     return [(name, *end) for name, end in ends.items()] if best is None else [("best", *ends[best])]
-
-
-def _range(told: Any) -> tuple[float, float] | None:
-    if not (isinstance(told, list) and len(told) == 2 and all(isinstance(end, int | float) for end in told)):
-        return None
-    first, last = map(float, told)
-    return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
 
 
 def _request(run: MonitoredRun, look: Look, rank: int = 0) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
 
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
@@ -11,6 +13,7 @@ from offloop.bus.types.metrics import direction_of, goals_in
 from offloop.bus.types.units import Scale, difference, number_text
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.colors import look_of
+from offloop.consumers.dashboard.web.frames import look_in
 
 OF_RUNS = ("status", "tags")
 """Columns that need no hyperparameter."""
@@ -20,34 +23,23 @@ _LONGEST = 200
 _LONGEST_VALUE = 60
 _KEYS = ("group", "singles", "baseline")
 _STARTED_WITH = "config/"
+_Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST)]
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """What somebody wants to compare."""
 
-    group: str | None = None
+    group: _Name | None = None
     """Runs with the same value of this column are drawn as one."""
     singles: bool = False
     """Whether the lines of single runs are drawn, too."""
-    baseline: str | None = None
+    baseline: _Name | None = None
     """The name of the run that the others are compared with."""
 
     @classmethod
     def from_query(cls, asked: Sequence[tuple[str, str]]) -> "Comparison":
         """Reads it from the names and values of an address."""
-        return cls.from_browser(dict(asked) | {"singles": dict(asked).get("singles") == "1"})
-
-    @classmethod
-    def from_browser(cls, told: Any) -> "Comparison":
-        """Reads what the browser told; what is not in its form is left out."""
-        if not isinstance(told, dict):
-            return cls()
-        group, baseline = (
-            name[:_LONGEST] if isinstance(name := told.get(key), str) and name else None
-            for key in ("group", "baseline")
-        )
-        return cls(group, told.get("singles") is True, baseline)
+        return look_in(dict(asked) | {"singles": dict(asked).get("singles") == "1"}, cls)
 
     def link(self, link: str) -> str:
         """An address with this comparison in place of another one."""

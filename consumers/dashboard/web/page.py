@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.cards import COMMANDS, RunCommands
-from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, best_values, charts_of
+from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, best_values, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.export import PATH, ChartedRun
-from offloop.consumers.dashboard.web.frames import Frames, element_of
+from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.marks import MarkNews
 from offloop.consumers.dashboard.web.panels import Panels
 from offloop.consumers.dashboard.web.server import Opening
@@ -62,7 +62,6 @@ class Page:
     def __init__(
         self,
         runs: Sequence[MonitoredRun],
-        cache: LineCache,
         opening: Opening,
         home: str = "",
         problems: Sequence[str] = (),
@@ -76,7 +75,7 @@ class Page:
         self._opening = opening
         self._comparison = comparison or Comparison()
         self._tags_of = tags_of
-        self._lines = Lines(cache)
+        self._lines = Lines()
         self._marks = MarkNews()
         self._look = Look()
         self._seen: object = None
@@ -211,7 +210,7 @@ class Page:
         ]
 
     async def _on_compare(self, event: "GenericEventArguments") -> None:
-        self._comparison = Comparison.from_browser(event.args)
+        self._comparison = look_in(event.args, Comparison)
         self._top.view_link = self._comparison.link(self._top.view_link)
         await self.refresh()
 

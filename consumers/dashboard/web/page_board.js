@@ -288,7 +288,7 @@ export default {
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, leftOut: Object.keys(this.hidden).map(Number) };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, left_out: Object.keys(this.hidden).map(Number) };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

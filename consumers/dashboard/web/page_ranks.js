@@ -1,19 +1,16 @@
 // The ranks of a run: a heat map with a block of cells for each host, the slowest in a table, and what is known of one
-// of them. The server sends values of two bytes each, and only while the panel can be seen.
+// of them. The server sends them only while the panel can be seen.
 import { keep, keptOf } from "page_settings";
 import { grouped, valueText } from "page_text";
 import { inkOf, painted, redrawn } from "page_theme";
 import { markRaw } from "vue";
 
 const USUAL = "arrival";
-const NO_VALUE = 65535;
-const STEPS = 65534;
 const SETTLE_MS = 60;
 const LARGEST = 20;
 const SMALLEST = 3;
 const WITH_GAPS = 5; // cells of so many pixels have a gap between them
 const WITH_NAMES = 11; // and of so many each host has its name beside it
-const LEAST_OUTLINED = 8;
 const MOST_NAME = 130;
 const HEAD = 15;
 const LEAST_HEIGHT = 260;
@@ -21,7 +18,6 @@ const MOST_HEIGHT = 560;
 const SHADES = 256;
 const OPAQUE = 0xff000000;
 const FAINT = 0x4d000000;
-const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export default {
   template: `
@@ -46,15 +42,13 @@ export default {
       <ul class="ranks-facts" v-if="facts.length" aria-label="What stands out">
         <li v-for="[kind, text] in facts" :key="kind" :class="kind">{{ text }}</li>
       </ul>
-      <div class="ranks-map" ref="map" v-show="map" tabindex="0" role="img" :aria-label="summary" aria-keyshortcuts="ArrowLeft ArrowRight ArrowUp ArrowDown Enter"
-           @keydown="onKey" @pointermove="onPointer" @pointerleave="leave" @blur="leave" @click="onClick">
+      <div class="ranks-map" ref="map" v-show="map" role="img" :aria-label="summary" @pointermove="onPointer" @pointerleave="tip = null" @click="onClick">
         <canvas ref="canvas" aria-hidden="true"></canvas>
         <div v-if="tip" class="ranks-cursor" :style="tip.box" aria-hidden="true"></div>
         <div v-if="tip" class="ranks-tip" :style="tip.style"><b>{{ tip.value }}</b> {{ tip.text }}</div>
       </div>
-      <span class="sr-only" aria-live="polite">{{ spoken }}</span>
       <div class="ranks-below">
-      <section v-if="detail" class="rank-detail" :aria-label="detail.title" ref="detail" tabindex="-1">
+      <section v-if="detail" class="rank-detail" :aria-label="detail.title" role="region" aria-live="polite">
         <header><h3>{{ detail.title }}</h3><span class="soft">{{ detail.facts }}</span>
           <button type="button" class="rank-link" @click="choose({cell: null})">close</button></header>
         <div class="ranks-scroll" tabindex="0" role="region" :aria-label="'Values of ' + detail.title"><table>
@@ -81,7 +75,7 @@ export default {
     runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null, detail: null,
     columns: [], rows: [], title: "",
     asked: { run: 0, quantity: keptOf("ranks")[0] || USUAL, cell: null },
-    tip: null, spoken: "",
+    tip: null,
   }),
   computed: {
     cellChosen() {
@@ -111,10 +105,10 @@ export default {
   },
   created() {
     // Kept out of Vue's sight: it would follow every number.
-    this.cells = new Uint16Array();
+    this.cells = new Float32Array();
     this.starts = []; // of each host its first cell
     this.plan = null; // where cells are drawn
-    this.cursor = null; // the cell under the pointer, or the keyboard's
+    this.pointed = null; // the cell under the pointer
     this.seen = false;
   },
   mounted() {
@@ -139,10 +133,9 @@ export default {
     async frame(update) {
       const began = performance.now();
       const { number, map, ...rest } = update;
-      if (rest.detail && rest.detail.cell !== this.detail?.cell) this.spoken = `${rest.detail.title} is open below the map`;
       Object.assign(this, rest);
       if (map !== undefined) {
-        this.cells = map ? cellsOf(map.cells) : new Uint16Array();
+        this.cells = map ? new Float32Array(Uint8Array.from(atob(map.cells), (letter) => letter.charCodeAt(0)).buffer) : new Float32Array();
         this.map = map && { ...map, cells: null };
       }
       if (rest.hosts) {
@@ -153,7 +146,7 @@ export default {
       }
       await this.$nextTick();
       this.draw();
-      if (this.tip && this.cursor !== null) this.point(this.cursor);
+      if (this.tip) this.point(this.pointed);
       await painted();
       return [number, (performance.now() - began) / 1000];
     },
@@ -189,18 +182,7 @@ export default {
       return Array.isArray(ranks) ? ranks[place] : ranks + place;
     },
     hostOf(cell) {
-      let [low, high] = [0, this.starts.length - 1];
-      while (low < high) {
-        const middle = (low + high + 1) >> 1;
-        if (this.starts[middle] <= cell) low = middle;
-        else high = middle - 1;
-      }
-      return low;
-    },
-    valueOf(cell) {
-      const { least, greatest } = this.map;
-      const step = this.cells[cell];
-      return step === undefined || step === NO_VALUE ? null : least + (step / STEPS) * (greatest - least);
+      return this.starts.findLastIndex((start) => start <= cell);
     },
     textOf(cell) {
       const [name] = this.hosts[this.hostOf(cell)];
@@ -224,7 +206,7 @@ export default {
       canvas.height = Math.round(height * ratio);
       const pen = canvas.getContext("2d");
       pen.scale(ratio, ratio);
-      const [ink, soft, accent, card] = ["--ink", "--ink-soft", "--accent", "--card"].map(inkOf);
+      const [ink, soft, accent] = ["--ink", "--ink-soft", "--accent"].map(inkOf);
       const shades = shadesOf(inkOf("--heat"));
       const silent = new Set(this.silent);
       const side = size - gap;
@@ -234,32 +216,42 @@ export default {
       for (const [x, y] of side > 3 ? unknown : []) pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
       for (const host of silent) this.strike(pen, host, soft);
       this.drawNames(pen, ink, soft, silent);
-      for (const cell of this.late) this.ring(pen, cell, card, ink);
-      if (this.waiting !== null) this.outline(pen, this.waiting, ink, 1.5);
-      if (this.asked.cell !== null && this.asked.cell < this.cells.length) this.outline(pen, this.asked.cell, accent, 2.5);
+      pen.fillStyle = ink;
+      for (const cell of this.late) {
+        const [x, y] = this.placeOf(cell);
+        pen.beginPath();
+        pen.arc(x + side / 2, y + side / 2, Math.max(side / 4, 1), 0, 2 * Math.PI);
+        pen.fill();
+      }
+      for (const [cell, color, width] of [[this.waiting, ink, 1.5], [this.asked.cell, accent, 2.5]]) {
+        if (cell === null || cell >= this.cells.length) continue;
+        const [x, y] = this.placeOf(cell);
+        pen.lineWidth = width;
+        pen.strokeStyle = color;
+        pen.strokeRect(x - 2, y - 2, side + 4, side + 4);
+      }
     },
     // The cells, pixel by pixel: a pen takes far longer for thousands. Returns where those without a value are.
     paint(pen, canvas, ratio, shades, silent) {
       const { size, gap, across, labelWidth } = this.plan;
-      const { low, high, fewer, least, greatest } = this.map;
+      const { low, high, fewer } = this.map;
       const { hosts, starts, cells } = this;
       const { width } = canvas;
       const image = pen.createImageData(width, canvas.height);
       const pixels = new Uint32Array(image.data.buffer);
       const unknown = [];
-      const scale = (greatest - least) / STEPS;
       for (let host = 0; host < hosts.length; host++) {
         const [left, top] = this.cornerOf(host);
         const alpha = silent.has(host) ? FAINT : OPAQUE;
         for (let place = 0; place < hosts[host][1]; place++) {
           const x = left + labelWidth + (place % across) * size;
           const y = top + Math.floor(place / across) * size;
-          const step = cells[starts[host] + place];
-          if (step === undefined || step === NO_VALUE) {
+          const value = cells[starts[host] + place];
+          if (!Number.isFinite(value)) {
             unknown.push([x, y]);
             continue;
           }
-          const share = Math.min(Math.max((least + step * scale - low) / (high - low), 0), 1);
+          const share = Math.min(Math.max((value - low) / (high - low), 0), 1);
           const color = (shades[Math.round((fewer ? 1 - share : share) * (SHADES - 1))] | alpha) >>> 0;
           const [from, until] = [Math.round(x * ratio), Math.round((x + size - gap) * ratio)];
           const bottom = Math.min(Math.round((y + size - gap) * ratio), canvas.height);
@@ -318,27 +310,9 @@ export default {
       pen.lineTo(x + labelWidth + wide, y + tall / 2);
       pen.stroke();
     },
-    ring(pen, cell, card, ink) {
-      const [x, y] = this.placeOf(cell);
-      const side = this.plan.size - this.plan.gap;
-      pen.beginPath();
-      pen.arc(x + side / 2, y + side / 2, Math.max(side / 4, 1), 0, 2 * Math.PI);
-      pen.fillStyle = ink;
-      pen.fill();
-      pen.lineWidth = 1;
-      pen.strokeStyle = card;
-      pen.stroke();
-    },
-    outline(pen, cell, color, width) {
-      const [x, y] = this.placeOf(cell);
-      const side = this.plan.size - this.plan.gap;
-      pen.lineWidth = width;
-      pen.strokeStyle = color;
-      // A small cell would be no more than its outline.
-      const room = side < LEAST_OUTLINED ? 3 : 1;
-      pen.strokeRect(x - room, y - room, side + 2 * room, side + 2 * room);
-    },
-    cellAt(x, y) {
+    cellAt(event) {
+      const box = this.$refs.canvas.getBoundingClientRect();
+      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
       const { rows, columns, blockWidth, rowHeight, head, labelWidth, across, size } = this.plan;
       const [column, row] = [Math.floor(x / blockWidth), Math.floor((y - head) / rowHeight)];
       if (row < 0 || row >= rows || column < 0 || column >= columns) return null;
@@ -350,66 +324,24 @@ export default {
       return inX < 0 || left >= across || place < 0 || place >= this.hosts[host][1] ? null : this.starts[host] + place;
     },
     point(cell) {
-      this.cursor = cell;
-      if (cell === null || cell >= this.cells.length) this.tip = null;
-      else {
-        const [x, y] = this.placeOf(cell);
-        const isRight = x > this.plan.width / 2;
-        const style = { top: `${y + this.plan.size + 6}px`, ...(isRight ? { right: `${this.plan.width - x - this.plan.size}px` } : { left: `${x}px` }) };
-        const value = this.valueOf(cell);
-        const side = `${this.plan.size - this.plan.gap}px`;
-        const box = { left: `${x}px`, top: `${y}px`, width: side, height: side };
-        this.tip = { box, value: value === null ? "no value" : valueText(value, this.map.scale, 4), text: this.textOf(cell), style };
-      }
+      this.pointed = cell;
+      if (cell === null || cell >= this.cells.length) return (this.tip = null);
+      const [x, y] = this.placeOf(cell);
+      const { size, gap, width } = this.plan;
+      const side = `${size - gap}px`;
+      const value = this.cells[cell];
+      this.tip = {
+        box: { left: `${x}px`, top: `${y}px`, width: side, height: side },
+        style: { top: `${y + size + 6}px`, ...(x > width / 2 ? { right: `${width - x - size}px` } : { left: `${x}px` }) },
+        value: Number.isFinite(value) ? valueText(value, this.map.scale, 4) : "no value", text: this.textOf(cell),
+      };
     },
     onPointer(event) {
-      if (!this.plan || event.pointerType === "touch") return;
-      const box = this.$refs.canvas.getBoundingClientRect();
-      this.point(this.cellAt(event.clientX - box.left, event.clientY - box.top));
-    },
-    leave() {
-      if (this.plan) this.point(null);
+      if (this.plan && event.pointerType !== "touch") this.point(this.cellAt(event));
     },
     onClick(event) {
-      if (!this.plan) return;
-      const box = this.$refs.canvas.getBoundingClientRect();
-      const cell = this.cellAt(event.clientX - box.left, event.clientY - box.top);
+      const cell = this.plan && this.cellAt(event);
       if (cell !== null) this.open(cell);
-    },
-    onKey(event) {
-      if (!this.plan || event.ctrlKey || event.metaKey || event.altKey) return;
-      const move = MOVES[event.key];
-      if (event.key === "Enter" && this.cursor !== null) {
-        this.open(this.cursor);
-      } else if (event.key === "Escape" && this.cursor !== null) {
-        this.leave();
-      } else if (move) {
-        const from = this.cursor ?? this.asked.cell ?? null;
-        this.point(from === null ? (this.waiting ?? 0) : this.moved(from, move));
-        this.spoken = `${this.tip.text}: ${this.tip.value}`;
-      } else return;
-      event.preventDefault();
-      event.stopPropagation();
-    },
-    // The next cell in that direction, as they are drawn.
-    moved(cell, [right, down]) {
-      const { across, rows } = this.plan;
-      const host = this.hostOf(cell);
-      const place = cell - this.starts[host];
-      const count = this.hosts[host][1];
-      const into = (other, wanted) => {
-        if (other < 0 || other >= this.hosts.length) return cell;
-        return this.starts[other] + Math.min(Math.max(wanted, 0), this.hosts[other][1] - 1);
-      };
-      if (right) {
-        const next = place + right;
-        if (Math.floor(next / across) === Math.floor(place / across) && next >= 0 && next < count) return cell + right;
-        return into(host + right * rows, right > 0 ? place - (place % across) : place - (place % across) + across - 1);
-      }
-      const next = place + down * across;
-      if (next >= 0 && next < count) return this.starts[host] + next;
-      const top = place % across;
-      return into(host + down, down > 0 ? top : Math.floor((count - 1) / across) * across + top);
     },
     // What a test or a reader of the page can ask.
     told() {
@@ -446,12 +378,6 @@ function planOf(hosts, width, canvas) {
     const height = head + rows * rowHeight;
     if (height <= highest || size === SMALLEST) return { width, size, gap, names, labelWidth, head, across, blockWidth, rows, columns, rowHeight, height };
   }
-}
-
-function cellsOf(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const view = new DataView(bytes.buffer);
-  return Uint16Array.from({ length: bytes.length / 2 }, (_, place) => view.getUint16(2 * place, true));
 }
 
 function shadesOf(stops) {

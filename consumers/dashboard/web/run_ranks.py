@@ -3,49 +3,33 @@
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
 from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.frames import Frames, element_of
+from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panel import Panel
 
 if TYPE_CHECKING:
-    import numpy as np
     from nicegui.events import GenericEventArguments
-    from numpy.typing import NDArray
 
 _SECONDS_BETWEEN = 1.0
 _MOST_ROWS = 20
-_STEPS = 65534
-"""Into so many parts the values of a map are divided; one more stands for no value."""
 _DIGITS = 4
 
 
-@dataclass(frozen=True)
-class RanksLook:
+class RanksLook(msgspec.Struct, frozen=True):
     """What of the ranks somebody looks at."""
 
     seen: bool = False
     run: int = 0
     quantity: str = ARRIVAL
-    cell: int | None = None
-
-    @classmethod
-    def from_browser(cls, told: Any) -> "RanksLook":
-        """What a browser says; anything else than that counts as nothing."""
-        told = told if isinstance(told, dict) else {}
-        run, quantity, cell = told.get("run"), told.get("quantity"), told.get("cell")
-        return cls(
-            told.get("seen") is True,
-            run if type(run) is int and run >= 0 else 0,
-            quantity if isinstance(quantity, str) else ARRIVAL,
-            cell if type(cell) is int and cell >= 0 else None,
-        )
+    cell: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class RanksPanel(Panel):
@@ -70,7 +54,7 @@ class RanksPanel(Panel):
         self.show(any(run.view.rank_count > 1 for run in runs))
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
-        look = RanksLook.from_browser(event.args)
+        look = look_in(event.args, RanksLook)
         if isinstance(event.args, dict) and event.args.get("fresh") is True:
             # It has been made anew and has nothing.
             self._frames.shown.clear()
@@ -120,44 +104,26 @@ def _host(name: str, ranks: Sequence[int]) -> list[Any]:
 
 
 def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
-    """The values as the browser draws them: two bytes each."""
+    """The values as the browser draws them: floats of 32 bits."""
     import numpy as np
 
     if quantity is None:
         return None
-    values = ranks.values(quantity)
-    is_known = np.isfinite(values)
-    known = values[is_known].astype(np.float64)
-    least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    values = ranks.values(quantity).astype("<f4")
+    known = values[np.isfinite(values)]
     low, high = ranks.range(quantity)
-    scale = _scale(quantity)
+    median, scale = ranks.median(quantity) if len(known) else None, _scale(quantity)
     return {
-        "cells": base64.b64encode(_quantized(values, is_known, least, greatest).tobytes()).decode("ascii"),
-        "least": least,
-        "greatest": greatest,
+        "cells": base64.b64encode(values.tobytes()).decode("ascii"),
         "low": low,
         "high": high,
-        "median": ranks.median(quantity) if len(known) else None,
+        "median": median,
         "scale": scale,
-        "lowText": ("≤ " if least < low else "") + _text(low, scale),
-        "highText": ("≥ " if greatest > high else "") + _text(high, scale),
-        "medianText": _text(ranks.median(quantity), scale) if len(known) else "",
-        "world": ranks.world_size,
+        "lowText": ("≤ " if len(known) and known.min() < low else "") + _text(low, scale),
+        "highText": ("≥ " if len(known) and known.max() > high else "") + _text(high, scale),
+        "medianText": "" if median is None else _text(median, scale),
         "fewer": quantity == THROUGHPUT,
     }
-
-
-def _quantized(
-    values: "NDArray[np.float32]", is_known: "NDArray[np.bool_]", least: float, greatest: float
-) -> "NDArray[np.uint16]":
-    import numpy as np
-
-    made = np.full(len(values), _STEPS + 1, "<u2")
-    # Divided first: the difference may be larger than a number can be.
-    span = greatest / 2 - least / 2
-    shares = (values[is_known].astype(np.float64) / 2 - least / 2) / span if span > 0 else np.zeros(is_known.sum())
-    made[is_known] = np.round(shares * _STEPS).astype("<u2")
-    return made
 
 
 def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:

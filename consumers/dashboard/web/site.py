@@ -10,7 +10,6 @@ from offloop.bus.printing import one_line
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Listening
 from offloop.consumers.dashboard.web.all_runs import AllRuns
-from offloop.consumers.dashboard.web.charts import LineCache
 from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
@@ -45,7 +44,6 @@ class Site(DashboardServer):
     ) -> None:
         pages: dict[str, PageBuilder] = {}
         super().__init__(pages, listening)
-        self._cache = LineCache()
         self._home = ""
         self._stops: list[Callable[[], None]] = []
         if places:
@@ -98,4 +96,4 @@ class Site(DashboardServer):
         tags_of: Callable[[str], Sequence[str]] = lambda run: (),
     ) -> None:
         comparison = comparison or Comparison.from_query(opening.asked)
-        Page(runs, self._cache, opening, self._home, problems, comparison, tags_of).build()
+        Page(runs, opening, self._home, problems, comparison, tags_of).build()

@@ -8,8 +8,9 @@ from offloop.bus.types.units import difference
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
-from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look
+from offloop.consumers.dashboard.web.charts import Chart, Lines, Look
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison
+from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 
 LOSS = {"loss": Chart("loss", "metric", "loss")}
@@ -24,7 +25,7 @@ def run(name: str, values: list[float] = (), **config: object) -> MonitoredRun: 
 
 
 def compared(runs: list[MonitoredRun], *hidden: int, tags=None, **asked: object) -> Compared:
-    return Compared(Comparison.from_browser(asked), runs, labels_of(runs), hidden, (tags or {}).get)
+    return Compared(look_in(asked, Comparison), runs, labels_of(runs), hidden, (tags or {}).get)
 
 
 def labels(found: Compared) -> list[str]:
@@ -54,7 +55,7 @@ def test_status_and_tags_group_too_and_only_what_differs_is_offered():
 
 def test_a_browser_is_sent_means_and_ranges_and_single_runs_only_if_it_wants_them():
     runs = [run("a", [1.0, 2.0], lr=1), run("b", [3.0, 6.0], lr=1), run("c", [5.0], lr=2)]
-    lines = Lines(LineCache())
+    lines = Lines()
     first = lines.news(LOSS, runs, LOOK, compared(runs, group="lr"))
     by_id = {line["r"]: line for line in first}
     assert list(by_id) == ["group lr = 1", "group lr = 2"]
@@ -70,7 +71,7 @@ def test_a_browser_is_sent_means_and_ranges_and_single_runs_only_if_it_wants_the
 
 def test_a_group_without_one_of_its_runs_is_drawn_anew():
     runs = [run("a", [1.0], lr=1), run("b", [3.0], lr=1)]
-    lines = Lines(LineCache())
+    lines = Lines()
     lines.news(LOSS, runs, LOOK, compared(runs, group="lr"))
     (line,) = lines.news(LOSS, runs, LOOK, compared(runs, 1, group="lr"))
     assert list(line["y"]) == [1.0]
@@ -110,7 +111,7 @@ def test_what_differs_from_the_baseline_is_marked_in_the_table():
 
 @pytest.mark.parametrize("told", [None, 3, [], {"group": 3, "baseline": ["a"], "singles": "yes"}])
 def test_what_is_not_in_its_form_is_left_out(told):
-    assert Comparison.from_browser(told) == Comparison()
+    assert look_in(told, Comparison) == Comparison()
 
 
 def test_a_link_keeps_what_is_compared():

@@ -25,7 +25,7 @@ from offloop.consumers.dashboard.view import history, tap
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, LineCache, Lines, Look
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, Lines, Look
 from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines
 
 START = 1_700_000_000_000_000_000
@@ -200,7 +200,7 @@ def test_a_zoom_across_what_is_new_has_both(recording: Path, whole: RunView) -> 
 
 def test_a_browser_that_zooms_is_sent_the_values_once_they_are_read(recording: Path) -> None:
     run, _ = show(summed_up(recording))
-    name, lines = "loss/train/total", Lines(LineCache())
+    name, lines = "loss/train/total", Lines()
     charts, look = {name: Chart(name, "metric", name)}, Look("batch", (3400, 3500), {name: 4000})
     before = run.view.refined
     (coarse,) = lines.news(charts, [run], look)

@@ -17,7 +17,7 @@ from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.cards import facts
-from offloop.consumers.dashboard.web.charts import Chart, LineCache, Lines, Look, charts_of
+from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, charts_of
 from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines, has_chart
 from offloop.consumers.dashboard.web.page import rest_after
 from offloop.consumers.testing import MemoryStream, replay
@@ -32,7 +32,7 @@ class Browser:
     def __init__(self) -> None:
         self.runs = [MonitoredRun(RunView("run"))]
         self.view = self.runs[0].view
-        self.lines = Lines(LineCache())
+        self.lines = Lines()
         self.held: dict[float, float] = {}
         self.whole = 0
 
@@ -167,7 +167,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     charts = {chart.id: chart for _, members in groups for chart in members}
     assert charts["loss/train/total"].title == "loss"
     (phases,) = [chart for chart in charts.values() if chart.kind == "phases"]
-    (line,) = Lines(LineCache()).news(charts, runs, Look("batch", None, {phases.id: 300}))
+    (line,) = Lines().news(charts, runs, Look("batch", None, {phases.id: 300}))
     assert {name: round(float(values[0]), 6) for name, values in line["p"].items() if values[0]} == {
         "data": 0.01,
         "forward": 0.02,
@@ -185,7 +185,7 @@ def test_of_each_run_the_phases_of_one_chosen_rank_are_sent():
     runs = [MonitoredRun(view)]
     (chart,) = [one for _, members in charts_of(runs, labels_of(runs)) for one in members]
     assert (chart.id, chart.ranks) == ("phases/0", [0, 3])
-    lines = Lines(LineCache())
+    lines = Lines()
     for rank, seconds in ((3, 0.04), (7, 0.01), (0, None)):
         look = Look("batch", None, {chart.id: 300}, rank=rank)
         news = lines.news({chart.id: chart}, runs, look)
