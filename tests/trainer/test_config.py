@@ -86,7 +86,7 @@ def test_an_argument_is_given_once(arguments: dict[str, Any], message: str) -> N
         ({"stream_to": " , ", "publish": True}, "no NATS server is named"),
         (
             {"stream_to": "nats://x", "publish": False},
-            "copies the stream: leave out publish=False, or stream_to",
+            "stream_to needs the stream: leave out publish=False, or stream_to",
         ),
     ],
 )

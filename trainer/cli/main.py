@@ -38,24 +38,32 @@ _FREQUENT = ("--max-duration", "--run-name", "--seed", "--device", "--save-folde
 """The options of all tasks that the help of a task explains."""
 
 
-class _Refused(click.ClickException):
-    """Ends the command with one line, and exit code 2 for a mistake in what was given."""
-
+class _Mistake(click.ClickException):
     exit_code = 2
-
-
-class _NotStarted(click.ClickException):
-    """Ends the command with one line, and exit code 1 because the run cannot be recorded or served."""
-
-    exit_code = 1
 
 
 @contextlib.contextmanager
 def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
+    """Ends the command with one line for an error: exit code 2 for a mistake in the arguments, 1 where the run cannot
+    be recorded or served."""
     try:
         yield
     except kind as error:
-        raise (_Refused if isinstance(error, _MISTAKES) else _NotStarted)(str(error)) from error
+        raise (_Mistake if isinstance(error, _MISTAKES) else click.ClickException)(str(error)) from error
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
+    """Handles signals within this, but for those that are ignored."""
+    before = {number: signal.getsignal(number) for number in signals}
+    taken = {number: one for number, one in before.items() if one is not signal.SIG_IGN}
+    for number in taken:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, one in taken.items():
+            signal.signal(number, one)
 
 
 _WHERE = click.Command(
@@ -86,8 +94,7 @@ class _Beginning:
 
             self._announced.enter_context(announce(task, given["runs_dir"]))
 
-    @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading(self) -> contextlib.AbstractContextManager[None]:
         """Ctrl-C and SIGTERM end the process at once within this: an exception while torch and numpy load would be
         caught by them, and leave them half loaded."""
 
@@ -96,15 +103,7 @@ class _Beginning:
             _say_interrupted()
             os._exit(130)
 
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-        for number in taken:
-            signal.signal(number, leave)
-        try:
-            yield
-        finally:
-            for number, handler in taken.items():
-                signal.signal(number, handler)
+        return _handling(leave, signal.SIGINT, signal.SIGTERM)
 
     def end(self) -> None:
         self.over = True
@@ -122,7 +121,7 @@ class _Tasks(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = beginning = _Beginning()
-        with _reporting_failure(), _terminated_like_interrupted():
+        with _reporting_failure(), _handling(_interrupt, signal.SIGTERM):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
@@ -167,6 +166,11 @@ def _reporting_failure() -> Iterator[None]:
     except (OffloopError, OSError) as error:
         report_failure(f"error: {error}")
         raise
+
+
+def _interrupt(*_: object) -> None:
+    # SIGTERM ends the training as Ctrl-C does: stopped, with a whole recording, and reported to every consumer.
+    raise KeyboardInterrupt("signal SIGTERM")
 
 
 def _say_interrupted() -> None:
@@ -235,21 +239,15 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
     Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
     Ctrl-C.
     """
-    if list_tasks:
-        width = max(len(name) for name in BUILT_IN)
-        for name, text in _built_in_tasks():
-            click.echo(f"{name:<{width}}  {text}")
-        click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
-        ctx.exit()
-    if list_options:
-        _print_options()
-        ctx.exit()
-    if list_algorithms:
-        _print_algorithms()
-        ctx.exit()
-    if list_fields:
-        _print_fields()
-        ctx.exit()
+    for show, is_given in (
+        (_print_tasks, list_tasks),
+        (_print_options, list_options),
+        (_print_algorithms, list_algorithms),
+        (_print_fields, list_fields),
+    ):
+        if is_given:
+            show()
+            ctx.exit()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -257,6 +255,13 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
 def main() -> None:
     """Entry point."""
     run_command(trainer)
+
+
+def _print_tasks() -> None:
+    width = max(len(name) for name in BUILT_IN)
+    for name, text in _built_in_tasks():
+        click.echo(f"{name:<{width}}  {text}")
+    click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
 
 
 def _print_options() -> None:
@@ -328,7 +333,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
         arguments = _arguments(task, values, ranks)
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     # One rank speaks for all of them.
-    say = printing.say if ranks is None or ranks.rank == 0 else _say_nothing
+    say = printing.say if ranks is None or ranks.rank == 0 else str
     with _refusing():
         made = Trainer(**arguments)
     beginning.end()
@@ -338,7 +343,8 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
             made.fit()
     finally:
         if made.recording is not None:
-            say(f"recording: {short_path(made.recording)}{_what_is_missing(made)}")
+            missing = "" if made.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
+            say(f"recording: {short_path(made.recording)}{missing}")
         if made.save_folder is not None:
             _say_how_to_go_on(made, made.save_folder, arguments, values, say)
 
@@ -360,7 +366,9 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
         settings["algorithms"] = ALGORITHMS.create_all(values["algorithms"] or (), values["algorithm_options"] or ())
         config |= {name: values[name] for name in ("algorithms", "algorithm_options") if values[name]}
     options = {option.name: known[option.name] for option in task.options if known[option.name] is not None}
-    _check_options(task, options)
+    for option in task.options:
+        if option.required and option.name not in options:
+            raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
     arguments = {"seed": seed, **expand_groups(task.arguments(**options)), **settings, "config": {**config, **options}}
     check_together(values, arguments)
     if arguments.get("run_name") is None:
@@ -377,19 +385,6 @@ def _choose_seed(values: Mapping[str, Any]) -> int:
         seed: int = values["seed"]
         return seed
     return zlib.crc32(values["run_name"].encode()) if values["autoresume"] and values["run_name"] else new_seed()
-
-
-def _check_options(task: Task, options: Mapping[str, Any]) -> None:
-    for option in task.options:
-        if option.required and option.name not in options:
-            raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
-
-
-def _say_nothing(_line: str) -> None: ...
-
-
-def _what_is_missing(trainer: "Trainer") -> str:
-    return "" if trainer.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
 
 
 def _say_how_to_go_on(
@@ -412,22 +407,6 @@ def _say_how_to_go_on(
         further.append("and a longer --max-duration" if further else "a longer --max-duration")
     same = f"the same command {'with ' + ' '.join(further) if further else 'again'}"
     say(f"checkpoints: {folder}; to resume, run {same}")
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt("signal SIGTERM")
-
-    before = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check_arguments(task: Task, arguments: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:

@@ -21,14 +21,14 @@ _BAR_WIDTH = 20
 
 
 class ProgressDisplay:
-    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is all it
-    costs."""
+    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is its only
+    cost."""
 
     next_draw: int = _NEVER
     """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
 
     def begin(self) -> None:
-        """Notes where the training begins, or resumes."""
+        """Begins, or resumes."""
 
     def set_interval(self, seconds: float) -> None:
         """Sets how much time goes by between two calls of :meth:`draw`."""
@@ -66,35 +66,29 @@ class ProgressLines(ProgressDisplay):
         self.next_draw = self._began + self._every
 
     def begin(self) -> None:
-        """Notes where the training begins, or resumes: the time left follows from the speed since."""
         self._began = self._clock()
         self._share_before = self._share()
         self._shown = self._state.eval_metric_values
         self.next_draw = self._began + self._every
 
     def set_interval(self, seconds: float) -> None:
-        """Sets how much time goes by between two lines, or two drawings of a bar."""
         self._every = round(seconds * _SECOND)
         self.next_draw = self._clock() + self._every
 
     def draw(self) -> None:
-        """Shows how far the training is."""
         self.next_draw = self._clock() + self._every
         self._show([*self._position(), *self._results()])
 
     def note(self, line: str) -> None:
-        """Writes the line, whole."""
         self._leave(line)
 
     def epoch_end(self) -> None:
-        """Writes the line of the epoch."""
         self.next_draw = self._clock() + self._every
         results = self._results(but=self._shown)
         self._shown = self._state.eval_metric_values
         self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
 
     def finish(self) -> None:
-        """Writes the last line."""
         _, epochs, batches, samples, *_ = self._state.timestamp.values
         seconds = (self._clock() - self._began) / _SECOND
         state = self._state
@@ -143,9 +137,9 @@ class ProgressLines(ProgressDisplay):
         names = MetricNames(f"metrics/{label}/{name}" for label, metrics in known.items() for name in metrics)
         for label, metrics in evaluated.items():
             if metrics is not but.get(label):
-                parts += [
-                    f"{names.short(f'metrics/{label}/{name}')} {_value_text(value)}" for name, value in metrics.items()
-                ]
+                for name, value in metrics.items():
+                    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+                    parts.append(f"{names.short(f'metrics/{label}/{name}')} {text}")
         return parts
 
     def _read_loss(self) -> float | None:
@@ -160,8 +154,7 @@ class ProgressLines(ProgressDisplay):
 
 
 class ProgressBar(ProgressLines):
-    """A bar that is redrawn at most ten times a second, below the lines of the epochs and whatever else this process
-    prints meanwhile."""
+    """A bar that is redrawn at most ten times a second, below the lines of the epochs and other output."""
 
     _every = _BAR_EVERY
     _screen: Screen | None = None
@@ -180,12 +173,10 @@ class ProgressBar(ProgressLines):
             self._screen.leave([escape(line)])
 
     def finish(self) -> None:
-        """Wipes the bar and writes the last line."""
         self.close()
         super().finish()
 
     def close(self) -> None:
-        """Wipes the bar."""
         if self._screen is not None:
             self._screen.close()
             self._screen = None
@@ -202,22 +193,14 @@ def make_progress(
     return kind(state, clock, stream)
 
 
-def _joined(parts: list[str]) -> str:
-    return GAP.join(parts).rstrip()
-
-
 def _fitted(parts: list[str]) -> str:
     width = shutil.get_terminal_size().columns - 1
-    while len(parts) > 1 and len(_joined(parts)) > width:
+    while len(parts) > 1 and len(GAP.join(parts).rstrip()) > width:
         parts = parts[:-1]
-    return _joined(parts)[:width]
+    return GAP.join(parts).rstrip()[:width]
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
-
-
-def _value_text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -50,15 +50,19 @@ class AttachedConsumers:
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            _say(
-                f"the callbacks' process {self._process.pid} continues by itself: it has not ended after {patience:g} s"
+            say(
+                f"the callbacks' process {self._process.pid} continues by itself: not ended after {patience:g} s",
+                err=True,
             )
             # It is not waited for any more; a return code keeps Popen from warning about that.
             self._process.returncode = 0
             return
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            _say(f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not")
+            say(
+                f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not",
+                err=True,
+            )
 
 
 class NamedCallbacks:
@@ -131,7 +135,3 @@ def check_picklable(objects: Iterable[Any], argument: str) -> None:
                 f"{argument} has a {type(one).__name__} that cannot be sent to the consumers' process ({error}): "
                 "open files, connections and the like in its methods, not when it is made"
             ) from None
-
-
-def _say(line: str) -> None:
-    say(line, err=True)

@@ -15,19 +15,10 @@ from offloop.trainer.stream.publishing import StatePublisher
 
 _log = logging.getLogger("offloop")
 
-
 ALL = "all"
-
-
-"""Stands for every consumer that decides anything, whatever it is called."""
-
-
+"""Stands for every consumer that decides anything."""
 OWN_CALLBACKS = "callbacks"
-
-
-"""What the consumer is called that runs a trainer's own callbacks."""
-
-
+"""The name of the consumer that runs a trainer's own callbacks."""
 _EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
 
 
@@ -84,15 +75,14 @@ class ConsumerBarrier:
                 return
             self._publisher.wait()
 
-    def _must_stop(self) -> bool:
-        return self._control.is_asked_to_stop
-
     def _await_consumers(self, event: Event) -> None:
         overdue, known = self._publisher.wait_until_handled(event, self._names, 0), self._overdue[event]
         known &= overdue
         if overdue - known:
-            overdue = self._publisher.wait_until_handled(event, overdue - known, self._seconds, self._must_stop)
-            if self._must_stop():
+            overdue = self._publisher.wait_until_handled(
+                event, overdue - known, self._seconds, lambda: self._control.is_asked_to_stop
+            )
+            if self._control.is_asked_to_stop:
                 # A stop has come, so there is no more to wait for: no consumer is overdue.
                 return
             for name in sorted(overdue):
@@ -104,15 +94,13 @@ class ConsumerBarrier:
             known |= overdue
 
 
-def check_wait_for(names: Any, seconds: Any, publish: bool, callbacks: Iterable[Any] = ()) -> frozenset[str]:
+def check_wait_for(names: Any, seconds: Any, callbacks: Iterable[Any] = ()) -> frozenset[str]:
     """The names of the consumers to wait for; ``callbacks`` are the trainer's own."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(
             f"wait_for is {names!r}: give the names of consumers, 'callbacks' for the trainer's own, or 'all'"
         )
-    if given and not publish:
-        raise ConfigurationError("wait_for waits for consumers of the stream: leave out publish=False, or wait_for")
     check_number(seconds, "wait_seconds", above=0)
     decided = {event for callback in callbacks for event in _barrier_events_of(callback)}
     if OWN_CALLBACKS in given and not decided & _EVENTS:

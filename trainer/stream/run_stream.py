@@ -3,7 +3,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Mapping
-from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +40,27 @@ class TrainingStream:
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
         if is_disabled():
-            config, callbacks, loggers = _without_stream(config), None, None
+            config = replace(config, publish=False, stream_to=None, flight_recorder=None, wait_for=None)
+            callbacks = loggers = None
         self._config = config
         self._callbacks = as_list(callbacks, object, "callbacks")
         self._loggers = as_list(loggers, object, "loggers")
-        self._servers = _check_servers(config)
+        if not config.publish:
+            _check_without_stream(config, self._callbacks, self._loggers)
+        self._servers = find_servers(config.stream_to) if config.publish else None
         self._backlog_bytes = BACKLOG_BYTES if config.backlog_bytes is None else config.backlog_bytes
         check_backlog_bytes(self._backlog_bytes)
-        requesting = _check_consumers(self._callbacks, self._loggers, config.publish)
+        requesting = _check_consumers(self._callbacks, self._loggers)
         demanded = demand_of(requesting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
-        if config.flight_recorder is not None and not config.publish:
-            raise ConfigurationError(
-                "flight_recorder holds the events of the stream: leave out publish=False, or flight_recorder"
-            )
-        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, config.publish, requesting)
+        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, requesting)
         self.fields = check_fields(config.fields)
-        """What consumers can request."""
+        """The fields that consumers can request."""
         self.sharing: TensorSharing | None = None
-        """How tensors get to consumers that request them; ``None`` without a stream."""
+        """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None
-        """What takes the snapshots; ``None`` without a stream."""
+        """Publishes the snapshots; ``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
@@ -167,14 +166,19 @@ class TrainingStream:
 
     def introduce(self, run_name: str, resumed_from: str | None) -> str:
         """The run, its recording and how to watch it, as one line for people."""
-        publisher = self.publisher
-        attempt = None if publisher is None else publisher.attempt
-        recording = None if publisher is None else publisher.recording
-        where = _where_to_watch(recording, self._config)
+        publisher, runs_dir = self.publisher, self._config.runs_dir
+        begin = "from the beginning" if resumed_from is None else f"resuming from {resumed_from}"
+        if publisher is None or publisher.recording is None:
+            resumed = "" if resumed_from is None else f", {begin}"
+            return f"run {run_name}{resumed}: no stream, so there is nothing to watch or record"
+        is_resumed = resumed_from is not None or publisher.attempt > 1
+        attempt = f", attempt {publisher.attempt}, {begin}" if is_resumed else ""
+        where = f" --runs-dir {shlex.quote(str(runs_dir))}" if runs_dir else ""
+        watch = f"watch it with: consumer --callbacks speed,lr{where}"
         if self._servers is not None:
-            watch = f"consumer --stream {self._servers} --run {run_name} --callbacks speed,lr"
-            where += f"; once it is copied to {self._servers}, elsewhere with: {watch}"
-        return f"run {run_name}{_which_attempt(attempt, resumed_from)}: {where}"
+            watch += f"; once it is copied to {self._servers}, elsewhere with: consumer --stream {self._servers} "
+            watch += f"--run {run_name} --callbacks speed,lr"
+        return f"run {run_name}{attempt}: recording to {short_path(publisher.recording)}; {watch}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
         """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
@@ -214,25 +218,14 @@ def _described(state: State, max_duration: Time | None) -> dict[str, Any]:
     }
 
 
-def _without_stream(config: StreamConfig) -> StreamConfig:
-    config = copy(config)
-    for name in ("stream_to", "flight_recorder", "wait_for"):
-        object.__setattr__(config, name, None)
-    object.__setattr__(config, "publish", False)
-    return config
+def _check_without_stream(config: StreamConfig, callbacks: list[Any], loggers: list[Any]) -> None:
+    given = {"callbacks": callbacks, "loggers": loggers, "wait_for": config.wait_for, "stream_to": config.stream_to}
+    for name, value in (given | {"flight_recorder": config.flight_recorder}).items():
+        if value not in (None, []):
+            raise ConfigurationError(f"{name} needs the stream: leave out publish=False, or {name}", name=name)
 
 
-def _check_servers(config: StreamConfig) -> str | None:
-    if config.publish:
-        return find_servers(config.stream_to)
-    if config.stream_to is not None:
-        raise ConfigurationError("stream_to (--stream) copies the stream: leave out publish=False, or stream_to")
-    return None
-
-
-def _check_consumers(callbacks: list[Any], loggers: list[Any], publish: bool) -> list[Any]:
-    if (callbacks or loggers) and not publish:
-        raise ConfigurationError("callbacks and loggers are fed by the stream: leave out publish=False, or them")
+def _check_consumers(callbacks: list[Any], loggers: list[Any]) -> list[Any]:
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
     names = [[one for one in given if isinstance(one, str)] for given in (callbacks, loggers)]
@@ -244,20 +237,3 @@ def short_path(path: Path) -> str:
     """The path as people would write it in the current folder."""
     here = current_folder()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _which_attempt(attempt: int | None, resumed_from: str | None) -> str:
-    if resumed_from is not None:
-        begin = f"resuming from {resumed_from}"
-    elif attempt is not None and attempt > 1:
-        begin = "from the beginning"
-    else:
-        return ""
-    return f", attempt {attempt}, {begin}" if attempt is not None else f", {begin}"
-
-
-def _where_to_watch(recording: Path | None, config: StreamConfig) -> str:
-    if recording is None:
-        return "no stream, so there is nothing to watch or record"
-    where = f" --runs-dir {shlex.quote(str(config.runs_dir))}" if config.runs_dir else ""
-    return f"recording to {short_path(recording)}; watch it with: consumer --callbacks speed,lr{where}"

@@ -152,6 +152,6 @@ def test_how_many_ranks_share_the_memory_has_to_be_a_number(runs_dir: Path, monk
 
 def test_without_a_stream_there_is_nothing_to_hold() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"flight_recorder holds .*: leave out publish=False, or flight_record"
+        ConfigurationError, match=r"flight_recorder needs .*: leave out publish=False, or flight_record"
     ):
         gold_trainer(publish=False, flight_recorder="200ba")
