@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Outcome
@@ -176,22 +176,23 @@ class LoggerDestination:
     """Of a destination with ``background``: how long the consumer waits at its end for one file, for the images of an
     event, and for :meth:`close`, if it has taken in what it has yet to send."""
 
-    @property
-    def problem(self) -> str | None:
-        """What it lacks of what it was given, in words that follow its name, known when it is closed; ``None`` when it
-        has everything."""
-        return None
+    requires: ClassVar[tuple[str, str] | None] = None
+    """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
 
-    @property
-    def where(self) -> str | None:
-        """Where to look at what it was given, in words that follow its name: a path, an address, or a command to type.
-        Known once it was opened; ``None`` where there is nothing to look at later. The consumer shows it at its end."""
-        return None
+    problem: str | None = None
+    """The part of what it was given that it lacks, in words that follow its name, known when it is closed; ``None``
+    when it has everything."""
+
+    where: str | None = None
+    """A path, an address, or a command to look at what it was given. Known once it was opened; ``None`` where there is
+    nothing to look at later. The consumer shows it at its end."""
 
     def check(self) -> None:
-        """Says what cannot work before anything is begun, such as a package that is not installed. Called in the
+        """Find out what cannot work before anything is begun, such as a package that is not installed. Called in the
         process and thread of the consumer, before :meth:`open`. Raise
         :class:`offloop.bus.errors.ConfigurationError`."""
+        if self.requires is not None:
+            require(f"logger {self.requires[0]}", *self.requires)
 
     def open(self, context: RunContext) -> None:
         """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if it cannot be

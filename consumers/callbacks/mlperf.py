@@ -1,9 +1,7 @@
 """Result files for the MLPerf Training benchmark."""
 
-import importlib
-import io
+import inspect
 import json
-import logging
 import os
 import re
 import shlex
@@ -50,7 +48,7 @@ _LEFT_EMPTY = (
     "sw_notes",
 )
 
-# The key of each size that the trainer publishes at FIT_START. The text of the third has no constant in mlperf_logging.
+# The key of each size that the trainer publishes at FIT_START.
 _SIZES = {
     "seed": "seed",
     "global_train_batch_size": "global_batch_size",
@@ -75,7 +73,7 @@ class MLPerfCallback(Callback):
     refused; a further attempt of a run appends to what the attempts before it wrote.
 
     ``cache_clear_cmd`` is run without a shell, on the machine and at the moment that the consumer begins: leave it out
-    of a replay. Only the evaluator ``metric_label`` counts. Needs ``pip install 'offloop[mlperf]'``.
+    of a replay. Only the evaluator ``metric_label`` counts.
     Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
     """
 
@@ -102,7 +100,6 @@ class MLPerfCallback(Callback):
         _check("benchmark", benchmark, get_args(Benchmark))
         _check("division", division, get_args(Division))
         _check("status", status, get_args(Status))
-        _import_mllog()
         self._root = Path(root_folder)
         self._index = index
         self._benchmark = benchmark
@@ -116,7 +113,6 @@ class MLPerfCallback(Callback):
         self._cache_clear_cmd = cache_clear_cmd
         self._host_processors_per_node = host_processors_per_node
         self._exit_at_target = exit_at_target
-        self._lines = _Lines()
         self._file: _ResultFile | None = None
         self._written: tuple[int, int] | None = None
         self._success = False
@@ -134,43 +130,36 @@ class MLPerfCallback(Callback):
         self._results(state, logger)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        results = self._results(state, logger)
-        for field, key in _SIZES.items():
-            if (value := state.fields.get(field)) is not None:
-                self._lines.event(state, key, value)
-        self._lines.event(state, "init_stop")
-        self._lines.event(state, "run_start")
-        self._write(results)
+        sizes = [(key, state.fields.get(field)) for field, key in _SIZES.items()]
+        lines = [_line(state, key, value) for key, value in sizes if value is not None]
+        self._write(state, logger, *lines, _line(state, "init_stop"), _line(state, "run_start"))
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
-        results, number = self._results(state, logger), self._epoch_num(state)
-        self._lines.event(state, "epoch_start", metadata={"epoch_num": number})
-        self._lines.event(state, "block_start", metadata={"first_epoch_num": number, "epoch_count": 1})
-        self._write(results)
+        number = self._epoch_num(state)
+        self._write(
+            *(state, logger, _line(state, "epoch_start", epoch_num=number)),
+            _line(state, "block_start", first_epoch_num=number, epoch_count=1),
+        )
 
     def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-        results = self._results(state, logger)
-        self._lines.event(state, "epoch_stop", metadata={"epoch_num": self._epoch_num(state)})
-        self._write(results)
+        self._write(state, logger, _line(state, "epoch_stop", epoch_num=self._epoch_num(state)))
         self._upload_results(state, logger)
 
     def eval_start(self, state: Snapshot, logger: Logger) -> None:
         if state.dataloader_label == self._metric_label:
-            results = self._results(state, logger)
-            self._lines.event(state, "eval_start", metadata={"epoch_num": self._epoch_num(state)})
-            self._write(results)
+            self._write(state, logger, _line(state, "eval_start", epoch_num=self._epoch_num(state)))
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         if state.dataloader_label != self._metric_label:
             return
-        results, number, accuracy = self._results(state, logger), self._epoch_num(state), self._accuracy(state)
-        self._lines.event(state, "eval_stop", metadata={"epoch_num": number})
-        self._lines.event(state, "eval_accuracy", accuracy, {"epoch_num": number})
-        self._lines.event(state, "block_stop", metadata={"first_epoch_num": number})
+        number, accuracy = self._epoch_num(state), self._accuracy(state)
         reached = accuracy > self._target and not self._success
-        if reached:
-            self._lines.event(state, "run_stop", metadata={"status": "success"})
-        self._write(results)
+        self._write(
+            *(state, logger, _line(state, "eval_stop", epoch_num=number)),
+            _line(state, "eval_accuracy", accuracy, epoch_num=number),
+            _line(state, "block_stop", first_epoch_num=number),
+            *([_line(state, "run_stop", status="success")] if reached else []),
+        )
         self._success |= reached
         if reached and self._exit_at_target:
             state.stop_training(f"mlperf: accuracy {accuracy:.4g} is above the target {self._target:g}")
@@ -189,14 +178,14 @@ class MLPerfCallback(Callback):
         if self._file is not None:
             return self._file
         if self._system_name is None:
-            told = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
+            name = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
             # It becomes the name of a file, and comes from the stream.
-            device = re.sub(r"[^\w .+()@-]", "_", told).lstrip(".")
+            device = re.sub(r"[^\w .+()@-]", "_", name).lstrip(".")
             self._system_name = f"{state.world_size}x{device.replace(' ', '_')}_offloop"
         results = _ResultFile(self._results_path)
         try:
             if self._written is not None:
-                results.go_on(*self._written)
+                results.resume_at(*self._written)
             else:
                 self._begin(results, state, logger)
         except BaseException:
@@ -206,9 +195,8 @@ class MLPerfCallback(Callback):
         return results
 
     def _begin(self, results: "_ResultFile", state: Snapshot, logger: Logger) -> None:
-        if self._cache_clear_cmd is not None and _run(self._cache_clear_cmd):
-            self._lines.start(state, "cache_clear")
-        self._lines.start(state, "init_start")
+        is_cleared = self._cache_clear_cmd is not None and _run(self._cache_clear_cmd)
+        lines = [_line(state, key, kind="INTERVAL_START") for key in ["cache_clear"] * is_cleared + ["init_start"]]
         for key, value in (
             ("submission_benchmark", self._benchmark),
             ("submission_division", self._division),
@@ -216,19 +204,18 @@ class MLPerfCallback(Callback):
             ("submission_platform", self._system_name),
             ("submission_status", self._status),
         ):
-            self._lines.event(state, key, value)
-        text = self._lines.take()
-        results.begin(text.partition("\n")[0], append=state.attempt > 1)
-        results.write(text)
+            lines.append(_line(state, key, value))
+        results.begin(lines[0].rstrip(), append=state.attempt > 1)
+        results.write("".join(lines))
         path = self._root / "systems" / f"{self._system_name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(plain(self._describe_system(state)), indent=4))
         logger.upload_file(f"{state.run_name}/systems/{path.name}", path)
 
-    def _write(self, results: "_ResultFile") -> None:
-        text = self._lines.take()
+    def _write(self, state: Snapshot, logger: Logger, *lines: str) -> None:
+        results = self._results(state, logger)
         if not self._success:
-            results.write(text)
+            results.write("".join(lines))
 
     def _upload_results(self, state: Snapshot, logger: Logger) -> None:
         path = self._results_path
@@ -274,41 +261,19 @@ class MLPerfCallback(Callback):
         }
 
 
-class _Lines:
-    """Lines of a result file, made by ``mlperf_logging`` and kept until they are taken."""
-
-    def __init__(self) -> None:
-        self._buffer = io.StringIO()
-        self._mllogger: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A callback given to a Trainer travels to the process that it runs in before it has written anything.
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-
-    def start(self, state: Snapshot, key: str) -> None:
-        self._made.start(key, time_ms=state.time_ns // 10**6)
-
-    def event(self, state: Snapshot, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
-        self._made.event(key, plain(value), dict(metadata or {}), time_ms=state.time_ns // 10**6)
-
-    def take(self) -> str:
-        text = self._buffer.getvalue()
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        return text
-
-    @property
-    def _made(self) -> Any:
-        if self._mllogger is None:
-            logger = logging.Logger("offloop.mlperf", logging.INFO)
-            logger.addHandler(logging.StreamHandler(self._buffer))
-            # Lines name the code that wrote them: as a path within the package, the same on every machine.
-            package = str(Path(__file__).parents[2])
-            self._mllogger = _import_mllog().MLLogger(logger, default_stack_offset=2, root_dir=re.escape(package))
-        return self._mllogger
+def _line(state: Snapshot, key: str, value: Any = None, kind: str = "POINT_IN_TIME", **metadata: Any) -> str:
+    frame = inspect.currentframe()
+    caller = frame and frame.f_back
+    place = {"file": "consumers/callbacks/mlperf.py", "lineno": caller and caller.f_lineno}
+    content = {
+        "namespace": "",
+        "time_ms": state.time_ns // 10**6,
+        "event_type": kind,
+        "key": key,
+        "value": plain(value),
+        "metadata": place | metadata,
+    }
+    return f":::MLLOG {json.dumps(content)}\n"
 
 
 class _ResultFile:
@@ -333,7 +298,7 @@ class _ResultFile:
             )
         self._bytes, self._checksum = len(kept), zlib.crc32(kept)
 
-    def go_on(self, length: int, checksum: int) -> None:
+    def resume_at(self, length: int, checksum: int) -> None:
         found = self._file.read(length)
         if (len(found), zlib.crc32(found)) != (length, checksum):
             raise ConfigurationError(
@@ -357,15 +322,6 @@ class _ResultFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _import_mllog() -> Any:
-    try:
-        return importlib.import_module("mlperf_logging.mllog.mllog")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the package mlperf-logging is needed ({error}): pip install 'offloop[mlperf]'"
-        ) from None
 
 
 def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:

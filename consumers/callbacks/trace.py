@@ -100,7 +100,6 @@ class _TraceFile(FileDestination):
     def __init__(self, path: str | None, overwrite: bool, on_text: Callable[[Text, Snapshot], None]) -> None:
         super().__init__(path, overwrite)
         self._on_text = on_text
-        self._trouble: str | None = None
         self.context = RunContext("run", 1, None)
         """The run that it is the timeline of."""
         self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -110,15 +109,11 @@ class _TraceFile(FileDestination):
         self.context, self.lock = context, threading.Lock()
         super().open(context)
 
-    @property
-    def problem(self) -> str | None:
-        return self._trouble
-
     def write(self, text: str) -> None:
         try:
             super().write(text)
         except OSError as error:
-            self._trouble = f"lacks what came after {self._path} could not be written: {error.strerror}"
+            self.problem = f"lacks what came after {self._path} could not be written: {error.strerror}"
             self._leave_whole_events()
             raise RunDirectoryError(
                 f"{self._path} cannot be written: {error.strerror}; make room, or write elsewhere with "
@@ -130,8 +125,8 @@ class _TraceFile(FileDestination):
             self._on_text(entry, state)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._trouble is not None:
-            raise RunDirectoryError(f"the timeline {self._trouble}")
+        if self.problem is not None:
+            raise RunDirectoryError(f"the timeline {self.problem}")
         return super().state_dict()
 
     def _leave_whole_events(self) -> None:

@@ -73,7 +73,6 @@ class Spool(LoggerDestination):
         self._is_over = False
         self._trouble: str | None = None
         self._left_out = 0
-        self._problem: str | None = None
         self._fatal: ConfigurationError | None = None
         self._frame: tuple[Snapshot, bytes] | None = None
 
@@ -150,11 +149,7 @@ class Spool(LoggerDestination):
             self._end()
 
     @property
-    def problem(self) -> str | None:
-        return self._problem
-
-    @property
-    def where(self) -> str | None:
+    def where(self) -> str | None:  # type: ignore[override]
         return self._destination.where
 
     @property
@@ -335,9 +330,9 @@ class Spool(LoggerDestination):
             if missing or self._fatal:
                 self._say(f"{missing} of {given} entries did not arrive{self._reason}; {self._next_step}")
             if missing:
-                self._problem = f"lacks {missing} of {given} entries"
+                self.problem = f"lacks {missing} of {given} entries"
             elif self._fatal or self._left_out:
-                self._problem = "failed" if self._fatal else "lacks entries that it does not take"
+                self.problem = "failed" if self._fatal else "lacks entries that it does not take"
             if not self._holds or (self._is_over and missing):
                 directory.remove()
                 return

@@ -44,6 +44,7 @@ class FileDestination(LoggerDestination):
 
     def open(self, context: RunContext) -> None:
         self._path = self._chosen or self._default_path(context)
+        self.where = str(self._path)
         try:
             if not self._goes_on:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,10 +160,6 @@ class FileDestination(LoggerDestination):
     @property
     def _not_open(self) -> str:
         return f"{self.name} was given rows while its file was not open: call open() first"
-
-    @property
-    def where(self) -> str | None:
-        return None if self._path is None else str(self._path)
 
     @property
     def opened_path(self) -> Path:

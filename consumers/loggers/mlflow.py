@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.strict_json import plain
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
@@ -57,6 +57,7 @@ class MLFlowLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "mlflow"
+    requires = ("mlflow", "mlflow")
     background = True
 
     def __init__(
@@ -71,7 +72,6 @@ class MLFlowLogger(LoggerDestination):
         self._experiment_name = experiment_name
         self._run_name = run_name
         self._tracking_uri = tracking_uri
-        self._where: str | None = None
         self._artifact_location = artifact_location
         self.drain_seconds = drain_seconds
         self.finish_seconds = finish_seconds
@@ -83,13 +83,6 @@ class MLFlowLogger(LoggerDestination):
         self._params: dict[str, str] = {}
         self._known: dict[str, set[int] | None] = {}
 
-    def check(self) -> None:
-        require("logger mlflow", "mlflow", "mlflow")
-
-    @property
-    def where(self) -> str | None:
-        return self._where
-
     def open(self, context: RunContext) -> None:
         from mlflow import MlflowClient
 
@@ -98,7 +91,7 @@ class MLFlowLogger(LoggerDestination):
         self._client = MlflowClient(self._tracking_uri)
         uri = self._client.tracking_uri
         is_server = uri.startswith(("http://", "https://"))
-        self._where = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+        self.where = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         self._experiment_id = self._experiment()
         self._context = context
         self._run_id, self._last_time = None, None
@@ -191,9 +184,6 @@ class MLFlowLogger(LoggerDestination):
         if client is not None and self._run_id is not None:
             end = None if self._last_time is None else _milliseconds(self._last_time)
             client.set_terminated(self._run_id, end_time=end)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException

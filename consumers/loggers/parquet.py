@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ClosedError, ConfigurationError, require
+from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.files import open_directory, open_file, sync
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import LoggerDestination, LogValue, Row, RunContext
@@ -37,6 +37,8 @@ class ParquetLogger(LoggerDestination):
     it. A table has one writer at a time. Equal streams give files with equal bytes.
     """
 
+    requires = ("parquet", "pyarrow.parquet")
+
     def __init__(
         self,
         path: str | None = None,
@@ -53,7 +55,6 @@ class ParquetLogger(LoggerDestination):
         self._flush_interval = flush_interval
         self._overwrite = overwrite
         self._directory: Path | None = None
-        self._where: str | None = None
         self._lock: int | None = None
         self._columns: dict[str, str] = dict(_FIXED)
         self._full = 0
@@ -62,12 +63,9 @@ class ParquetLogger(LoggerDestination):
         self._next_flush = float("-inf")
         self._committed: int | None = None
 
-    def check(self) -> None:
-        require("logger parquet", "parquet", "pyarrow.parquet")
-
     def open(self, context: RunContext) -> None:
         self._directory = self._chosen or default_path(context, "parquet", "DIR")
-        self._where = str(self._directory)
+        self.where = str(self._directory)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._chosen is None:
@@ -88,10 +86,6 @@ class ParquetLogger(LoggerDestination):
             self._release()
             raise
         self._committed = None
-
-    @property
-    def where(self) -> str | None:
-        return self._where
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         if self._directory is None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ClosedError, ConfigurationError, require
+from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import LoggerDestination, Row, RunContext
@@ -34,6 +34,8 @@ class PrometheusLogger(LoggerDestination):
     values, so it is this machine alone unless told otherwise.
     """
 
+    requires = ("prometheus", "prometheus_client")
+
     def __init__(self, port: int = 9464, address: str = "127.0.0.1") -> None:
         if not 0 <= port <= _MAX_PORT:
             raise ConfigurationError(f"port is a number from 0 (a free one) to {_MAX_PORT}, not {port}")
@@ -59,9 +61,6 @@ class PrometheusLogger(LoggerDestination):
             raise ClosedError("prometheus has no address while it is not open: call open() first")
         host = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{host}:{self._server.server_port}/metrics"
-
-    def check(self) -> None:
-        require("logger prometheus", "prometheus", "prometheus_client")
 
     def open(self, context: RunContext) -> None:
         from prometheus_client import CollectorRegistry, start_http_server

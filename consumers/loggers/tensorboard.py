@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
@@ -43,6 +43,7 @@ class TensorboardLogger(FileDestination):
     """
 
     name = "tensorboard"
+    requires = ("tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def __init__(self, log_dir: str | None = None, overwrite: bool = False) -> None:
         super().__init__(None, overwrite)
@@ -53,9 +54,6 @@ class TensorboardLogger(FileDestination):
         """Hyperparameters for the dashboard, which shows the first entry alone."""
         self._waiting_since = (0.0, 0)
 
-    def check(self) -> None:
-        require("logger tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2")
-
     def open(self, context: RunContext) -> None:
         self._run_name = context.run_name
         if not self._goes_on:
@@ -64,10 +62,7 @@ class TensorboardLogger(FileDestination):
             super().open(context)
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace("path=FILE", "log_dir=DIR")) from None
-
-    @property
-    def where(self) -> str | None:
-        return None if self._path is None else f"tensorboard --logdir {shlex.quote(str(self._path.parent))}"
+        self.where = f"tensorboard --logdir {shlex.quote(str(self.opened_path.parent))}"
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         self._begin_attempt(state, min(row.step for row in rows))

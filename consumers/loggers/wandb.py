@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
@@ -49,6 +49,7 @@ class WandBLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "wandb"
+    requires = ("wandb", "wandb")
     background = True
     # wandb takes everything at once, and loses what it has not written yet when this process is killed.
     acknowledges = False
@@ -73,7 +74,6 @@ class WandBLogger(LoggerDestination):
         self._tags = list(tags)
         self._mode: str = mode or os.environ.get("WANDB_MODE") or "online"
         self._dir = dir
-        self._where: str | None = None
         self._run_id = run_id
         self.drain_seconds = drain_seconds
         self.finish_seconds = finish_seconds
@@ -86,7 +86,7 @@ class WandBLogger(LoggerDestination):
         self._unfinished: str | None = None
 
     def check(self) -> None:
-        require("logger wandb", "wandb", "wandb")
+        super().check()
         import wandb
 
         # Without one, wandb would ask at the terminal, in the middle of everything.
@@ -95,10 +95,6 @@ class WandBLogger(LoggerDestination):
                 "wandb has no account to log to: 'wandb login' or $WANDB_API_KEY gives it one, "
                 "'-o wandb.mode=offline' does without"
             )
-
-    @property
-    def where(self) -> str | None:
-        return self._where
 
     def open(self, context: RunContext) -> None:
         import wandb
@@ -140,9 +136,9 @@ class WandBLogger(LoggerDestination):
             self._left_out_to = int(self._run.summary.get(_STEP, -1))
         if self._mode == "offline":
             self._unfinished = str(Path(self._run.dir).parent)
-            self._where = f"wandb sync {shlex.quote(self._unfinished)}"
+            self.where = f"wandb sync {shlex.quote(self._unfinished)}"
         else:
-            self._where = self._run.url
+            self.where = self._run.url
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         for row in rows:
