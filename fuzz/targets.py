@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import mcap.records
-import msgpack
 import zstandard
 from hypothesis.strategies import SearchStrategy
 from inputs import (
@@ -482,7 +481,7 @@ def _run_files() -> list[bytes]:
 
 def _progress(data: bytes) -> None:
     """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
-    for stored in (data, packed([1, zlib.crc32(data), data])):
+    for stored in (data, zlib.crc32(data).to_bytes(4) + data):
         try:
             committed = Committed.unpack(stored)
         except RecordingError:
@@ -494,17 +493,16 @@ def _progress(data: bytes) -> None:
 
 
 def _progresses() -> list[bytes]:
-    snapshot = Snapshot(Event.BATCH_END, "r", 0, decode_event(event_frame(7).partition(b"\0")[2]))
     committed = [
         Committed("r", 1, {}, None, 0, (), (), (), None, None),
         Committed(
-            *("r", 2, {0: (7, 7), 1: (5, 3)}, snapshot, 7),
+            *("r", 2, {0: (7, 7), 1: (5, 3)}, event_frame(7), 7),
             (CallbackState("SpeedMonitor", 1, False, {"window": [1.5, 2.5]}),),
             (DestinationState("jsonl", {"offset": 512}),),
             *((), Ending("failed", "text"), "damaged at offset 5"),
         ),
     ]
-    return [msgpack.unpackb(one.pack())[2] for one in committed]
+    return [one.pack()[4:] for one in committed]
 
 
 def _checkpoint(data: bytes) -> None:

@@ -15,7 +15,7 @@ from offloop.consumers.api.events import EventMethods, MaybeAwaitable
 from offloop.consumers.api.logger import Logger, LoggerDestination
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
-"""What a callback that raises gets: further events, none, or the end of the consumer."""
+"""The consequence for a callback that raises: further events, none, or the end of the consumer."""
 
 
 class CannotWorkError(ConfigurationError):
@@ -48,8 +48,8 @@ class Callback(EventMethods):
     that it is sent and that they exist at. Of other fields that are not always there it sees none."""
 
     every: ClassVar[int | str] = 1
-    """How often, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or in
-    another unit: ``2ep``, ``0.25dur``, see :func:`offloop.bus.types.intervals.is_due`. Holds for ``fields`` and for
+    """The interval, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or
+    in another unit: ``2ep``, ``0.25dur``, see :func:`offloop.bus.types.intervals.is_due`. Holds for ``fields`` and for
     events that are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`offloop.bus.BASE_EVENTS`)
     come at every batch. An object may set its own in ``__init__``."""
 
@@ -106,7 +106,7 @@ class Callback(EventMethods):
         of the history in another way need not come: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
-        """Of a run on several hosts: what its hosts say of their ranks about once a second, the first host's too. Comes
+        """Receive how the ranks of each host of a run on several hosts are doing, about once a second. Comes
         between two events, from a stream that has it: of all hosts with ``--stream``, of one from the run's directory.
         Recordings do not have it, so what is logged here does not come again in a replay; log with the ``step`` that it
         is about. Not ``async``."""
@@ -144,7 +144,7 @@ class Callback(EventMethods):
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it has a stream of its own beside the others, see :attr:`background`."""
+        """True with a stream of its own beside the others, see :attr:`background`."""
         if self.background is not None:
             return self.background
         names = ["run_event"] if self.overrides("run_event") else [event.value for event in self.demand().events]
@@ -152,11 +152,11 @@ class Callback(EventMethods):
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a state that its checkpoints keep."""
+        """True with a state that is kept with checkpoints."""
         return self.overrides("state_dict")
 
     def overrides(self, name: str) -> bool:
-        """Whether the class, or the object, has a method of that name of its own."""
+        """Return True if the class, or the object, has a method of that name of its own."""
         return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)
 
     def _handled_events(self) -> set[Event]:

@@ -27,12 +27,12 @@ _LARGEST = 2**63 - 1
 
 
 class Row(NamedTuple):
-    """What was logged for one step during one event."""
+    """Metrics that were logged for one step during one event."""
 
     step: int
     """Batches trained, unless a callback said otherwise."""
     time: float
-    """When the event happened: seconds since 1970, UTC."""
+    """Time of the event: seconds since 1970, UTC."""
     metrics: dict[str, LogValue]
     """Metric name to value, in the order of the calls; for a name logged twice the later value, in the earlier
     place."""
@@ -42,27 +42,23 @@ class Images(NamedTuple):
     """Images that belong together, such as the inputs of a batch."""
 
     step: int
-    """Batches trained, unless a callback said otherwise."""
     time: float
-    """When the event happened: seconds since 1970, UTC."""
     name: str
     images: "list[np.ndarray[Any, Any]]"
     """Each of height, width and channels (1, 3 or 4), as bytes or as floats as they were logged."""
     masks: "dict[str, list[np.ndarray[Any, Any]]]"
     """Name of a mask to one array of height and width for each image, of class numbers."""
     mask_class_labels: dict[int, str] | None
-    """What the class numbers mean."""
+    """Names of the class numbers."""
     use_table: bool
-    """Whether a table of images is preferred to a plain list, where a destination has both."""
+    """Prefer a table of images to a plain list, where a destination has both."""
 
 
 class Table(NamedTuple):
     """A table, all of it."""
 
     step: int
-    """Batches trained, unless a callback said otherwise."""
     time: float
-    """When the event happened: seconds since 1970, UTC."""
     name: str
     columns: list[str]
     rows: list[list[LogValue | None]]
@@ -73,9 +69,7 @@ class Text(NamedTuple):
     """A text for people."""
 
     step: int
-    """Batches trained, unless a callback said otherwise."""
     time: float
-    """When the event happened: seconds since 1970, UTC."""
     name: str
     text: str
 
@@ -84,34 +78,34 @@ class Upload(NamedTuple):
     """A file that is to be kept with the run."""
 
     remote_file_name: str
-    """What it is to be called there; parts are separated by slashes."""
+    """Its name there; parts are separated by slashes."""
     file_path: Path
-    """Where it is, absolute."""
     overwrite: bool
-    """Whether it may replace a file of that name."""
+    """Replace a file of that name."""
 
 
-class EventLog(NamedTuple):
+@dataclass
+class EventLog:
     """Everything that was logged during one event, in the order in which destinations are given it."""
 
-    hyperparameters: dict[str, Any]
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
     """Those that callbacks logged."""
-    rows: list[Row]
-    images: list[Images]
-    tables: list[Table]
-    texts: list[Text]
-    uploads: list[Upload]
-    of_run: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    images: list[Images] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
+    of_run: dict[str, Any] = field(default_factory=dict)
     """The hyperparameters that the run says of itself."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Which run a destination is about to be given, and where that run's files are."""
+    """The run that is observed, and where its files are."""
 
     run_name: str
     attempt: int
-    """Which attempt of the run, from 1."""
+    """Number of the attempt, from 1."""
     run_dir: Path | None
     """``None`` for a stream that has no directory, such as a list of snapshots."""
     command: Callable[..., Outcome] | None = field(default=None, compare=False)
@@ -123,14 +117,13 @@ class RunContext:
     run_id: str | None = None
     """The run's identity, see :attr:`offloop.bus.RunInfo.id`; ``None`` where the stream does not say it."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
-    """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; from any thread."""
+    """The checkpoints that were saved and loaded, in order, as far as the stream was read; from any thread."""
     source: Callable[[], Source] = field(default=Source, compare=False)
-    """What the run says that its events come from, as far as the stream was read; from any thread."""
+    """The source of the run's events, as far as the stream was read; from any thread."""
 
     @property
     def identity(self) -> str:
-        """What the run is known by where runs of several folders meet, such as on a server: its id, or its name where
-        it has none."""
+        """Its id, or its name where it has none: for places where runs of several folders meet, such as a server."""
         return self.run_id or self.run_name
 
     @property
@@ -140,7 +133,7 @@ class RunContext:
 
 
 class LoggerDestination:
-    """Where logged values go: a file, a terminal, another system. Subclass it and override what you need.
+    """A place for logged values: a file, a terminal, another system. Subclass it and override what you need.
 
     The constructor only takes options: it runs before the run is known, and in the trainer's process when the
     destination is given to a ``Trainer``. Files and connections belong in :meth:`open`. Use no clock of your own: equal
@@ -151,7 +144,7 @@ class LoggerDestination:
     """By how many seconds what it takes may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
 
     background: ClassVar[bool] = False
-    """Whether it is fed in the background: for what may be slow or unreachable, such as a server. What was logged
+    """Feed it in the background: for what may be slow or unreachable, such as a server. What was logged
     reaches it through a :class:`~offloop.consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
 
     A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
@@ -160,20 +153,20 @@ class LoggerDestination:
     work."""
 
     writes_to_terminal: ClassVar[bool] = False
-    """Whether it writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
+    """It writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
 
     watches: ClassVar[Collection[Event]] = ()
     """The events that :meth:`watch` is called with, for one that shows more than what is logged."""
 
     acknowledges: ClassVar[bool] = True
-    """Of a destination with ``background``: whether what a method took is safe when the method returns. If not, that is
+    """Of a destination with ``background``: what a method took is safe when the method returns. If not, that is
     so only when :meth:`close` returns; until then it may be given everything since it was opened once more."""
 
     drain_seconds: float = 30.0
-    """Of a destination with ``background``: how long the consumer waits at its end while nothing can be sent."""
+    """Seconds that the consumer waits at its end while nothing can be sent, with ``background``."""
 
     finish_seconds: float = 0.0
-    """Of a destination with ``background``: how long the consumer waits at its end for one file, for the images of an
+    """Seconds that the consumer waits at its end, with ``background``, for one file, for the images of an
     event, and for :meth:`close`, if it has taken in what it has yet to send."""
 
     requires: ClassVar[tuple[str, str] | None] = None
@@ -199,28 +192,28 @@ class LoggerDestination:
         done."""
 
     def watch(self, state: Snapshot) -> None:
-        """Takes an event of :attr:`watches`, before what callbacks log for it."""
+        """Receive an event of :attr:`watches`, before what callbacks log for it."""
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        """Takes everything that was logged during one event: a row for each step, in the order of first use.
+        """Receive everything that was logged during one event: a row for each step, in the order of first use.
 
         Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Takes values that describe the run as a whole: those that callbacks log, and those that the run says of
+        """Receive values that describe the run as a whole: those that callbacks log, and those that the run says of
         itself. Left out unless a destination overrides it."""
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Takes images. Left out unless a destination overrides it."""
+        """Receive images. Left out unless a destination overrides it."""
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Takes a table. Left out unless a destination overrides it."""
+        """Receive a table. Left out unless a destination overrides it."""
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Takes a text. Left out unless a destination overrides it."""
+        """Receive a text. Left out unless a destination overrides it."""
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        """Takes a file; it is there until this returns. Left out unless a destination overrides it."""
+        """Receive a file; it is there until this returns. Left out unless a destination overrides it."""
 
     def flush(self) -> None:
         """Hands on what is held back, so that others see it. Called when no more events are ready, at least every 50 ms
@@ -255,7 +248,7 @@ class LoggerDestination:
 
 
 class Logger:
-    """What callbacks log through. It gathers what is logged during one event; once the callbacks have handled the
+    """The means by which callbacks log. It gathers what is logged during one event; once the callbacks have handled the
     event, that goes to the destinations. For one thread."""
 
     def __init__(self, context: RunContext | None = None) -> None:
@@ -264,14 +257,8 @@ class Logger:
         self._state: Snapshot | None = None
         self._now: int | None = None
         self._has_more = False
-        """Whether anything else than rows is gathered."""
         self._rows: dict[int, dict[str, LogValue]] = {}
-        self._hyperparameters: dict[str, Any] = {}
-        self._of_run: dict[str, Any] = {}
-        self._images: list[Images] = []
-        self._tables: list[Table] = []
-        self._texts: list[Text] = []
-        self._uploads: list[Upload] = []
+        self._gathered = EventLog()
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs metrics for a step, by default ``state.timestamp.batch`` of the event that is being handled.
@@ -296,7 +283,7 @@ class Logger:
         value that counts. What is not a number, text, boolean or ``None``, nor a list or map of these, is logged as its
         text."""
         self._has_more |= bool(hyperparameters)
-        self._hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
+        self._gathered.hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
 
     def log_images(
         self,
@@ -333,7 +320,7 @@ class Logger:
             None if mask_class_labels is None else {int(key): str(label) for key, label in mask_class_labels.items()}
         )
         self._has_more = True
-        self._images.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
+        self._gathered.images.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
 
     def log_table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str = "Table", step: int | None = None
@@ -351,7 +338,7 @@ class Logger:
                     f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
                 )
         self._has_more = True
-        self._tables.append(Table(self._step("log_table", step), 0.0, name, names, cells))
+        self._gathered.tables.append(Table(self._step("log_table", step), 0.0, name, names, cells))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Logs a text for people.
@@ -362,10 +349,10 @@ class Logger:
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
         self._has_more = True
-        self._texts.append(Text(self._step("log_text", step), 0.0, name, text))
+        self._gathered.texts.append(Text(self._step("log_text", step), 0.0, name, text))
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
-        """Gives a file to every destination that keeps files, under ``remote_file_name``. It must not be changed in
+        """Hands a file to every destination that keeps files, under ``remote_file_name``. It must not be changed in
         place afterwards; it may be deleted or replaced by another.
 
         Raises:
@@ -375,51 +362,40 @@ class Logger:
         if not path.is_file():
             raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")
         self._has_more = True
-        self._uploads.append(Upload(str(remote_file_name), path, overwrite))
+        self._gathered.uploads.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
-        """Says which event is handled from now on."""
+        """Starts to gather for an event."""
         self._state = state
         self._now = None
 
     @property
     def pending(self) -> bool:
-        """Whether anything has been logged and not been taken yet."""
+        """True while something is gathered that was not taken yet."""
         return self._has_more or bool(self._rows)
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Takes what the run says of itself, for a destination that takes all."""
+        """Adds the hyperparameters that the run reports itself."""
         self._has_more |= bool(hyperparameters)
-        self._of_run.update(hyperparameters)
+        self._gathered.of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> EventLog:
-        """Gives everything that was gathered, timed by ``state``, and begins anew."""
-        gathered = EventLog(
-            self.take_hyperparameters(),
-            self.take_rows(state),
-            [entry._replace(time=state.time) for entry in self._images],
-            [entry._replace(time=state.time) for entry in self._tables],
-            [entry._replace(time=state.time) for entry in self._texts],
-            self._uploads,
-            self._of_run,
-        )
+        """Returns everything that was gathered, timed by ``state``, and starts anew."""
+        gathered, self._gathered = self._gathered, EventLog()
         self._has_more = False
-        self._of_run = {}
-        self._images, self._tables, self._texts, self._uploads = [], [], [], []
+        gathered.rows = self.take_rows(state)
+        gathered.images = [entry._replace(time=state.time) for entry in gathered.images]
+        gathered.tables = [entry._replace(time=state.time) for entry in gathered.tables]
+        gathered.texts = [entry._replace(time=state.time) for entry in gathered.texts]
         return gathered
 
     def take_rows(self, state: Snapshot) -> list[Row]:
-        """Gives the gathered rows, timed by ``state``, and begins anew with those."""
+        """Returns the gathered rows, timed by ``state``, and starts anew with those."""
         time = state.time
         # Half the time of calling the class, for what is done at every event.
         rows = [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()]
         self._rows = {}
         return rows
-
-    def take_hyperparameters(self) -> dict[str, Any]:
-        """Gives the gathered hyperparameters and begins anew with those."""
-        gathered, self._hyperparameters = self._hyperparameters, {}
-        return gathered
 
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:

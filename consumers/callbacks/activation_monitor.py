@@ -1,4 +1,4 @@
-"""What goes in and out of the model's modules, as metrics."""
+"""Inputs and outputs of the model's modules, as metrics."""
 
 from collections.abc import Sequence
 

@@ -28,7 +28,6 @@ _BOUNDARIES = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_C
 
 
 _FOLDER = "{run_name}/checkpoints"
-"""Where to, where the run has no folder on this machine."""
 _USUALLY_KEPT = 3
 
 
@@ -294,7 +293,6 @@ class CheckpointSaver(Callback):
                 note_folder(run_dir, folder.folder)
 
     def _warn_if_unrated(self, folder: "_Folder", state: Snapshot) -> None:
-        """Says once that a checkpoint has no value to be compared by."""
         if self._ratings is None or self._metric is None or self._last_saved is None or self._has_warned:
             return
         if self._metric.name is None:
@@ -358,7 +356,6 @@ class _Folder(CheckpointNames):
 
     run_name = ""
     began = 0.0
-    """When the training began, in seconds since 1970."""
 
     def holds(self, path: Path, timestamp: Timestamp) -> bool:
         return self._run_of(path) == self.run_name and self._time_of(path) == timestamp.values

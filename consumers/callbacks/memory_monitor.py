@@ -1,4 +1,4 @@
-"""What the training takes of the GPU's memory, as metrics."""
+"""Memory of the GPU, as metrics."""
 
 import logging
 import math

@@ -21,7 +21,6 @@ class MonitoredValue(NamedTuple):
     metric: str
     """The metric's full name."""
     batch: int
-    """How many batches had been trained on."""
     value: float
 
 
@@ -34,7 +33,6 @@ class MonitoredMetric:
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        """What it was called."""
         self._source = TrainerMetrics()
         self._found: dict[str, MonitoredValue] = {}
         self._others: dict[str, None] = {}
@@ -48,10 +46,10 @@ class MonitoredMetric:
         """Takes in the values that come with an event."""
         for batch, metrics in state.fields.get("logged") or ():
             self._note(batch, flatten(metrics))
-        logger = _Values()
+        logger = LoggedNumbers()
         self._source.log_own(event, state, logger)
         # Not the step that they are logged for: a batch is logged for the one at which it began.
-        self._note(state.timestamp.values.batch, logger.values)
+        self._note(state.timestamp.values.batch, logger.numbers)
 
     @property
     def newest(self) -> MonitoredValue | None:
@@ -68,11 +66,9 @@ class MonitoredMetric:
         return self._found[found[0]] if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The newest values, and the names that there are."""
         return {"found": [list(one) for one in self._found.values()], "others": list(self._others)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes them up."""
         values: Iterable[Any] = state["found"]
         self._found = {one[0]: MonitoredValue(*one) for one in values if self._is_meant(one[0])}
         self._others = dict.fromkeys(state["others"])
@@ -92,12 +88,12 @@ class MonitoredMetric:
         return is_named(name, self.name)
 
 
-class _Values(Logger):
-    """Keeps the values that are logged."""
+class LoggedNumbers(Logger):
+    """Keeps the numbers that are logged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, Any] = {}
+        self.numbers: dict[str, float] = {}
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        self.values.update(metrics)
+        self.numbers.update({name: value for name, value in metrics.items() if isinstance(value, float | int)})

@@ -1,4 +1,4 @@
-"""What accelerators can do at best, for the model FLOPs utilisation."""
+"""The published performance of accelerators, for the model FLOPs utilisation."""
 
 # Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 stands for
 # float16 and bfloat16, which are equally fast where there are both. From NVIDIA's datasheets "B200 (HGX B200)", "H200

@@ -1,6 +1,7 @@
-"""How long a run will still take."""
+"""Remaining time of a run."""
 
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
@@ -9,10 +10,7 @@ from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-
-TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
-
-_SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
+from offloop.consumers.callbacks.speed_monitor import SECONDS_IN, TimeUnitName
 
 
 class RuntimeEstimator(Callback):
@@ -35,8 +33,8 @@ class RuntimeEstimator(Callback):
     def __init__(self, skip_batches: int = 1, time_unit: TimeUnitName = "hours") -> None:
         if skip_batches < 0:
             raise ConfigurationError(f"skip_batches counts batches and is at least 0, not {skip_batches}")
-        if time_unit not in _SECONDS_IN:
-            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(_SECONDS_IN)}")
+        if time_unit not in SECONDS_IN:
+            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(SECONDS_IN)}")
         self._time_unit = time_unit
         self._left_to_skip = skip_batches
         self._disabled = False
@@ -52,7 +50,7 @@ class RuntimeEstimator(Callback):
             "start_ns": self._start_ns,
             "start_part": self._start_part,
             "epoch_batches": self._epoch_batches,
-            "evaluations": {label: one.state_dict() for label, one in self._evaluations.items()},
+            "evaluations": {label: asdict(one) for label, one in self._evaluations.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,7 +119,7 @@ class RuntimeEstimator(Callback):
         self._epoch_batches = state.dataloader_len
 
     def _elapsed_part(self, timestamp: Timestamp, max_duration: Time | None) -> float | None:
-        """Which part of the training is over; in a training of so many epochs, by its batches where it is known how
+        """The part of the training that is done; in a training of so many epochs, by its batches where it is known how
         many an epoch has."""
         if max_duration is None:
             return None
@@ -136,17 +134,14 @@ class RuntimeEstimator(Callback):
         return part
 
 
+@dataclass
 class _Evaluations:
-    """What is known of one evaluator: how often it ran, how long that took, and by which part of the training."""
+    """Runs of one evaluator: number, duration, and the part of the training by the last of them."""
 
-    def __init__(self, count: int = 0, first: int = 0, microseconds: int = 0, part: float = 0.0) -> None:
-        self.count = count
-        self.first = first
-        self.microseconds = microseconds
-        self.part = part
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "first": self.first, "microseconds": self.microseconds, "part": self.part}
+    count: int = 0
+    first: int = 0
+    microseconds: int = 0
+    part: float = 0.0
 
     def add(self, microseconds: int, part: float) -> None:
         self.first = self.first if self.count else microseconds

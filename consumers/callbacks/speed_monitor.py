@@ -1,4 +1,4 @@
-"""How fast a run trains."""
+"""Throughput of a run."""
 
 from collections import deque
 from typing import Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from offloop.consumers.callbacks.peak_flops import peak_flops
 
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 
-_SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
+SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
 
 
 class SpeedMonitor(Callback):
@@ -39,34 +39,24 @@ class SpeedMonitor(Callback):
     ) -> None:
         if window_size < 1:
             raise ConfigurationError(f"window_size counts batches and is at least 1, not {window_size}")
-        if time_unit not in _SECONDS_IN:
-            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(_SECONDS_IN)}")
+        if time_unit not in SECONDS_IN:
+            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(SECONDS_IN)}")
         self._gpu_flops_available = gpu_flops_available
         self._time_unit = time_unit
-        self._divider = _SECONDS_IN[time_unit]
+        self._divider = SECONDS_IN[time_unit]
         self._full = window_size + 1
-        self._batches: deque[int] = deque(maxlen=self._full)
-        self._samples: deque[int] = deque(maxlen=self._full)
-        self._tokens: deque[int] = deque(maxlen=self._full)
-        self._seconds: deque[float] = deque(maxlen=self._full)
+        # Of each batch the counts of batches, samples and tokens, and the seconds trained.
+        self._batches: deque[tuple[int, int, int, float]] = deque(maxlen=self._full)
         self._flops: deque[float] = deque(maxlen=self._full)
-        self._window: dict[str, deque[Any]] = {
-            "batches": self._batches,
-            "samples": self._samples,
-            "tokens": self._tokens,
-            "seconds": self._seconds,
-            "flops": self._flops,
-        }
         self._eval_seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        window = {name: list(values) for name, values in self._window.items()}
-        return {"total_eval_wct": self._eval_seconds, "window": window}
+        return {"total_eval_wct": self._eval_seconds, "batches": list(self._batches), "flops": list(self._flops)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._eval_seconds = state["total_eval_wct"]
-        for name, values in state.get("window", {}).items():
-            self._window[name].extend(values)
+        self._batches.extend(map(tuple, state.get("batches", ())))
+        self._flops.extend(state.get("flops", ()))
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         if self._time_unit != "hours":
@@ -78,14 +68,11 @@ class SpeedMonitor(Callback):
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         timestamp = state.timestamp.values
         train_seconds = timestamp.total_wct / 1e6
-        self._batches.append(timestamp.batch)
-        self._samples.append(timestamp.sample)
-        self._tokens.append(timestamp.token)
-        self._seconds.append(train_seconds)
+        self._batches.append((timestamp.batch, timestamp.sample, timestamp.token, train_seconds))
         flops = state.get("flops_per_batch")
         if flops is not None:
             self._flops.append(flops)
-        elapsed = train_seconds - self._seconds[0]
+        elapsed = train_seconds - self._batches[0][3]
         # A loop that publishes no training time has nothing to divide by.
         if elapsed > 0:
             self._log_throughput(elapsed, state, logger)
@@ -102,11 +89,11 @@ class SpeedMonitor(Callback):
 
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
         ranks = state.world_size
-        if len(self._seconds) == self._full:
+        if len(self._batches) == self._full:
+            counts = [last - first for first, last in zip(self._batches[0], self._batches[-1], strict=True)]
             # Not every batch has an event in a stream made from a log. A loop of one's own may count none.
-            batches = (self._batches[-1] - self._batches[0] or len(self._seconds) - 1) / elapsed
-            samples = (self._samples[-1] - self._samples[0]) / elapsed
-            tokens = (self._tokens[-1] - self._tokens[0]) / elapsed
+            batches = (counts[0] or self._full - 1) / elapsed
+            samples, tokens = counts[1] / elapsed, counts[2] / elapsed
             logger.log_metrics(
                 {
                     "throughput/batches_per_sec": batches,

@@ -20,7 +20,7 @@ from offloop.consumers.api.logger import Logger
 from offloop.consumers.loggers.console import format_value
 
 Comparison: TypeAlias = Callable[[float, float], Any]
-"""Whether the first value is better than the second."""
+"""Returns True if the first value is better than the second."""
 
 TRAIN = "train"
 _COMPARISONS: Mapping[str, Comparison] = {
@@ -51,7 +51,6 @@ class Stopper(Callback, ABC):
         self.barrier_events = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
         self._has_seen_label = dataloader_label == TRAIN
         self._is_announced = False
-        self._others: set[str] = set()
 
     def demand(self) -> Demand:
         """The events at which it decides, and those at which it finds out whether there is such a label."""
@@ -59,24 +58,19 @@ class Stopper(Callback, ABC):
         return Demand.of({*self._looks_at, *of_labels})
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "has_seen_label": self._has_seen_label,
-            "is_announced": self._is_announced,
-            "others": sorted(self._others),
-        }
+        return {"has_seen_label": self._has_seen_label, "is_announced": self._is_announced}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._has_seen_label = state["has_seen_label"]
         self._is_announced = state["is_announced"]
-        self._others = set(state["others"])
 
     @abstractmethod
     def judge(self, value: float, state: Snapshot) -> bool:
-        """Takes in the metric's value at an event; whether the training is to end."""
+        """Take in the metric's value at an event; return True to end the training."""
 
     @abstractmethod
     def reason(self, value: float, state: Snapshot) -> str:
-        """Why the training is to end, now that the metric has that value."""
+        """The reason to end the training, now that the metric has that value."""
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         labels = state.fields.get("evaluators")
@@ -100,15 +94,9 @@ class Stopper(Callback, ABC):
         self._look(state.train_metrics, state)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        label = state.dataloader_label
-        if label == self.dataloader_label:
+        if state.dataloader_label == self.dataloader_label:
             self._has_seen_label = True
-            self._look(state.eval_metrics.get(label, {}), state)
-        elif label is not None and not self._has_seen_label:
-            # A loop may have several evaluators and publish nothing after the last: the next evaluation tells.
-            if label in self._others and not self._is_announced and state.timestamp.batch > 0:
-                raise self._not_evaluated("", state)
-            self._others.add(label)
+            self._look(state.eval_metrics.get(self.dataloader_label, {}), state)
 
     def _look(self, metrics: Mapping[str, Any], state: Snapshot) -> None:
         name = self.monitor if self.monitor in metrics else next(filter(self._is_meant, metrics), None)
@@ -226,7 +214,6 @@ class EarlyStopper(Stopper):
         self.best_occurred = None if occurred is None else Timestamp.from_values(occurred)
 
     def judge(self, value: float, state: Snapshot) -> bool:
-        """Whether the best value is further back than the patience reaches."""
         now = state.timestamp
         if self.best is None or self.best_occurred is None or self._is_better(value, self.best):
             self.best, self.best_occurred = value, now
@@ -234,7 +221,6 @@ class EarlyStopper(Stopper):
         return now.get(unit) - self.best_occurred.get(unit) > self.patience
 
     def reason(self, value: float, state: Snapshot) -> str:
-        """The best value, and for how long there was no better one."""
         assert self.best is not None  # it has judged a value
         assert self.best_occurred is not None
         unit = self.patience.unit
@@ -281,9 +267,7 @@ class ThresholdStopper(Stopper):
         self.threshold = threshold
 
     def judge(self, value: float, state: Snapshot) -> bool:
-        """Whether the value has passed the threshold."""
         return bool(self.comp_func(value, in_precision_of(value, self.threshold)))
 
     def reason(self, value: float, state: Snapshot) -> str:
-        """The value and the threshold that it has passed."""
         return f"threshold-stop: {self.monitor} is {format_value(value)}, the threshold is {self.threshold:g}"

@@ -1,4 +1,4 @@
-"""How busy the machine is."""
+"""Load of the machine, as metrics."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 
 _FRESH_SECONDS = 60.0
-"""How old an event may be for what is measured at its arrival to be logged for it."""
+"""Age up to which an event is logged with what is measured at its arrival."""
 
 
 class SystemMonitor(Callback):
@@ -107,7 +107,7 @@ class SystemMonitor(Callback):
 
 
 class _Host:
-    """What psutil tells. Rates are of the time since the measurement before, and missing from the first one."""
+    """Measurements by psutil. Rates are of the time since the measurement before, and missing from the first one."""
 
     def __init__(self, disk_path: str) -> None:
         self._psutil = _import("psutil")
@@ -158,7 +158,7 @@ class _Host:
 
 
 class _Gpus:
-    """What NVML tells."""
+    """Measurements by NVML."""
 
     def __init__(self) -> None:
         self._nvml = nvml = _import("pynvml", "nvidia-ml-py")

@@ -1,4 +1,4 @@
-"""What the trainer itself has to say: losses, metrics, how far it is."""
+"""Metrics of the trainer itself: losses, metrics, progress."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,73 +27,105 @@ from offloop.consumers.runner.session import run_session
 from offloop.consumers.runner.state_file import check_name
 
 
-def consume(
-    *,
-    callbacks: list[str],
-    loggers: list[str],
-    options: tuple[str, ...],
-    run: str | None,
-    ranks: tuple[int, ...],
-    last: bool,
-    runs_dir: str | None,
-    stream: str | None,
-    replay: Path | None,
-    rate: float | None,
-    start: Bound | None,
-    until: Bound | None,
-    loop: bool,
-    wait: bool,
-    on_error: OnError,
-    name: str | None,
-    state_dir: Path | None,
-    commit_every: int,
-    max_delay: float | None,
-    list_metrics: str | None,
-    show_list: bool,
-) -> int:
-    """Runs the command with the values of its options by name, and returns its exit code."""
-    if show_list:
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    """The options of the command, as it reads them; its help says what each is."""
+
+    callbacks: list[str]
+    loggers: list[str]
+    options: tuple[str, ...]
+    run: str | None
+    ranks: tuple[int, ...]
+    last: bool
+    runs_dir: str | None
+    stream: str | None
+    replay: Path | None
+    rate: float | None
+    start: Bound | None
+    until: Bound | None
+    loop: bool
+    wait: bool
+    on_error: OnError
+    name: str | None
+    state_dir: Path | None
+    commit_every: int
+    max_delay: float | None
+    list_metrics: str | None
+    show_list: bool
+
+    @property
+    def source(self) -> RunSelector:
+        """The run or recording to read."""
+        is_newest = self.last or (self.list_metrics == "" and not (self.run or self.replay))
+        run = self.run or self.list_metrics or None
+        return RunSelector(run, self.runs_dir, self.stream, self.replay, self.wait, is_newest, self.ranks)
+
+    @property
+    def choice(self) -> ReplayChoice:
+        """The way to replay a recording."""
+        return ReplayChoice(self.rate, self.start, self.until, self.loop)
+
+    def check(self) -> None:
+        """Raises for options that do not go together, or for a value that is not allowed."""
+        if not self.callbacks:
+            raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
+        if self.list_metrics and (self.run or self.replay):
+            raise click.UsageError(
+                f"--list-metrics names run {self.list_metrics!r} already: leave out --run and --replay"
+            )
+        self.source.check()
+        if self.choice.option and not self.source.is_file:
+            raise click.UsageError(
+                f"{self.choice.option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays "
+                "it for other consumers"
+            )
+        if self.loop and self.name is not None:
+            raise click.UsageError("--loop begins anew each time, and --name goes on from before: give one of them")
+        if self.name is not None:
+            check_name(self.name)
+        elif self.state_dir:
+            raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
+        if self.max_delay is not None:
+            check_max_delay(self.max_delay, "--max-delay")
+
+    def create(self) -> tuple[list[Callback], list[LoggerDestination]]:
+        """The callbacks and loggers, new ones with each call."""
+        made, destinations = create_selected(self.callbacks, self.loggers, self.options)
+        return made, beside_terminal(made, destinations, _is_default("loggers"))
+
+
+def consume(options: ConsumerOptions) -> int:
+    """Runs the command and returns its exit code."""
+    if options.show_list:
         _print_list()
         return 0
-    if not callbacks:
-        raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
-    if list_metrics and (run or replay):
-        raise click.UsageError(f"--list-metrics names run {list_metrics!r} already: leave out --run and --replay")
-    if list_metrics == "" and not (run or replay):
-        last = True
-    source = RunSelector(run or list_metrics or None, runs_dir, stream, replay, wait, last, ranks)
-    choice = ReplayChoice(rate, start, until, loop)
-    _check_together(source, choice, name, state_dir)
-    if max_delay is not None:
-        check_max_delay(max_delay, "--max-delay")
-    if list_metrics is not None:
-        for line in print_metrics(source.find(say, as_it_is=True)):
+    options.check()
+    if options.list_metrics is not None:
+        for line in print_metrics(options.source.find(say, as_it_is=True)):
             say(line)
         return 0
-    logs_by_default = _is_default("loggers")
-
-    def create() -> tuple[list[Callback], list[LoggerDestination]]:
-        made, destinations = create_selected(callbacks, loggers, options)
-        return made, beside_terminal(made, destinations, logs_by_default)
-
-    made, destinations = create()
+    made, destinations = options.create()
     requested_events(made)
     demand_of(made)
     for callback in made:
         callback.check()
-    if callbacks == ["top"] and not destinations and name is None and source.names_nothing:
+    for destination in destinations:
+        destination.check()
+    if options.callbacks == ["top"] and not destinations and options.name is None and options.source.names_nothing:
         # Only now, because it takes time.
         from offloop.consumers.dashboard.terminal.home import show_all_runs
 
-        show_all_runs(runs_dir, made[0].every)
+        show_all_runs(options.runs_dir, made[0].every)
         return 0
-    for destination in destinations:
-        destination.check()
-    found = source.find(say)
-    delay = shortest_delay([max_delay, *(destination.max_delay for destination in destinations)])
+    return _run(options, made, destinations)
+
+
+def _run(options: ConsumerOptions, made: list[Callback], destinations: list[LoggerDestination]) -> int:
+    found, name, choice = options.source.find(say), options.name, options.choice
+    delay = shortest_delay([options.max_delay, *(destination.max_delay for destination in destinations)])
     streams = SourceStreams(found, choice, name, delay)
-    progress = None if name is None else open_state(state_dir, name, found, say)
-    states = None if name is None else CheckpointStates(name, state_dir)
+    progress = None if name is None else open_state(options.state_dir, name, found, say)
+    states = None if name is None else CheckpointStates(name, options.state_dir)
     code = 0
     while True:
         with _frozen():
@@ -100,26 +133,27 @@ def consume(
                 streams.open,
                 made,
                 destinations,
-                on_error,
+                options.on_error,
                 progress,
-                commit_every,
+                options.commit_every,
                 partial(say_start, name=name),
                 states,
             )
         code = max(code, report(events, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys())))
         is_empty = streams.gave_nothing and not statistics.handled
-        if not loop or statistics.interrupted or is_empty:
+        if not options.loop or statistics.interrupted or is_empty:
             break
-        made, destinations = create()
+        made, destinations = options.create()
         streams.rewind()
-    if is_empty and (start or until or loop) and not statistics.interrupted:
+    if statistics.interrupted:
+        return code
+    if is_empty and (options.start or options.until or options.loop):
         say(
             f"nothing was replayed: no event that these callbacks request is {choice.bounds}; 'offloop show PATH' "
             "shows how long the run was"
         )
         return max(code, EXIT_TROUBLE)
-    if not statistics.interrupted:
-        hold_open(made)
+    hold_open(made)
     return code
 
 
@@ -132,22 +166,6 @@ def _frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _check_together(source: RunSelector, choice: ReplayChoice, name: str | None, state_dir: Path | None) -> None:
-    """Raises for options that do not go together, or for a name that is not allowed."""
-    source.check()
-    if choice.option and not source.is_file:
-        raise click.UsageError(
-            f"{choice.option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays it "
-            "for other consumers"
-        )
-    if choice.loop and name is not None:
-        raise click.UsageError("--loop begins anew each time, and --name goes on from before: give one of them")
-    if name is not None:
-        check_name(name)
-    elif state_dir:
-        raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
 
 
 def _is_default(option: str) -> bool:

@@ -121,9 +121,9 @@ def consumer(**options: Any) -> int:
     Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger; 4 when the
     run was lost or its recording is damaged; 130 after Ctrl-C before there was a run.
     """
-    from offloop.consumers.cli.consume import consume
+    from offloop.consumers.cli.consume import ConsumerOptions, consume
 
-    return consume(**options)
+    return consume(ConsumerOptions(**options))
 
 
 def main() -> None:

@@ -57,7 +57,6 @@ class AdaptedCallback(Callback):
 
     @property
     def has_state(self) -> bool:
-        """Whether the callback has a ``state_dict`` of its own."""
         return _overrides(self.callback, "state_dict")
 
     def state_dict(self) -> dict[str, Any]:

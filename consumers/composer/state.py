@@ -51,7 +51,7 @@ class Scalar(float):
 
 
 class _Metrics(dict[str, Any]):
-    """What is known by name, with an error that says when it is."""
+    """Metrics by name, with an error that says when they are available."""
 
     def __init__(self, values: Mapping[str, Any], event: Event) -> None:
         super().__init__(values)

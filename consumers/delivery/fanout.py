@@ -14,7 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import Logger, LoggerDestination, Row, RunContext
 
 RAISED = (Exception, asyncio.CancelledError)
-"""What calls of other people's code may raise. That something of theirs was cancelled is an error like any other."""
+"""Errors of other people's code. That something of theirs was cancelled is an error like any other."""
 
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
@@ -34,7 +34,7 @@ class Fanout:
         self._on_broken_pipe = on_broken_pipe
         self._failed: dict[str, LoggerDestination] = {}
         self.only_sends = False
-        """Whether it is being closed, and nothing is left but to wait for servers."""
+        """It is being closed, and nothing is left but to wait for servers."""
         self.named: set[str] = set()
         """The hyperparameters that callbacks have logged: of one name, theirs counts and not the run's."""
         self.lock = threading.RLock()
@@ -70,7 +70,7 @@ class Fanout:
             raise
 
     def deliver(self, logger: Logger, state: Snapshot) -> None:
-        """Takes what the logger gathered during the event ``state``, and gives it to each."""
+        """Hands what the logger gathered during the event ``state`` to each."""
         if not logger.pending:
             return
         rows = logger.take_rows(state)
@@ -80,12 +80,10 @@ class Fanout:
         gathered = logger.take(state)
         with self.lock:
             self.named |= gathered.hyperparameters.keys()
-            hyperparameters = gathered.hyperparameters | {
-                name: value for name, value in gathered.of_run.items() if name not in self.named
-            }
+            of_run = {name: value for name, value in gathered.of_run.items() if name not in self.named}
 
         def give(destination: LoggerDestination) -> None:
-            if hyperparameters:
+            if hyperparameters := gathered.hyperparameters | of_run:
                 destination.log_hyperparameters(hyperparameters, state)
             if rows:
                 destination.log_rows(rows, state)

@@ -115,7 +115,7 @@ class Spool(LoggerDestination):
             self._append(_UPLOAD, [entry.remote_file_name, kept.name, entry.overwrite], state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the records are, and where they end. From the first call on, what is not committed is held back."""
+        """Place and end of the records. From the first call on, what is not committed is held back."""
         directory = self._opened
         with self._changed:
             directory.sync()
@@ -154,7 +154,6 @@ class Spool(LoggerDestination):
 
     @property
     def shown_as(self) -> str:
-        """What people know it as: the destination."""
         return getattr(self._destination, "name", "") or type(self._destination).__name__
 
     @property

@@ -1,4 +1,4 @@
-"""What a spool keeps on the disk: records that were logged, how far they were sent, and files to be sent."""
+"""Files of a spool: records that were logged, how far they were sent, and files to be sent."""
 
 import contextlib
 import os
@@ -31,15 +31,15 @@ class Offset(NamedTuple):
 
 
 class SpoolPosition(NamedTuple):
-    """How far has been sent, so that a process that begins here sends nothing twice."""
+    """Progress of the sending, so that a process that begins here sends nothing twice."""
 
     base: int
     """Bytes of records that are gone, because all of them were sent."""
     offset: Offset
-    """Where to read on."""
+    """Position of the next record to read."""
     sent: int
-    """How many records were sent. More than are before ``offset`` when the consumer went back behind what it had sent:
-    it logs them once more, and they are left out."""
+    """Number of sent records. More than are before ``offset`` when the consumer went back behind what it had sent: it
+    logs them once more, and they are left out."""
     destination: dict[str, Any]
     """``state_dict()`` of who was sent them."""
 
@@ -57,7 +57,6 @@ class SpoolDirectory:
         self.path = path
         self.position = SpoolPosition(0, Offset(), 0, {})
         self.end = Offset()
-        """Where the next record is appended."""
         self._file: BinaryIO | None = None
         self._bases: list[int] = []
 
@@ -137,7 +136,6 @@ class SpoolDirectory:
         return kept
 
     def file(self, name: str) -> Path:
-        """Where the kept file of that name is."""
         return self.path / _FILES / name
 
     def drop_file(self, name: str) -> None:

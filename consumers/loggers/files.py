@@ -1,4 +1,4 @@
-"""What destinations that write a file share."""
+"""Base of destinations that write a file."""
 
 import contextlib
 import fcntl
@@ -30,7 +30,7 @@ class FileDestination(LoggerDestination):
     """Its short name, for messages."""
 
     blank = ""
-    """What a file holds before its first row."""
+    """Content before the first row."""
 
     def __init__(self, path: str | None = None, overwrite: bool = False) -> None:
         self._chosen = None if path is None else Path(path)
@@ -163,7 +163,7 @@ class FileDestination(LoggerDestination):
 
     @property
     def opened_path(self) -> Path:
-        """Where the open file is.
+        """Path of the open file.
 
         Raises:
             ClosedError: before :meth:`open` and after :meth:`close`.
@@ -234,7 +234,7 @@ def _open(path: Path, flags: int) -> BinaryIO:
 
 
 def lock(descriptor: int) -> bool:
-    """Whether the open file or directory is ours alone. The lock ends with this process, however that ends."""
+    """Locks an open file or directory until this process ends; returns False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

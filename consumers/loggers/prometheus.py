@@ -52,7 +52,7 @@ class PrometheusLogger(LoggerDestination):
 
     @property
     def url(self) -> str:
-        """Where the values are.
+        """Address of the values.
 
         Raises:
             ClosedError: before :meth:`open` and after :meth:`close`.
@@ -114,7 +114,7 @@ class PrometheusLogger(LoggerDestination):
         self._step, self._time = state["step"], state["time"]
 
     def collect(self) -> Iterator["Metric"]:
-        """What is fetched: called by the Prometheus client for every request, in a thread of its own."""
+        """Called by the Prometheus client for every request, in a thread of its own."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
         with self._lock:

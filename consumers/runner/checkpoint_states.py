@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from offloop.bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError
 from offloop.bus.printing import say
 from offloop.bus.protocol.order import CheckpointMark
@@ -25,13 +23,13 @@ from offloop.bus.runs.directory import read_run
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
-from offloop.consumers.delivery.commit import pack_state, seal, unpack_state, unseal
+from offloop.consumers.delivery.commit import seal, unseal
 from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 from offloop.consumers.runner.entries import CallbackEntry
 from offloop.consumers.runner.state_file import read_state, write_state
 
 STATE_DIR = "consumers"
-"""Where in a run's directory consumers keep their states."""
+"""Folder in a run's directory for the states of consumers."""
 
 _KEPT = 100
 
@@ -71,9 +69,9 @@ class CheckpointStates:
         try:
             with self._lock:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                known = {**self._others(path), **{name: state for name, _, _, state in states}}
-                packed = {name: pack_state("callback", name, state) for name, state in known.items()}
-                write_state(path, seal(msgpack.packb({"callbacks": packed})))
+                # Other dispatchers of this consumer have kept theirs at the same checkpoint.
+                known = {**self._read(path), **{name: state for name, _, _, state in states}}
+                write_state(path, seal(known))
                 _remove_surplus(path.parent)
         except (OSError, ConfigurationError) as error:
             what = error.strerror if isinstance(error, OSError) else str(error)
@@ -97,13 +95,7 @@ class CheckpointStates:
         self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
     ) -> list[CallbackEntry]:
         """Restores what was kept at a mark; returns the callbacks for which nothing was."""
-        path = self._path(mark, dispatcher.context)
-        states: Mapping[str, dict[str, Any]] = {}
-        try:
-            states = {} if path is None else self._read(path)
-        except (OSError, RecordingError) as error:
-            what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-            self._say_once(f"the state of {self._name} in {path} {what}")
+        states = self._read(self._path(mark, dispatcher.context))
         for entry in entries:
             if entry.name in states:
                 dispatcher.load_state(entry, states[entry.name])
@@ -141,11 +133,7 @@ class CheckpointStates:
         return []
 
     def _has(self, mark: CheckpointMark, context: RunContext, entries: Sequence[CallbackEntry]) -> bool:
-        path = self._path(mark, context)
-        try:
-            states = {} if path is None or mark.action == "load" else self._read(path)
-        except (OSError, RecordingError):
-            return False
+        states = {} if mark.action == "load" else self._read(self._path(mark, context))
         return all(entry.name in states for entry in entries)
 
     def _find(self, mark: CheckpointMark, context: RunContext) -> tuple[Recording, list[CheckpointMark]] | None:
@@ -168,16 +156,14 @@ class CheckpointStates:
                     return recording, marks[:last]
         return None
 
-    def _others(self, path: Path) -> dict[str, dict[str, Any]]:
+    def _read(self, path: Path | None) -> dict[str, dict[str, Any]]:
         try:
-            return self._read(path)
-        except RecordingError:
-            # What is damaged is replaced.
+            packed = None if path is None else read_state(path)
+            return {} if packed is None else unseal(packed, dict[str, dict[str, Any]])
+        except (OSError, RecordingError) as error:
+            what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self._say_once(f"the state of {self._name} in {path} {what}")
             return {}
-
-    def _read(self, path: Path) -> dict[str, dict[str, Any]]:
-        packed = read_state(path)
-        return {} if packed is None else unseal(packed, _states_of)
 
     def _path(self, mark: CheckpointMark, context: RunContext) -> Path | None:
         run_dir = _run_dir(mark, context)
@@ -271,10 +257,6 @@ def _earlier_names(context: RunContext) -> Iterator[str]:
 
 def _resumes(callback: Callback) -> bool:
     return callback.resumes and callback.has_state
-
-
-def _states_of(content: Any) -> dict[str, dict[str, Any]]:
-    return {str(name): unpack_state(state) for name, state in content["callbacks"].items()}
 
 
 def _remove_surplus(directory: Path) -> None:

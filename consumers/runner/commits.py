@@ -10,7 +10,14 @@ from offloop.bus.printing import say
 from offloop.bus.protocol.order import Ending
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.delivery.commit import CallbackState, CommitStore, Committed, DestinationState
+from offloop.consumers.delivery.commit import (
+    CallbackState,
+    CommitStore,
+    Committed,
+    DestinationState,
+    pack_snapshot,
+    unpack_snapshot,
+)
 from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher
 from offloop.consumers.runner.statistics import RunnerStatistics
@@ -69,7 +76,7 @@ class Commits:
         )
         _check_same("loggers", [known.name for known in committed.destinations], list(self._destinations))
         self.restored = committed
-        shared.last = committed.last
+        shared.last = None if committed.last is None else unpack_snapshot(committed.last)
         shared.handled = self._handled_at_commit = committed.handled
         shared.resume_from(committed.positions, committed.callbacks)
         self._fanout.named.update(committed.named)
@@ -160,7 +167,7 @@ class Commits:
                 run_name=shared.context.run_name,
                 attempt=shared.context.attempt,
                 positions=shared.positions,
-                last=shared.last,
+                last=None if shared.last is None else pack_snapshot(shared.last),
                 handled=shared.handled,
                 callbacks=callbacks,
                 destinations=destinations,

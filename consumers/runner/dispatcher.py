@@ -41,13 +41,13 @@ class CallbackError(OffloopError):
 
 @dataclass(frozen=True)
 class Handling:
-    """What all dispatchers of a runner have in common."""
+    """Settings that all dispatchers of a runner share."""
 
     note_error: Callable[[CallbackEntry, BaseException, str], None]
     """Called with everything that a callback raises, and the place in words, before ``on_error`` is followed."""
     on_error: OnError
     keeps_positions: bool = False
-    """Whether a dispatcher knows how far it came, and skips what lies before; it then delivers after each event."""
+    """Keep positions, and skip what lies before them; deliver after each event."""
     on_detached: Callable[[], None] = lambda: None
     """Called after each callback that is given no more events because it cannot work."""
     note_source: Callable[[Source], None] = lambda source: None
@@ -62,7 +62,7 @@ class _Target(NamedTuple):
     entry: CallbackEntry
     call: Callable[[Snapshot, Logger], Awaitable[None] | None]
     sees_all: bool
-    """Whether it is given every such event as it is, unless that has fields that a consumer asked for."""
+    """Give it every such event as it is, unless that has fields on demand."""
 
 
 class Dispatcher:
@@ -88,7 +88,6 @@ class Dispatcher:
             *(stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered),
             *(stream.run_id, stream.checkpoints, lambda: self._source),
         )
-        """Which run the stream is of."""
         self.positions: dict[int, tuple[int, int]] = {}
         """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
         self.last: Snapshot | None = None
@@ -102,7 +101,6 @@ class Dispatcher:
         self.stopping = False
         """Whether it stops after the current event."""
         self.interrupted = False
-        """Whether it stops on request."""
         self.stream = stream
         self._deliver = deliver
         self._flush = flush
@@ -141,7 +139,6 @@ class Dispatcher:
         return tuple(states)
 
     def load_state(self, entry: CallbackEntry, state: dict[str, Any]) -> None:
-        """Gives a callback a state; what it raises is an error of the callback."""
         try:
             entry.callback.load_state_dict(state)
         except RAISED as error:  # a callback may raise anything, and is shown with its traceback
@@ -214,12 +211,12 @@ class Dispatcher:
         ending = None if self.interrupted or self.fatal is not None else self.stream.ending
         for entry in self.entries:
             entry.closed = True
-            await self._end(entry, "run_ended", ending)
-        closed = [entry for entry in self.entries if await self._end(entry, "close", state, self._logger)]
+            await self._call(entry, "run_ended", ending)
+        closed = [entry for entry in self.entries if await self._call(entry, "close", state, self._logger)]
         self._deliver(self._logger, state)
         self._flush()
         for entry in closed:
-            await self._end(entry, "post_close")
+            await self._call(entry, "post_close")
 
     def stop(self) -> None:
         """Stops after the current event, on request. May be called from any thread."""
@@ -245,12 +242,7 @@ class Dispatcher:
         # Of several streams of a runner one brings the hyperparameters.
         logger = self._logger if self._with_hyperparameters else Logger()
         for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
-            try:
-                result = entry.callback.prepare(self.stream, logger)
-                if result is not None and inspect.isawaitable(result):
-                    await result
-            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
-                self._take_error(entry, error, "prepare")
+            await self._call(entry, "prepare", self.stream, logger)
 
     async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
         next_flush = time.monotonic() + _FLUSH_SECONDS
@@ -315,7 +307,7 @@ class Dispatcher:
     def _name_sender(self) -> str | None:
         return None if self._running is None else f"callback {self._running.name}"
 
-    async def _end(self, entry: CallbackEntry, method: str, *arguments: Any) -> bool:
+    async def _call(self, entry: CallbackEntry, method: str, *arguments: Any) -> bool:
         try:
             result: Awaitable[None] | None = getattr(entry.callback, method)(*arguments)
             if result is not None and inspect.isawaitable(result):

@@ -68,7 +68,7 @@ def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
 
 @dataclass(frozen=True)
 class Subscription:
-    """What callbacks ask of a run's stream; the fields are arguments of :class:`~offloop.bus.Subscriber`."""
+    """The request of callbacks to a run's stream; the fields are arguments of :class:`~offloop.bus.Subscriber`."""
 
     events: frozenset[Event]
     demand: Demand
@@ -89,7 +89,7 @@ class Subscription:
         after: Mapping[int, tuple[int, int]] | None = None,
         max_delay: float | None = None,
     ) -> "Subscription":
-        """What these callbacks ask for, together.
+        """The request of several callbacks together.
 
         Raises:
             ConfigurationError: what one of them asks for is not allowed.
@@ -159,13 +159,13 @@ class CallbackEntry:
         self.all_ranks = callback.all_ranks
         self.errors = 0
         self.disabled = False
-        """Whether it is given no more events, because it raised (``on_error``); the next consumer keeps to it."""
+        """It gets no more events, because it raised (``on_error``); the next consumer keeps to it."""
         self.ended = False
-        """Whether it is given no more events, because it cannot work; the next consumer tries it again."""
+        """It gets no more events, because it cannot work; the next consumer tries it again."""
         self.closed = False
 
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
-        """What is called with a snapshot of that event: ``run_event``, or the method that it would call."""
+        """The method for that event: ``run_event``, or the one that it would call."""
         callback = self.callback
         if callback.overrides("run_event"):
             return partial(callback.run_event, event)
@@ -174,12 +174,11 @@ class CallbackEntry:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is given events."""
         return not (self.disabled or self.ended)
 
 
 def unique_names(entries: Iterable[object]) -> Iterator[str]:
-    """What each object is shown as, by default the name of its class, numbered from its second occurrence on:
+    """Names to show objects by, by default of their classes, numbered from its second occurrence on:
     ``SpeedMonitor``, ``SpeedMonitor#2``."""
     seen: defaultdict[str, int] = defaultdict(int)
     for entry in entries:

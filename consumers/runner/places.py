@@ -44,17 +44,17 @@ class FoundRun:
     status: str
     """``live``, ``paused``, or how the newest attempt ended."""
     is_live: bool
-    """Whether it is served, or its trainer is about to have it served again."""
+    """It is served, or its trainer is about to have it served again."""
     info: RunInfo | None = None
-    """What its folder says; ``None`` for one in NATS."""
+    """Its folder; ``None`` for one in NATS."""
     chosen: tuple[HostRanks, ...] = ()
     """In NATS, the ranks to read, from the recordings of their hosts; by default all of the first rank's host."""
     remark: str = ""
-    """What its reader should know of it."""
+    """A remark for its reader."""
 
     @property
     def key(self) -> str:
-        """What distinguishes it from other runs of its place."""
+        """Key that distinguishes it from other runs of its place."""
         return self.name if self.info is None else str(self.info.path)
 
     @property
@@ -64,7 +64,7 @@ class FoundRun:
 
     @property
     def is_starting(self) -> bool:
-        """Whether its broker has begun it and does not serve it yet."""
+        """True when its broker has begun it and does not serve it yet."""
         return self.status == "live" and not self.is_live
 
     def attach(self, subscription: Subscription) -> Stream:
@@ -91,7 +91,7 @@ class FolderRuns:
     """
 
     is_elsewhere = False
-    """Whether its runs can be read alone, and not be changed."""
+    """True when its runs can only be read."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = directory
@@ -123,7 +123,7 @@ class FolderRuns:
         )
 
     def has(self, name: str) -> bool:
-        """Whether there is a run of that name in this folder."""
+        """Return True if this folder has a run of that name."""
         is_name = name not in ("", ".", "..") and "/" not in name and "\0" not in name
         return is_name and os.path.isfile(runs_dir(self.directory) / name / RUN_FILE)
 
@@ -187,7 +187,7 @@ class NatsRuns:
         raise RunNotFoundError(f"NATS at {self.address} has no run {name!r}: {how_to_list(self.address)}", run=name)
 
     def has(self, name: str) -> bool:
-        """Whether there may be a run of that name: the servers are not asked."""
+        """Return True: the servers are not asked."""
         return bool(name)
 
     def attach(self, run: FoundRun, subscription: Subscription) -> Subscriber | MergedSubscriber:

@@ -97,7 +97,6 @@ class Runner:
         self._started = False
 
     def statistics(self) -> RunnerStatistics:
-        """What has been handled so far, and what went wrong."""
         shared, restored = self._shared, self._commits.restored
         dispatchers = self._dispatchers
         known_gaps = () if restored is None else restored.gaps

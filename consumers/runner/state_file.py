@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from offloop.bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
-from offloop.bus.files import open_file
+from offloop.bus.files import open_file, sync
 from offloop.bus.protocol.frames import check_run_name
 from offloop.consumers.delivery.commit import MAX_BYTES, Committed
 
@@ -25,11 +27,74 @@ def check_name(name: str) -> str:
         raise ConfigurationError(str(error).replace("a run name", "a consumer's name")) from None
 
 
-class StateFile:
-    """What the consumer ``name`` of one attempt of a run has committed: ``DIRECTORY/NAME-ATTEMPT.state``.
+class StateStore(ABC):
+    """Place of what the consumer ``name`` of one attempt of a run has committed, as a context manager."""
 
-    It is replaced as a whole with every commit, and on the disk when the commit returns. ``DIRECTORY/NAME.lock`` is
-    held until :meth:`close`, or until the process ends however that ends.
+    def __init__(self, name: str, run_name: str, attempt: int, place: object) -> None:
+        self.name = check_name(name)
+        self._run = (run_name, attempt)
+        self._place = place
+
+    def load(self) -> Committed | None:
+        """Returns what was committed last; ``None`` when nothing was.
+
+        Raises:
+            RecordingError: it is damaged.
+            ConfigurationError: it is about another run.
+            RunDirectoryError: it cannot be read.
+        """
+        packed = self._read()
+        if packed is None:
+            return None
+        try:
+            committed = Committed.unpack(packed)
+        except RecordingError as error:
+            raise RecordingError(
+                f"the state of consumer {self.name!r} in {self._place} {error}; another '--name' begins anew, with "
+                "files of its own"
+            ) from None
+        found = (committed.run_name, committed.attempt)
+        if found != self._run:
+            raise ConfigurationError(
+                f"{self._place} is about run {found[0]!r}, attempt {found[1]}, and not about {self._run[0]!r}, attempt "
+                f"{self._run[1]}: choose another '--name' or '--state-dir'"
+            )
+        return committed
+
+    def commit(self, committed: Committed) -> None:
+        """Replaces it. What was committed before stays until the new one is stored.
+
+        Raises:
+            RunDirectoryError: it cannot be stored, or that is not known.
+            ReplacedError: another process works under this name now.
+            ConfigurationError: a callback's state cannot be stored, or all of them are too large.
+        """
+        self._write(committed.pack())
+
+    @abstractmethod
+    def _read(self) -> bytes | None: ...
+
+    @abstractmethod
+    def _write(self, packed: bytes) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets the next consumer of that name in. Can be called more than once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StateFile(StateStore):
+    """A store in ``DIRECTORY/NAME-ATTEMPT.state``.
+
+    The file is replaced as a whole with every commit, and on the disk when the commit returns. ``DIRECTORY/NAME.lock``
+    is held until :meth:`close`, or until the process ends however that ends.
 
     Raises:
         ConfigurationError: the name is not allowed, or a consumer of that name is at work.
@@ -37,9 +102,8 @@ class StateFile:
     """
 
     def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
-        self.name = check_name(name)
         self.path = directory / f"{name}-{attempt}.state"
-        self._run = (run_name, attempt)
+        super().__init__(name, run_name, attempt, self.path)
         with self._explained():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open_file(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT)
@@ -55,45 +119,18 @@ class StateFile:
                 self.close()
                 raise
 
-    def load(self) -> Committed | None:
-        """What was committed last; ``None`` when nothing was.
+    def _read(self) -> bytes | None:
+        with self._explained():
+            return read_state(self.path)
 
-        Raises:
-            RecordingError: the file is damaged, or of a newer version.
-            ConfigurationError: it is about another run.
-            RunDirectoryError: it cannot be read.
-        """
-        packed = self._read()
-        return None if packed is None else unpack_committed(packed, self.name, str(self.path), self._run)
-
-    def commit(self, committed: Committed) -> None:
-        """Replaces the file.
-
-        Raises:
-            RunDirectoryError: it cannot be written; what was committed before is still there.
-            ConfigurationError: a callback's state cannot be stored.
-        """
-        packed = committed.pack()
+    def _write(self, packed: bytes) -> None:
         with self._explained():
             write_state(self.path, packed)
 
     def close(self) -> None:
-        """Lets the next consumer of that name in. Can be called more than once."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def __enter__(self) -> "StateFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _read(self) -> bytes | None:
-        with self._explained():
-            return read_state(self.path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -106,30 +143,8 @@ class StateFile:
             ) from None
 
 
-def unpack_committed(packed: bytes, name: str, place: str, run: tuple[str, int]) -> Committed:
-    """What the consumer ``name`` has committed in ``place``, for an attempt of a run.
-
-    Raises:
-        RecordingError: it is damaged, or of a newer version.
-        ConfigurationError: it is about another run.
-    """
-    try:
-        committed = Committed.unpack(packed)
-    except RecordingError as error:
-        raise RecordingError(
-            f"the state of consumer {name!r} in {place} {error}; another '--name' begins anew, with files of its own"
-        ) from None
-    found = (committed.run_name, committed.attempt)
-    if found != run:
-        raise ConfigurationError(
-            f"{place} is about run {found[0]!r}, attempt {found[1]}, and not about {run[0]!r}, attempt {run[1]}: "
-            "choose another '--name' or '--state-dir'"
-        )
-    return committed
-
-
 def read_state(path: Path) -> bytes | None:
-    """What is in a file of a state; ``None`` when there is no such file.
+    """The content of a state's file; ``None`` when there is no such file.
 
     Raises :class:`OSError` when it cannot be read."""
     try:
@@ -150,8 +165,4 @@ def write_state(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(path.parent)

@@ -1,4 +1,4 @@
-"""How a runner is doing, and what went wrong in words."""
+"""Statistics of a runner, and its problems in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,41 +10,41 @@ from offloop.bus.types.source import Source
 
 @dataclass(frozen=True)
 class RunnerStatistics:
-    """How a runner is doing, and the runners before it that committed to the same progress."""
+    """Statistics of a runner, and of the runners before it that committed to the same progress."""
 
     handled: int
     """Events that at least one callback was given."""
     errors: Mapping[str, int]
-    """How often each callback raised."""
+    """Number of errors of each callback."""
     failed_destinations: tuple[str, ...]
     """Destinations that raised and have been given nothing since."""
     last_seq: int | None
     """``seq`` of the event handled last; ``None`` before the first."""
     interrupted: bool
-    """Whether SIGINT or SIGTERM ended it."""
+    """SIGINT or SIGTERM ended it."""
     gaps: tuple[Gap, ...] = ()
     """Events that are lost: published, but neither received nor recorded."""
     ending: Ending | None = None
     """How the run ended; ``None`` until then, and for streams that do not say it."""
     damage: str | None = None
-    """What of the recording could not be read."""
+    """The part of the recording that could not be read."""
     fields_since: Mapping[str, int] = field(default_factory=dict)
     """Of each field that was requested: the number of the batch with which it came first, of those
     that this runner handled."""
     outcomes: tuple[Outcome, ...] = ()
-    """What became of the commands that callbacks sent."""
+    """Outcomes of the commands that callbacks sent."""
     undelivered: Mapping[str, str] = field(default_factory=dict)
-    """What each destination lacks that could not be sent to it until it was closed, in words that follow its name."""
+    """The part that could not be sent to each destination until it was closed, in words that follow its name."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` when it did not."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Where to look at what each destination was given, in words that follow its name."""
+    """Where to find what each destination was given, in words that follow its name."""
     source: Source = field(default_factory=Source)
-    """What the run's events come from, as far as it has said so."""
+    """Source of the run's events, as far as it is known."""
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong, a line for each callback and destination that failed; empty when all went well."""
+        """The problems, a line for each callback and destination that failed; empty when all went well."""
         raised = [(name, count) for name, count in self.errors.items() if count]
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),

@@ -1,4 +1,4 @@
-"""Which run a consumer reads: the named one, the newest, or the next one to begin."""
+"""The run that a consumer reads: the named one, the newest, or the next one to begin."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _POLL = 0.2
 _PAUSES = 9
 """To look into a folder of many runs takes a while: it is left alone for so many times as long before the next look."""
 _RESTART = 60.0
-"""How long, in seconds, a training that is started again is waited for."""
+"""Seconds to wait for a training that is started again."""
 
 
 def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> FoundRun:

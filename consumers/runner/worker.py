@@ -14,7 +14,7 @@ from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 
 LOOK_SECONDS = 0.05
-"""How often a thread checks whether another one is done."""
+"""Seconds between two checks whether another thread is done."""
 
 _NOTE_SECONDS = 1.0
 
@@ -40,7 +40,7 @@ class CallbackWorker:
         self.name = name
         self.callback = callback
         self.progress = WorkerProgress({}, CallbackState(name, 0, False, {}))
-        """How far it was when it last noted that. It changes only while the fanout's lock is held, so that it matches
+        """The progress that was noted last. It changes only while the fanout's lock is held, so that it matches
         what the destinations have been given."""
         # The others' stream brings the hyperparameters.
         self.dispatcher = Dispatcher(
@@ -57,7 +57,6 @@ class CallbackWorker:
 
     @property
     def done(self) -> bool:
-        """Whether it has handled everything, or has failed."""
         return self._done.is_set()
 
     def resume_at(self, progress: WorkerProgress) -> None:

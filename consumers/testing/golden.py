@@ -1,4 +1,4 @@
-"""What callbacks logged, compared with what they logged when a person checked it and found it good."""
+"""Comparison of what callbacks logged with files that a person has checked."""
 
 import hashlib
 import json
@@ -75,17 +75,10 @@ class Golden:
             ) from None
         differences = list(_differences(expected, lines, tolerance))
         if differences:
+            headline = f"what was logged differs from {path} in {len(differences)} of {len(expected)} lines:"
             more = [f"  and {len(differences) - _SHOWN} more"] if len(differences) > _SHOWN else []
-            raise AssertionError(
-                "\n".join(
-                    [
-                        f"what was logged differs from {path} in {len(differences)} of {len(expected)} lines:",
-                        *differences[:_SHOWN],
-                        *more,
-                        f"if that is meant to be: {self._how_to_update}",
-                    ]
-                )
-            )
+            advice = f"if that is meant to be: {self._how_to_update}"
+            raise AssertionError("\n".join([headline, *differences[:_SHOWN], *more, advice]))
 
     def _path(self, name: str) -> Path:
         parts = Path(name).parts
@@ -146,57 +139,47 @@ def _strict(value: Any) -> Any:
 
 def _differences(expected: list[str], found: list[str], tolerance: float) -> Iterator[str]:
     for number, (before, now) in enumerate(zip_longest(expected, found), 1):
-        if before == now:
-            continue
         if now is None:
             yield f"  line {number} is missing: {_short(before)}"
         elif before is None:
             yield f"  line {number} is new: {_short(now)}"
-        elif what := _difference(_read(before), json.loads(now), tolerance):
-            yield f"  line {number}, {what}"
+        elif before != now and (difference := _difference(before, now, tolerance)):
+            yield f"  line {number}, {difference}"
 
 
-def _difference(before: Any, now: Any, tolerance: float) -> str | None:
-    if not isinstance(before, dict) or list(before) != list(now):
-        return f"{_short(_encode(now))}, expected {_short(before if isinstance(before, str) else _encode(before))}"
-    where = f"step {before['step']}: " if "step" in before else ""
-    parts: list[str] = []
-    for part, value in now.items():
-        if part == "metrics" and isinstance(before[part], dict):
-            parts += _metric_differences(before[part], value, tolerance)
-        elif not _is_same(before[part], value):
-            parts.append(f"{part} is {_short(_encode(value))}, expected {_short(_encode(before[part]))}")
-    return where + "; ".join(parts) if parts else None
-
-
-def _metric_differences(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> Iterator[str]:
-    for name in [*before, *(name for name in now if name not in before)]:
-        if name not in now:
-            yield f"{name} is missing, expected {_short(_encode(before[name]))}"
-        elif name not in before:
-            yield f"{name} is new: {_short(_encode(now[name]))}"
-        elif not _is_same(before[name], now[name]) and not _is_close(before[name], now[name], tolerance):
-            yield f"{name} is {_short(_encode(now[name]))}, expected {_short(_encode(before[name]))}"
-    if [name for name in before if name in now] != [name for name in now if name in before]:
-        yield f"the metrics come in another order: {', '.join(now)}, expected {', '.join(before)}"
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    # Of 1, 1.0 and true each is equal to the others, and is not what was logged.
-    return bool(_encode(before) == _encode(now))
-
-
-def _is_close(before: Any, now: Any, tolerance: float) -> bool:
-    if not isinstance(before, float | int) or not isinstance(now, float | int):
-        return False
-    return tolerance > 0 and math.isclose(before, now, rel_tol=tolerance, abs_tol=tolerance)
-
-
-def _read(line: str) -> Any:
+def _difference(before: str, now: str, tolerance: float) -> str | None:
+    """How two lines differ, if they do by more than the tolerance."""
     try:
-        return json.loads(line)
-    except ValueError:
-        return line
+        old, new = _values(before), _values(now)
+    except (ValueError, TypeError):
+        return f"{_short(now)}, expected {_short(before)}"
+    parts = [
+        f"{name} is {_shown(new, name)}, expected {_shown(old, name)}"
+        for name in dict.fromkeys((*old, *new))
+        if not _is_same(old, new, name, tolerance)
+    ]
+    if not parts and list(old) != list(new):
+        parts = [f"{', '.join(new)} in this order, expected {', '.join(old)}"]
+    return f"step {old.get('step')}: {'; '.join(parts)}" if parts else None
+
+
+def _values(line: str) -> dict[str, Any]:
+    values: dict[str, Any] = dict(json.loads(line))
+    metrics: dict[str, Any] = values.pop("metrics", {})
+    return values | metrics
+
+
+def _is_same(old: dict[str, Any], new: dict[str, Any], name: str, tolerance: float) -> bool:
+    # Of 1, 1.0 and true each is equal to the others, and is not what was logged.
+    if _shown(old, name) == _shown(new, name):
+        return True
+    numbers = [values.get(name) for values in (old, new)]
+    is_metric = name not in ("step", "time") and all(isinstance(number, float | int) for number in numbers)
+    return is_metric and tolerance > 0 and math.isclose(*numbers, rel_tol=tolerance, abs_tol=tolerance)  # type: ignore[arg-type]
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    return _short(_encode(values[name])) if name in values else "missing"
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What callbacks logged in a test."""
+"""Entries that callbacks logged in a test."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class Logged:
         self.rows: list[Row] = []
         """Metrics: a row for each step that something was logged for during an event."""
         self.hyperparameters: dict[str, Any] = {}
-        """What describes the run as a whole: what callbacks logged, and what the run says of itself."""
+        """Hyperparameters of callbacks and of the run."""
         self.images: list[Images] = []
         """Images, as destinations get them."""
         self.tables: list[Table] = []
@@ -32,7 +32,7 @@ class Logged:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """How many events were handled, how often callbacks raised, how the run ended."""
+        """Number of handled events, errors of callbacks, ending of the run, ..."""
         return self._statistics()
 
     @property

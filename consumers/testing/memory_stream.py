@@ -17,7 +17,7 @@ OfBatch: TypeAlias = Callable[[int], Any] | Any
 """A value, or a function of the number of the batch, from 1, that returns it."""
 
 Evaluation: TypeAlias = Mapping[str, Mapping[str, float]]
-"""What an evaluation found: label of an evaluator to names and values of its metrics."""
+"""Result of an evaluation: label of an evaluator to names and values of its metrics."""
 
 _BEGIN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.ITERATION_START)
 _BEFORE_STEP = (
@@ -104,9 +104,7 @@ class MemoryStream(RunStream):
                 raise ConfigurationError(f"{name} is {count}: use 1 or more")
         _check_seconds("seconds_per_batch", seconds_per_batch)
         self.run_name = check_run_name(run_name)
-        """Name of the run."""
         self.attempt = attempt
-        """Which attempt of the run."""
         self._ending: Ending | None = None
         self._of_batch = {"loss": loss, "lr": lr, "train_metrics": train_metrics}
         self._fields = dict(fields or {})
@@ -137,7 +135,6 @@ class MemoryStream(RunStream):
 
     @property
     def timestamp(self) -> Timestamp:
-        """How far the training is."""
         return self._timestamp
 
     def __iter__(self) -> Iterator[Snapshot]:

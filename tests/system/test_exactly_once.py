@@ -283,9 +283,9 @@ def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
 def test_a_state_that_cannot_be_stored_names_the_callback(tmp_path: Path) -> None:
     class Odd(Averages):
         def state_dict(self) -> dict[str, Any]:
-            return {"seen": {1, 2}}
+            return {"seen": object()}
 
-    with pytest.raises(ConfigurationError, match=r"callback Odd cannot be stored.*set.*only numbers"):
+    with pytest.raises(ConfigurationError, match=r"Odd: .*cannot be stored.*object.*only numbers"):
         run_named([batch_end(1)], tmp_path, callbacks=[Odd()])
 
 
@@ -357,18 +357,14 @@ def test_a_damaged_state_is_refused_whatever_is_wrong_with_it(tmp_path: Path) ->
     run_named([batch_end(1, rows={"a": 1})], tmp_path)
     path = tmp_path / "mine-1.state"
     whole = path.read_bytes()
-    version, _, content = msgpack.unpackb(whole)
-    odd = [msgpack.packb([version, zlib.crc32(bad), bad]) for bad in (b"", b"\xc1", b"\x90", msgpack.packb({"run": 1}))]
+    odd = [zlib.crc32(bad).to_bytes(4) + bad for bad in (b"", b"\xc1", b"\x90", msgpack.packb({"run": 1}))]
     flipped = [whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :] for at in range(0, len(whole), 7)]
     cut = [whole[:at] for at in range(0, len(whole), 50)]
     with StateFile(tmp_path, "mine", "run", 1) as progress:
         for damaged in (*odd, *flipped, *cut, b"\x91" * 5000):
             path.write_bytes(damaged)
-            with pytest.raises(RecordingError, match=r"mine-1\.state is (damaged|of version).*another '--name'"):
+            with pytest.raises(RecordingError, match=r"mine-1\.state is damaged.*another '--name'"):
                 progress.load()
-        path.write_bytes(msgpack.packb([99, zlib.crc32(content), content]))
-        with pytest.raises(RecordingError, match=r"of version 99.*update it"):
-            progress.load()
         path.write_bytes(whole)
         assert progress.load() is not None
 

@@ -1,4 +1,4 @@
-"""What is done with an alert: it is shown, sent to a web address, or given to a command."""
+"""Actions for an alert: show it, send it to a web address, give it to a command."""
 
 import http.client
 import json
@@ -36,7 +36,7 @@ class Notice(NamedTuple):
     epoch: int
     batch: int
     time: float
-    """When the event happened: seconds since 1970, UTC."""
+    """Time of the event: seconds since 1970, UTC."""
 
     def as_json(self) -> bytes:
         """A JSON object of all of it; a value that JSON has no number for is a text: ``NaN``, ``Infinity`` or
@@ -50,7 +50,7 @@ class Notice(NamedTuple):
 
 
 Action: TypeAlias = Callable[[Notice], None]
-"""What takes a notice."""
+"""Receives a notice."""
 
 
 def show(notice: Notice) -> None:
@@ -83,7 +83,7 @@ class Webhook:
         _say_failure(self._name, notice, str(problem))
 
     def _post(self, notice: Notice) -> tuple[str | None, bool]:
-        """What went wrong, and whether it would again."""
+        """The problem, and whether a further attempt is useless."""
         headers = {"Content-Type": "application/json", "User-Agent": "offloop"}
         request = urllib.request.Request(self._url, notice.as_json(), headers, method="POST")
         try:

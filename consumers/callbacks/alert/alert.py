@@ -15,6 +15,7 @@ from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.alert.actions import Action, Notice, NoticeProgram, Webhook, show
 from offloop.consumers.callbacks.alert.rules import Observation, Rule, RuleState
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
+from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
@@ -26,7 +27,7 @@ _SHOWN_NAMES = 10
 
 
 class Alert(Callback):
-    """Says so when a rule holds, and again when it no longer does: on standard error, to a web address, to a command,
+    """Alerts when a rule holds, and again when it no longer does: on standard error, to a web address, to a command,
     and on the page of the run, by ``alerts.jsonl`` in the run's directory.
 
     A rule is written as one of ::
@@ -52,8 +53,8 @@ class Alert(Callback):
     fires once until it is resolved; ``nan`` does so for each metric by itself. NaN is neither less nor more than a
     number.
 
-    A rule whose metric never had a value is named on standard error when the training or the consumer ends, with the
-    names that there were.
+    A rule whose metric never had a value is named on standard error when the consumer ends, with the names that there
+    were.
 
     ``webhook`` is POSTed a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``,
     ``run``, ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, up to three times. ``command`` is a program and its
@@ -126,7 +127,7 @@ class Alert(Callback):
         self._names = dict.fromkeys(state["names"])
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        values = _Values()
+        values = LoggedNumbers()
         values.begin(state)
         for source in self._sources:
             if event in source.demand().events:
@@ -145,25 +146,17 @@ class Alert(Callback):
 
         if self._unjudged:
             self._note_names(values.numbers, state.fields)
-        if event is Event.FIT_END:
-            # An evaluation may follow, and bring its metrics.
-            self._say_unjudged([rule for rule in self._unjudged.values() if not _may_be_of_evaluation(rule)])
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        self._say_unjudged(list(self._unjudged.values()))
+        # Where nothing came at all there is nothing to say about names.
+        for rule in self._unjudged.values() if self._names else ():
+            _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
 
     def _note_names(self, logged: Iterable[str], fields: Mapping[str, Any]) -> None:
         for name in (*logged, *_names_of(fields)):
             if len(self._names) >= _MOST_NAMES:
                 break
             self._names[name] = None
-
-    def _say_unjudged(self, rules: Iterable[Rule]) -> None:
-        for rule in rules:
-            del self._unjudged[rule.text]
-            # Where nothing came at all there is nothing to say about names.
-            if self._names:
-                _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
 
     def _act(self, notice: Notice, run: RunContext) -> None:
         if run.run_dir is not None:
@@ -192,17 +185,6 @@ def _dump(notice: Notice, run: RunContext) -> None:
         _say(str(outcome))
 
 
-class _Values(Logger):
-    """Keeps the numbers that are logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[str, float] = {}
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        self.numbers.update({name: value for name, value in metrics.items() if isinstance(value, float | int)})
-
-
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
     """The metrics that a rule is about and that have a value at this event."""
     if rule.name is None:
@@ -216,11 +198,6 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
     if rule.key is not None:
         name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
     return [(name, value)] if isinstance(value, float | int) else []
-
-
-def _may_be_of_evaluation(rule: Rule) -> bool:
-    name = rule.name
-    return name is None or name.startswith(_METRICS) or (rule.key is None and not name.startswith(_LOSSES))
 
 
 def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:

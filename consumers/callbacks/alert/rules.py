@@ -39,7 +39,7 @@ _IS: dict[str, Callable[[float], bool]] = {
 
 
 class Observation(NamedTuple):
-    """When a value was there: its event's time in nanoseconds, and training time before and after what it is of."""
+    """The time of a value: its event's in nanoseconds, and training time before and after what it is of."""
 
     time_ns: int
     began: Timestamp
@@ -54,11 +54,11 @@ class Rule:
     name: str | None
     """The metric or field that it is about; ``None`` for every number of the training."""
     key: str | None
-    """Which entry of a field that is a map."""
+    """The entry of a field that is a map."""
     test: str
     """``<``, ``>=``, ... or ``nan``, ``inf``, ``finite``."""
     limit: float
-    """What a value is compared with, where the test takes a number."""
+    """The number to compare with, where the test takes one."""
     duration: Time | None
     """For how long it has to hold."""
 
@@ -95,11 +95,9 @@ class Rule:
         return self.name if self.name is not None and self.name.isidentifier() else None
 
     def holds(self, value: float) -> bool:
-        """Whether it holds for a value."""
         return _COMPARE[self.test](value, self.limit) if self.test in _COMPARE else _IS[self.test](value)
 
     def lasted(self, since: Observation, now: Observation) -> bool:
-        """Whether it has held for long enough."""
         if self.duration is None:
             return True
         if self.duration.unit is TimeUnit.SECOND:
@@ -111,7 +109,7 @@ class Rule:
 
 @dataclass
 class RuleState:
-    """How a rule stands for a metric."""
+    """State of a rule for one metric."""
 
     since: Observation | None = None
     """The first of the values for which it has held without a break; ``None`` when it does not hold."""
@@ -130,14 +128,12 @@ class RuleState:
         return "firing"
 
     def to_state(self) -> dict[str, object]:
-        """As it is kept."""
         since = self.since
         kept = None if since is None else [since.time_ns, list(since.began.values), list(since.ended.values)]
         return {"since": kept, "firing": self.firing}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> "RuleState":
-        """Reads :meth:`to_state`."""
         kept = state["since"]
         since = None
         if isinstance(kept, list | tuple):

@@ -21,7 +21,7 @@ ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 _log = logging.getLogger("offloop")
 
 Names: TypeAlias = Sequence[str] | None
-"""What the inputs or outputs are called in the file."""
+"""Names of inputs or outputs in the file."""
 
 _TORCH = ["torch", "numpy"]
 _PACKAGES = {"torch.export": _TORCH, "torchscript": _TORCH, "onnx": [*_TORCH, "onnx", "onnxscript"]}

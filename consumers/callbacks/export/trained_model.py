@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 ModelSource: TypeAlias = str | Callable[[], Any]
-"""Where a model comes from: a class or function that builds it, or ``package.module:function``."""
+"""Source of a model: a class or function that builds it, or ``package.module:function``."""
 
 # What safetensors calls them, and what torch does.
 _DTYPES = {
@@ -44,7 +44,7 @@ _HOW = "give a class or a function without arguments that builds it, or package.
 
 
 def builder_of(model: ModelSource) -> Callable[[], Any]:
-    """What builds the model.
+    """The function that builds the model.
 
     Raises:
         ConfigurationError: it is none, or cannot be found.

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from consumers_stream import Collector, batch_end, snapshots_of_training
+from consumers_stream import batch_end
 from helpers import REFERENCE
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import Callback, Logger, LRMonitor, Runner, SpeedMonitor, TrainerMetrics
+from offloop.consumers import Callback, Logger, LRMonitor, SpeedMonitor, TrainerMetrics
 from offloop.consumers.callbacks.peak_flops import peak_flops
 
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())
@@ -289,11 +289,3 @@ def test_trainer_metrics_logs_each_part_of_the_loss() -> None:
 
 
 # -- together ---------------------------------------------------------------------------------------------------------
-
-
-def test_rows_hold_everything_that_was_logged_for_a_step_in_the_order_of_the_callbacks() -> None:
-    collector = Collector()
-    Runner(snapshots_of_training(), [SpeedMonitor(), LRMonitor()], [collector]).run()
-    assert [row.step for row in collector.rows] == list(range(1, 9))
-    assert list(collector.rows[0].metrics) == ["time/train", "time/val", "time/total", "lr-SGD/group0"]
-    assert collector.rows[0].time == pytest.approx(1_700_000_000.25, abs=1e-6)

@@ -429,10 +429,6 @@ def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any]
         CheckpointSaver(**arguments)
 
 
-def test_an_interval_of_zero_asks_for_nothing() -> None:
-    assert CheckpointSaver(save_interval=0).demand().events == {Event.FIT_START}
-
-
 # -- live, replayed and killed ----------------------------------------------------------------------------------------
 
 TRAINING = """

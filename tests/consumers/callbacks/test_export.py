@@ -1,6 +1,5 @@
 """A trained model is written so that it runs without its code, and says the same as the model that was trained."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
-from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
@@ -28,7 +26,6 @@ from offloop.consumers.api.logger import Upload
 from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.export.export import ExportForInferenceCallback
 from offloop.consumers.callbacks.export.trained_model import load_weights
-from offloop.consumers.cli.registry import CALLBACKS
 from offloop.trainer import Classifier
 
 # torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.
@@ -358,12 +355,6 @@ def test_a_model_that_cannot_be_called_is_said_to_be_so(tmp_path: Path) -> None:
         handle(callback, fit_end(GoldMLP().state_dict()))
 
 
-def test_a_function_that_builds_no_model_is_said_to_do_so(tmp_path: Path) -> None:
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=dict)
-    with pytest.raises(ConfigurationError, match=r"returned a dict: return a torch\.nn\.Module"):
-        handle(callback, fit_end(GoldMLP().state_dict()))
-
-
 class Branching(nn.Module):
     """What no compiler can follow."""
 
@@ -418,32 +409,6 @@ def test_arguments_that_are_not_allowed_are_refused_before_the_training(kind: st
     arguments: dict[str, Any] = {"save_format": "torchscript", "save_path": "m.pt", "model": net}
     with pytest.raises(ConfigurationError, match=message):
         ExportForInferenceCallback(**(arguments | given))
-
-
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
-    with pytest.raises(ConfigurationError, match=r"^callback export: onnxscript is .*pip install 'offloop\[export\]'"):
-        CALLBACKS.create("export", {"save_format": "onnx", "save_path": "m.onnx", "model": "gold:GoldMLP"})
-
-
-def test_every_option_can_be_given_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model_under_test.py").write_text("from gold import GoldMLP\n\ndef build():\n    return GoldMLP()\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    texts = {
-        "save_format": "onnx",
-        "save_path": "m.onnx",
-        "model": "model_under_test:build",
-        "input_names": "image,size",
-        "output_names": "scores",
-    }
-    arguments = convert_options("export", options_of(ExportForInferenceCallback), texts)
-    assert arguments["input_names"] == ("image", "size")
-    callback = ExportForInferenceCallback(**arguments)
-    assert callback.demand().events == {Event.FIT_END, Event.BATCH_START, Event.BATCH_END}
-    with pytest.raises(ConfigurationError, match=r"export needs '-o export\.model=\.\.\.'"):
-        convert_options("export", options_of(ExportForInferenceCallback), {"save_format": "onnx", "save_path": "m"})
 
 
 def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:

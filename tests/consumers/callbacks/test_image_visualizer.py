@@ -1,6 +1,5 @@
 """The images of a training are what the reference logs, live and from the recording, and nothing is changed by it."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from offloop.bus import Recording
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
-from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -30,7 +28,6 @@ from offloop.consumers import Logger
 from offloop.consumers.api.logger import Images
 from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
-from offloop.consumers.cli.registry import CALLBACKS as REGISTRY
 from offloop.trainer import Evaluator, Trainer
 
 GOLD = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
@@ -339,25 +336,6 @@ def test_batches_that_could_not_be_sent_are_told_once(caplog: pytest.LogCaptureF
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigurationError, InvalidTimeError), match=message):
         ImageVisualizer(**options)
-
-
-def test_without_numpy_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"^callback images: NumPy is .* pip install 'offloop\[images\]'"):
-        REGISTRY.create("images", {})
-
-
-def test_every_option_can_be_given_on_a_command_line() -> None:
-    texts = {
-        "interval": "2ep", "mode": "segmentation", "num_images": "3", "channels_last": "true", "input_key": "image",
-        "target_key": "1",
-    }  # fmt: skip
-    arguments = convert_options("images", options_of(ImageVisualizer), texts)
-    assert (arguments["input_key"], arguments["target_key"]) == ("image", 1)
-    assert ImageVisualizer(**arguments).demand().to_wire()["before_loss"] == {
-        "every": ["2ep"],
-        "fields": {"inputs": ["2ep"], "targets": ["2ep"], "outputs": ["2ep"]},
-    }
 
 
 def test_neither_torch_nor_numpy_is_imported_with_it() -> None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.demand import Demand, EventDemand
@@ -27,7 +26,6 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, JsonlLogger, Runner
 from offloop.consumers.api.logger import Row, Table, Upload
-from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
 from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
 from offloop.consumers.callbacks.nan_monitor import NaNMonitor
@@ -166,16 +164,6 @@ def test_memory_monitor_says_on_a_cpu_that_it_logs_nothing(runs_dir: Path, caplo
     said = [record.message for record in caplog.records if "memory monitor" in record.message]
     assert said == ["the memory monitor logs nothing: it works with CUDA devices, and the model is on cpu"]
     assert len(said) == len(MEMORY["cpu_run"]["warnings_at_INIT"])
-
-
-def test_memory_keys_can_be_given_on_the_command_line() -> None:
-    texts = {"memory_keys": "allocated_bytes.all.current=my_bytes, num_alloc_retries=r"}
-    monitor = MemoryMonitor(**convert_options("memory", options_of(MemoryMonitor), texts))
-    [[_, _, metrics]] = calls_of(monitor, [after_train_batch(0, 0, FAKE["input"])]).calls
-    expected = FAKE["output_custom_keys"]["result"]
-    assert metrics == {f"memory/{name}": value for name, value in expected.items()}
-    with pytest.raises(ConfigurationError, match="memory_keys has 'num_alloc_retries': write KEY=NAME"):
-        MemoryMonitor(["num_alloc_retries"])
 
 
 def after_train_batch(batch: int, rank: int, statistics: dict[str, Any]) -> Snapshot:
@@ -413,10 +401,3 @@ def test_a_training_that_explodes_is_stopped(runs_dir: Path) -> None:
         trainer.fit()
     assert trainer.state.stopped
     assert 3 <= int(trainer.state.timestamp.batch) < 100000
-
-
-def test_views_are_as_often_as_each_monitor_asks() -> None:
-    snapshot = batch_end(5, optimizer_norms={"l2_norm/grad/a": 1.0}, on_demand=["optimizer_norms"])
-    view = view_for(OptimizerMonitor(batch_log_interval=10).demand(), snapshot)
-    assert view is not None
-    assert calls_of(OptimizerMonitor(batch_log_interval=10), [view]).calls == []

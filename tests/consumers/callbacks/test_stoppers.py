@@ -19,14 +19,12 @@ from torchmetrics import Metric
 from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.plugins.options import convert_options, options_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Time, Timestamp, TimeUnit
 from offloop.consumers import Callback, CannotWorkError, Logger, LRMonitor, Runner
 from offloop.consumers.callbacks.stoppers import EarlyStopper, Stopper, ThresholdStopper
-from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.trainer import Evaluator
 
 RUNS = json.loads((REFERENCE / "cb_stoppers.json").read_text())["runs"]
@@ -244,18 +242,6 @@ def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluati
     hand(announced, after_all)  # that one may be evaluated less often
 
 
-def test_a_label_is_not_missed_before_every_evaluator_of_a_loop_had_its_turn() -> None:
-    asked: Asked = []
-    row = ["EVAL_END", "eval_a", 1, 2, 0.1]
-    missing, second = EarlyStopper("MyAccuracy", "nope"), EarlyStopper("MyAccuracy", "eval_b")
-    for stopper in (missing, second):
-        hand(stopper, snapshot_of(row, "MyAccuracy", asked))
-        hand(stopper, snapshot_of(["EVAL_END", "eval_b", 1, 2, 0.1], "MyAccuracy", asked))
-    with pytest.raises(CannotWorkError, match=r"nothing was evaluated as 'nope'; there are: eval_a/MyAccuracy"):
-        hand(missing, snapshot_of(row, "MyAccuracy", asked))
-    hand(second, snapshot_of(row, "MyAccuracy", asked))
-
-
 def test_a_label_that_never_came_is_an_error_at_the_end_of_the_training() -> None:
     stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
     end = Snapshot.build(Event.FIT_END, eval_metrics={"eval_a": {"MyAccuracy": 0.25}})
@@ -269,33 +255,6 @@ def test_a_label_that_never_came_is_an_error_at_the_end_of_the_training() -> Non
 def test_a_label_that_was_evaluated_before_the_training_was_resumed_is_no_error_at_its_end() -> None:
     end = Snapshot.build(Event.FIT_END, eval_metrics={"eval_a": {"MyAccuracy": 0.25}})
     hand(EarlyStopper("MyAccuracy", "eval_a"), end)
-
-
-def test_over_a_training_with_another_label_a_stopper_fails_once_and_names_those_that_there_are(
-    runs_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with training_of("early_acc_patience1", max_duration="2ep") as trainer:
-        trainer.fit()
-    stopper = EarlyStopper("MyAccuracy", "nope")
-
-    class Epochs(Callback):
-        seen = 0
-
-        def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-            self.seen += 1
-
-    recording, epochs = Recording(runs_dir / "early_acc_patience1"), Epochs()
-    statistics = Runner(recording, [stopper, epochs]).run()
-    assert statistics.problems == ["callback EarlyStopper raised 1 time"]
-    assert epochs.seen == 2
-    told = capfd.readouterr().err
-    assert told.startswith("callback EarlyStopper has ended: ")
-    assert "there are: train, eval_a; give it another monitor or dataloader_label" in told
-    with pytest.raises(CallbackError, match="no callback is left"):
-        Runner(recording, [EarlyStopper("nope", "eval_a"), EarlyStopper("nope", "train")]).run()
-    told = capfd.readouterr().err
-    assert "callback EarlyStopper#2 has ended: " in told
-    assert "there are: train/MyAccuracy;" in told
 
 
 @pytest.mark.parametrize("others", [[], [LRMonitor()]])
@@ -403,13 +362,3 @@ def test_a_metric_in_single_precision_has_not_passed_a_threshold_that_it_equals(
     stopper, asked = ThresholdStopper("Score", "eval_a", 0.3), []
     hand(stopper, snapshot_of(["EVAL_END", "eval_a", 0, 1, value], "Score", asked))
     assert bool(asked) == stops
-
-
-def test_every_option_can_be_set_from_the_command_line() -> None:
-    early = {"monitor": "a", "dataloader_label": "b", "comp": "less", "min_delta": "0.5", "patience": "20ba"}
-    arguments = convert_options("early-stop", options_of(EarlyStopper), early)
-    assert arguments == {**early, "min_delta": 0.5, "patience": Time(20, "ba")}
-    assert convert_options("early-stop", options_of(EarlyStopper), {**early, "patience": "2"})["patience"] == 2
-    threshold = {"monitor": "a", "dataloader_label": "b", "threshold": "3", "comp": "none", "stop_on_batch": "true"}
-    arguments = convert_options("threshold-stop", options_of(ThresholdStopper), threshold)
-    assert arguments == {**threshold, "threshold": 3.0, "comp": None, "stop_on_batch": True}

@@ -14,7 +14,6 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.callbacks.system_monitor import SystemMonitor
-from offloop.consumers.cli.registry import CALLBACKS
 
 ALWAYS = {"system/memory_percent", "system/memory_used_bytes", "system/disk_used_percent"}
 RATES = {"system/network_received_bytes_per_sec", "system/network_sent_bytes_per_sec"}
@@ -167,16 +166,3 @@ def test_it_says_once_that_the_training_runs_elsewhere(capsys: pytest.CaptureFix
     goes_on.load_state_dict(monitor.state_dict())
     calls_of(goes_on, [elsewhere])
     assert capsys.readouterr().err == ""
-
-
-def test_without_psutil_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(
-        ConfigurationError, match=r"^callback system: the package psutil .* pip install 'offloop\[system\]'"
-    ):
-        CALLBACKS.create("system", {})
-
-
-def test_an_interval_that_means_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="every_seconds is 0"):
-        SystemMonitor(every_seconds=0)

@@ -331,14 +331,6 @@ def test_composer_itself_is_used_where_it_is_installed(
             del sys.modules[name]
 
 
-def test_a_folder_of_that_name_is_not_taken_for_composer(
-    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "composer").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert CALLBACKS.find(f"{write(THEIRS)}:Theirs").__name__ == "Theirs"
-
-
 def test_other_objects_are_not_adapted() -> None:
     class NoCallback:
         def batch_end(self, state: Any, logger: Any) -> None: ...

@@ -28,10 +28,14 @@ from offloop.consumers import (
     Logger,
     LoggerDestination,
     LRMonitor,
+    MLFlowLogger,
     ParquetLogger,
+    PrometheusLogger,
     Runner,
     SpeedMonitor,
+    TensorboardLogger,
     TrainerMetrics,
+    WandBLogger,
 )
 from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.console import format_value
@@ -316,3 +320,21 @@ def test_console_refuses_a_negative_interval() -> None:
 )
 def test_numbers_are_short(value: Any, text: str) -> None:
     assert format_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (MLFlowLogger, "mlflow"),
+        (ParquetLogger, "pyarrow.parquet"),
+        (PrometheusLogger, "prometheus_client"),
+        (TensorboardLogger, "tensorboard.compat.proto.event_pb2"),
+        (WandBLogger, "wandb"),
+    ],
+)
+def test_without_its_package_a_logger_says_how_to_install_it(
+    make: type[LoggerDestination], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'offloop\[{make.requires and make.requires[0]}\]'"):
+        make().check()

@@ -2,7 +2,6 @@
 
 import errno
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from consumers_stream import batch_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged import LogsWhatItSees, contents, goes_on_after_every_kill, run_killed_and_again
+from logged import LogsWhatItSees, goes_on_after_every_kill, run_killed_and_again
 
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -133,12 +132,6 @@ def test_after_kill_9_every_row_is_there_once(tmp_path: Path) -> None:
     assert not list((directory / "metrics.parquet").glob(".*"))
 
 
-def test_equal_streams_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        log(tmp_path / name, {"a": 1, "b": "x"}, {"a": 2}, {"c": 3}, rows_per_file=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
 def test_a_table_that_exists_is_refused_unless_it_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "t"
     log(path, *[{"old": 1}] * 3, rows_per_file=1)
@@ -255,9 +248,3 @@ def test_where_it_cannot_write_the_message_says_what_to_do(tmp_path: Path) -> No
         ParquetLogger(rows_per_file=0)
     with pytest.raises(ConfigurationError, match="flush_interval"):
         ParquetLogger(flush_interval=-1)
-
-
-def test_without_pyarrow_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[parquet\]'"):
-        ParquetLogger().check()

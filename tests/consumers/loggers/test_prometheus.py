@@ -2,7 +2,6 @@
 
 import math
 import socket
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -147,9 +146,3 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
         PrometheusLogger(port=0, address="192.0.2.1").open(RunContext("digits", 1, None))
     with pytest.raises(ConfigurationError, match=r"from 0 \(a free one\) to 65535, not 70000"):
         PrometheusLogger(port=70000)
-
-
-def test_without_the_client_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[prometheus\]'"):
-        PrometheusLogger().check()

@@ -288,17 +288,6 @@ def test_a_destination_that_fails_is_given_nothing_more_and_the_others_go_on(
     assert "no space left on device" in capsys.readouterr().err
 
 
-def test_destinations_are_closed_again_when_one_of_them_cannot_be_opened() -> None:
-    class Unwritable(LoggerDestination):
-        def open(self, context: RunContext) -> None:
-            raise ConfigurationError("no place to write")
-
-    calls: list[str] = []
-    with pytest.raises(ConfigurationError, match="no place"):
-        Runner([batch_end(1)], [Witness("a", calls)], [ClosingDestination(calls), Unwritable()]).run()
-    assert calls == ["close destination"]
-
-
 def test_destinations_are_told_the_run_and_its_directory() -> None:
     class Stream(PlainStream):
         run_name, attempt, run_dir = "digits", 2, Path("runs/digits")

@@ -15,7 +15,6 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Recording, find_run
 from offloop.consumers import Callback, LoggerDestination, Runner
-from offloop.consumers.runner.entries import partition
 from offloop.consumers.runner.runner import CallbackError
 from offloop.consumers.runner.session import run_session
 from offloop.consumers.testing import replay
@@ -93,13 +92,6 @@ def test_with_on_error_stop_it_ends_the_others_too(recording):
     with pytest.raises(CallbackError, match="callback Slow raised ValueError"):
         run_session(lambda callbacks, after: recording(), [Quick(), slow], [rows], on_error="stop")
     assert rows.closed == 1
-
-
-def test_a_callback_by_itself_needs_no_stream_of_its_own():
-    slow, quick = Slow(), Quick()
-    assert partition([slow]) == ([("Slow", slow)], [])
-    assert partition([slow, quick, Slow()])[0] == [("Quick", quick)]
-    assert [name for name, _ in partition([slow, quick, Slow()])[1]] == ["Slow", "Slow#2"]
 
 
 def test_leaving_ends_what_runs_beside_too():

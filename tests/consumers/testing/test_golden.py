@@ -75,7 +75,7 @@ def test_first_what_differs_is_told_and_how_to_take_it_over(golden: Golden, tmp_
     told = differences(golden, logged({"a": 1.0, "c": 2}, {"a": math.inf}, {"a": 3.0}, {"a": 4.0}))
     assert told == [
         f"what was logged differs from {tmp_path / 'name.jsonl'} in 3 of 3 lines:",
-        "  line 1, step 1: b is missing, expected 2; c is new: 2",
+        "  line 1, step 1: b is missing, expected 2; c is 2, expected missing",
         '  line 2, step 2: a is "Infinity", expected "NaN"',
         '  line 4 is new: {"step": 4, "time": 1700000001.0, "metrics": {"a": 4.0}}',
         "if that is meant to be: make golden",
@@ -99,7 +99,7 @@ def test_values_are_compared_exactly(tmp_path: Path, before: Any, now: Any) -> N
 
 def test_the_order_of_metrics_is_compared(golden: Golden) -> None:
     told = differences(golden, logged({"b": 2, "a": 1.0}, {"a": math.nan}, {"a": 3.0}))
-    assert told[1] == "  line 1, step 1: the metrics come in another order: b, a, expected a, b"
+    assert told[1] == "  line 1, step 1: step, time, b, a in this order, expected step, time, a, b"
 
 
 def test_a_tolerance_is_relative_and_near_zero_absolute(tmp_path: Path) -> None:
