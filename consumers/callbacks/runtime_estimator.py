@@ -71,7 +71,7 @@ class RuntimeEstimator(Callback):
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         remaining = self.seconds_left(state)
         if remaining is not None:
-            logger.log_metrics({"time/remaining_estimate": remaining / _SECONDS_IN[self._time_unit]})
+            logger.log_metrics({"time/remaining_estimate": remaining / SECONDS_IN[self._time_unit]})
 
     def seconds_left(self, state: Snapshot) -> float | None:
         """Count the end of a batch, and estimate the remaining seconds; ``None`` while unknown."""
