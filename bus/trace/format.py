@@ -95,24 +95,6 @@ class TraceEvents:
         text = self.take()
         return text + _CLOSING if self._begun else f"{_OPENING}]\n"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load_state_dict` continues behind the text taken so far."""
-        return {
-            "begun": self._begun,
-            "tracks": list(self._tracks),
-            "named": [[pid, list(tracks)] for pid, tracks in self._named.items()],
-            "free_from": [[*place, at] for place, at in self._free_from.items()],
-            "open": [[*place, count] for place, count in self._open.items()],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a :meth:`state_dict`."""
-        self._begun = state["begun"]
-        self._tracks = list(state["tracks"])
-        self._named = {pid: list(tracks) for pid, tracks in state["named"]}
-        self._free_from = {(pid, track): at for pid, track, at in state["free_from"]}
-        self._open = {(pid, track): count for pid, track, count in state["open"]}
-
     def _tid(self, pid: int, track: str) -> int:
         """The track's number, which no other track has: Perfetto finds names by that alone. It shows tracks in the
         order of their numbers, chrome://tracing by their index."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -38,12 +38,6 @@ class _Rank:
     """Of the last event."""
     resumed: int
     """When the batch at hand began."""
-    last: int = 0
-    """The last batch that has ended, and when."""
-    last_ended: int = 0
-    first: int | None = None
-    """The first batch that is not drawn yet, and when it began."""
-    first_began: int = 0
 
 
 @dataclass
@@ -72,16 +66,12 @@ class TraceWriter:
     Args:
         target: the path of a file, which is created or replaced, compressed if its name ends in ``.gz``; or something
             with ``write(text)``, which is given whole events and stays open.
-        every: draws the phases of the batches ``every``, 2 x ``every`` and so on, and the batches in groups of so many.
 
     Raises:
-        ConfigurationError: the file cannot be created, or ``every`` is below 1.
+        ConfigurationError: the file cannot be created.
     """
 
-    def __init__(self, target: "str | os.PathLike[str] | WritesText", every: int = 1) -> None:
-        if every < 1:
-            raise ConfigurationError(f"every counts batches and is at least 1, not {every}")
-        self._every = every
+    def __init__(self, target: "str | os.PathLike[str] | WritesText") -> None:
         self._own_file: TextIO | None = None
         if isinstance(target, str | os.PathLike):
             target = self._own_file = _create(Path(target))
@@ -124,23 +114,10 @@ class TraceWriter:
         self._check_open()
         self._commands.append(outcome)
 
-    def note(self, name: str, text: str, state: Snapshot) -> None:
-        """Draws a text that was logged at an event, as an instant.
-
-        Raises:
-            ClosedError: after :meth:`close`.
-        """
-        self._check_open()
-        at = self._at(state.time_ns)
-        self._trace.instant(state.rank, _EVENTS, f"{name}: {text}", at, _place(state))
-        self._flush()
-
     def close(self, ending: Ending | None = None) -> None:
         """Ends the file, once; ``ending`` is how the run ended, ``None`` while it is live."""
         if self._closed:
             return
-        for number, rank in self._ranks.items():
-            self._draw_batches(number, rank)
         for outcome in self._commands if 0 in self._ranks else ():
             now = self._ranks[0].now
             self._draw_command(outcome, now if outcome.time_ns is None else self._at(outcome.time_ns))
@@ -155,23 +132,6 @@ class TraceWriter:
         finally:
             if self._own_file is not None:
                 self._own_file.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to continue behind what was written so far: plain values.
-        Commands that are not drawn yet are to be passed again."""
-        return {
-            "trace": self._trace.state_dict(),
-            "base": self._base,
-            "ranks": [[number, list(astuple(rank))] for number, rank in self._ranks.items()],
-            "counted": list(astuple(self._counted)),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a :meth:`state_dict`."""
-        self._trace.load_state_dict(state["trace"])
-        self._base = state["base"]
-        self._ranks = {number: _Rank(*values) for number, values in state["ranks"]}
-        self._counted = _Counted(*state["counted"])
 
     def _fit_start(self, state: Snapshot, rank: _Rank) -> None:
         rank.resumed = rank.now
@@ -196,27 +156,22 @@ class TraceWriter:
 
     def _batch_end(self, state: Snapshot, rank: _Rank) -> None:
         batch, began = state.timestamp.values.batch, rank.resumed
-        if rank.first is None:
-            rank.first, rank.first_began = batch, began
-        rank.last, rank.last_ended, rank.resumed = batch, rank.now, rank.now
+        rank.resumed = rank.now
         if state.rank == 0:
             self._counted.busy_ns += rank.now - began
             self._draw_loss(state, rank.now)
-        if batch % self._every == 0:
-            self._draw_batches(state.rank, rank)
-            phases = read_phases(state.fields.get("phases"))
-            if phases is not None:
-                self._draw_phases(state.rank, batch, phases)
-            if state.rank == 0:
-                self._draw_counters(state, rank.now)
+        self._trace.span(state.rank, _BATCHES, f"batch {batch}", began, rank.now)
+        phases = read_phases(state.fields.get("phases"))
+        if phases is not None:
+            self._draw_phases(state.rank, batch, phases)
+        if state.rank == 0:
+            self._draw_counters(state, rank.now)
 
     def _fit_end(self, state: Snapshot, rank: _Rank) -> None:
-        self._draw_batches(state.rank, rank)
         # Left in its middle by a training that stops there.
         self._trace.end(state.rank, _EPOCHS, rank.now)
 
     def _evaluation_start(self, state: Snapshot, rank: _Rank) -> None:
-        self._draw_batches(state.rank, rank)
         self._trace.begin(state.rank, _EVALUATION, "evaluation", rank.now, _place(state))
 
     def _evaluator_start(self, state: Snapshot, rank: _Rank) -> None:
@@ -236,12 +191,6 @@ class TraceWriter:
 
     def _prediction_end(self, state: Snapshot, rank: _Rank) -> None:
         self._trace.end(state.rank, _PREDICTION, rank.now)
-
-    def _draw_batches(self, number: int, rank: _Rank) -> None:
-        if rank.first is not None:
-            name = f"batch {rank.last}" if rank.first == rank.last else f"batches {rank.first} to {rank.last}"
-            self._trace.span(number, _BATCHES, name, rank.first_began, rank.last_ended)
-            rank.first = None
 
     def _draw_phases(self, number: int, batch: int, phases: BatchPhases) -> None:
         began = self._at(phases.began_ns)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from offloop.consumers.callbacks.stoppers import EarlyStopper as EarlyStopper
     from offloop.consumers.callbacks.stoppers import ThresholdStopper as ThresholdStopper
     from offloop.consumers.callbacks.system_monitor import SystemMonitor as SystemMonitor
-    from offloop.consumers.callbacks.trace import Trace as Trace
     from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics as TrainerMetrics
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -33,7 +33,6 @@ CALLBACKS: Registry[Callback] = Registry(
         "system": "offloop.consumers.callbacks.system_monitor:SystemMonitor",
         "threshold-stop": "offloop.consumers.callbacks.stoppers:ThresholdStopper",
         "top": "offloop.consumers.dashboard.terminal.top:Top",
-        "trace": "offloop.consumers.callbacks.trace:Trace",
     },
     adapt=adapt,
     importing=stand_in,

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from offloop.consumers import JsonlLogger
 from offloop.consumers.callbacks.phases.phases import Phases
-from offloop.consumers.callbacks.trace import Trace
 from offloop.trainer import RankBatchSampler, Trainer
 from offloop.trainer.distributed.ranks import rank_and_world_size
 
@@ -35,7 +34,7 @@ class SlowRows(Dataset[Any]):
 
 
 def train(seconds: float, **arguments: Any) -> None:
-    """A short training whose rows take so long, with a timeline and its phases."""
+    """A short training whose rows take so long, with its phases."""
     dataset = SlowRows(seconds)
     model = make_model()
     with Trainer(
@@ -47,7 +46,7 @@ def train(seconds: float, **arguments: Any) -> None:
         device="cpu",
         progress_bar=False,
         run_name=NAME,
-        callbacks=[Phases(every=2, window=6), Trace()],
+        callbacks=[Phases(every=2, window=6)],
         loggers=[JsonlLogger()],
         **arguments,
     ) as trainer:

@@ -1,15 +1,10 @@
 """A made-up training whose batches say where their time went, and its recording."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from offloop.bus.protocol.frames import COMMAND, END, Topic, event_encoder, pack_map
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.types.commands import Command
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
@@ -92,31 +87,3 @@ def training_of(batches: int = 4, batches_per_epoch: int = 2, **options: Any) ->
             yield stream.event(Event.EVAL_AFTER_ALL)
             yield stream.event(Event.EPOCH_CHECKPOINT)
     yield stream.event(Event.FIT_END)
-
-
-def record_commanded(runs: Path, name: str, snapshots: Iterable[Snapshot], commands: Mapping[int, str]) -> Path:
-    """Makes the directory of a run of one rank that is over, and was given commands: each takes effect half a
-    millisecond after the end of the batch of that number."""
-    directory = runs / name
-    directory.mkdir(parents=True)
-    writer = RecordingWriter(directory / "recording-1.mcap", name, 1)
-    seq = 0
-
-    def append(kind: str, time: int, values: list[int], fields: dict[str, Any]) -> None:
-        nonlocal seq
-        seq += 1
-        frame = event_encoder(Topic(name, kind, 0), 1)(seq, seq, time, values, None, fields, pack_map({}))
-        topic, _, body = frame.partition(b"\0")
-        writer.append(topic, seq, seq, time, body)
-
-    for snapshot in snapshots:
-        values = list(snapshot.timestamp.values)
-        append(snapshot.event.value, snapshot.time_ns, values, dict(snapshot.fields))
-        if snapshot.event is Event.BATCH_END and values[2] in commands:
-            told = {**Command(commands[values[2]]).to_wire(), "event": "batch_checkpoint", "error": None}
-            append(COMMAND, snapshot.time_ns + MS // 2, values, told)
-    append(END, BEGAN_NS, [0] * 14, {"status": "finished", "error": None})
-    writer.close()
-    attempt = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.7e9, "ended": 1.7e9 + 1, "info": {}}
-    (directory / "run.json").write_text(json.dumps({"name": name, "attempts": [attempt | {"status": "finished"}]}))
-    return directory

@@ -1,47 +1,34 @@
 """The timeline: what is drawn of a run, that every reader takes it, and that it survives whatever ends its writer."""
 
-import errno
 import gzip
 import io
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
-from consumers_stream import record_run
 from helpers import REFERENCE
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from paths import SUPPORT
-from timeline_stream import BEGAN_NS, MS, RankStream, record_commanded, training_of
-from trace_consumer import consume
+from timeline_stream import BEGAN_NS, MS, RankStream, training_of
 from trace_rules import TraceFile, read_trace
 
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.bus.trace.writer import TraceWriter
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
-from offloop.consumers import Callback, Logger
-from offloop.consumers.callbacks.trace import Trace
 
 GOLDEN = REFERENCE / "timeline.json"
 FINISHED = Ending("finished")
 
 
-def drawn(stream: Iterable[Snapshot], ending: Ending | None = FINISHED, every: int = 1) -> str:
+def drawn(stream: Iterable[Snapshot], ending: Ending | None = FINISHED) -> str:
     """The text of a trace of that stream."""
     file = io.StringIO()
-    writer = TraceWriter(file, every)
+    writer = TraceWriter(file)
     for snapshot in stream:
         writer.see(snapshot)
     writer.close(ending)
@@ -101,14 +88,6 @@ def test_microbatches_are_told_apart() -> None:
         {"batch": 1, "microbatch": 2},
     ]
     assert trace.on("data")[0].args == {"batch": 1}
-
-
-def test_every_draws_some_batches_and_the_rest_in_groups_that_no_evaluation_lies_in() -> None:
-    trace = shown(training_of(7, batches_per_epoch=5), every=3)
-    assert names(trace.on("batches")) == ["batches 1 to 3", "batches 4 to 5", "batch 6", "batch 7"]
-    assert [one.args["batch"] for one in trace.on("forward")] == [3, 6]
-    assert [int(at) for at, _ in trace.counters["training loss"]] == [35000, 85000]
-    assert [value for _, value in trace.counters["batches per second"]] == [100]
 
 
 def test_spans_of_a_gpu_that_is_behind_are_cut_and_not_left_out() -> None:
@@ -257,124 +236,3 @@ def test_a_compressed_file_is_the_same_each_time_and_an_empty_one_is_whole(tmp_p
 def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/trace\.json cannot be written: No such file or directory"):
         TraceWriter(tmp_path / "nowhere" / "trace.json")
-    with pytest.raises(ConfigurationError, match="every counts batches and is at least 1, not 0"):
-        TraceWriter(io.StringIO(), 0)
-    with pytest.raises(ConfigurationError, match=r"write 'run.json' and compress it when the run is over"):
-        Trace("run.json.gz")
-
-
-@settings(max_examples=30, deadline=None)
-@given(stop=st.integers(0, 40), every=st.integers(1, 3))
-def test_a_writer_goes_on_behind_another_ones_text(stop: int, every: int) -> None:
-    stream = [*two_ranks(6)]
-    whole = drawn(stream, every=every)
-    file = io.StringIO()
-    first = TraceWriter(file, every)
-    for snapshot in stream[:stop]:
-        first.see(snapshot)
-    second = TraceWriter(file, every)
-    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
-    for snapshot in stream[stop:]:
-        second.see(snapshot)
-    second.close(FINISHED)
-    assert file.getvalue() == whole
-
-
-# -- the callback -----------------------------------------------------------------------------------------------------
-
-
-class Says(Callback):
-    """Logs a text at the end of an epoch."""
-
-    def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-        logger.log_text("all is well", "note")
-
-
-def test_the_callback_draws_into_the_runs_directory_what_the_writer_does(tmp_path: Path) -> None:
-    directory = record_run(tmp_path, "mine", training_of())
-    statistics = consume(directory, Says())
-    assert statistics.problems == []
-    trace = read_trace((directory / "trace.json").read_text())
-    assert trace.slices == shown(Recording(directory)).slices
-    assert len(trace.on("backward")) == 4
-    assert [int(one.began) for one in trace.instants if one.name == "note: all is well"] == [25000, 65000]
-    assert trace.instants[-1].name == "run finished"
-    with pytest.raises(ConfigurationError, match=r"trace.json exists: '-o trace.overwrite=true' replaces it"):
-        consume(directory)
-    assert consume(directory, overwrite=True, every=2).problems == []
-    assert names(read_trace((directory / "trace.json").read_text()).on("batches")) == [
-        "batches 1 to 2",
-        "batches 3 to 4",
-    ]
-
-
-def test_only_the_phases_that_were_asked_for_are_measured() -> None:
-    demand = Trace(every=7).demand()
-    assert demand.due_fields(Event.BATCH_END, 7) == ("phases",)
-    assert demand.due_fields(Event.BATCH_END, 8) == ()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from offloop.consumers import Callback
-from trace_consumer import consume
-
-class Deadly(Callback):
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == {batch}:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-consume(Path({directory!r}), Deadly(), name="drawer")
-"""
-
-
-def test_a_named_consumer_that_is_killed_leaves_a_file_that_opens_and_goes_on_in_it(tmp_path: Path) -> None:
-    class Harmless(Callback):
-        shown_as = "Deadly"
-
-        def batch_end(self, state: Snapshot, logger: Logger) -> None:
-            """Lets it go on."""
-
-    commands = {3: "pause", 5: "resume", 7: "checkpoint", 8: "checkpoint"}
-    whole = record_commanded(tmp_path, "whole", training_of(12), commands)
-    consume(whole, Harmless(), name="drawer")
-    directory = record_commanded(tmp_path, "killed", training_of(12), commands)
-    for batch in (3, 8):
-        program = KILLED.format(tests=str(SUPPORT), directory=str(directory), batch=batch)
-        died = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-        assert died.returncode == -signal.SIGKILL, died.stderr
-        trace = read_trace((directory / "trace.json").read_text())
-        assert names(trace.on("batches"))[-1] == f"batch {batch}"
-        assert any(one.ended is None for one in trace.on("epochs"))
-    consume(directory, Harmless(), name="drawer")
-    named_alike = (whole / "trace.json").read_text().replace("run whole,", "run killed,").replace('"whole"', '"killed"')
-    assert (directory / "trace.json").read_text() == named_alike
-    drawn_commands = [one for one in read_trace(named_alike).instants if one.name.startswith("command")]
-    assert [(one.name, one.args["batch"]) for one in drawn_commands] == [
-        (f"command {name}", batch) for batch, name in commands.items()
-    ]
-    batches = read_trace(named_alike).on("batches")
-    assert [one.began for one in drawn_commands] == [(batches[batch - 1].ended or 0) + 500 for batch in commands]
-
-
-def test_a_full_disk_is_said_and_leaves_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = record_run(tmp_path, "full", training_of(8))
-    # A limit of the process for files is what a test can have of a full disk.
-    program = f"""
-import resource, signal, sys
-from pathlib import Path
-sys.path.insert(0, {str(SUPPORT)!r})
-from trace_consumer import consume
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-print(consume(Path({str(directory)!r})).problems)
-"""
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    text = (directory / "trace.json").read_text()
-    assert 3000 < len(text) <= 4000
-    assert read_trace(text).slices
-    assert os.strerror(errno.EFBIG) in done.stdout
-    assert "destination Trace lacks what came after" in done.stdout
-    assert done.stderr.count("cannot be written") == 1

@@ -315,7 +315,7 @@ def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Run) 
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
         *("activations", "alert", "checkpoint", "dashboard", "early-stop", "export", "images", "lr", "memory"),
         *("metrics", "mlperf", "nan", "optimizer", "phases", "runtime", "speed", "stall", "system"),
-        *("threshold-stop", "top", "trace"),
+        *("threshold-stop", "top"),
         *("console", "csv", "jsonl", "mlflow", "parquet", "progress", "prometheus", "tensorboard", "wandb"),
     ]
     lines = [" ".join(line.split()) for line in lines]
