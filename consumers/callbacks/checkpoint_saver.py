@@ -125,7 +125,6 @@ class CheckpointSaver(Callback):
         self._has_warned = False
         self._is_checked = False
         self._is_refused = False
-        self._began = 0.0
         self._links: tempfile.TemporaryDirectory[str] | None = None
         self._uploads = 0
 

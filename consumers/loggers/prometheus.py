@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ClosedError, ConfigurationError
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import LoggerDestination, Row, RunContext
@@ -49,18 +49,8 @@ class PrometheusLogger(LoggerDestination):
         self._time = 0.0
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        """Address of the values.
-
-        Raises:
-            ClosedError: before :meth:`open` and after :meth:`close`.
-        """
-        if self._server is None:
-            raise ClosedError("prometheus has no address while it is not open: call open() first")
-        host = f"[{self._address}]" if ":" in self._address else self._address
-        return f"http://{host}:{self._server.server_port}/metrics"
+        self.url = ""
+        """Address of the values; empty before :meth:`open`."""
 
     def open(self, context: RunContext) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -75,6 +65,8 @@ class PrometheusLogger(LoggerDestination):
                 f"prometheus cannot listen on {self._address} port {self._port}: {error.strerror}; choose another with "
                 "'-o prometheus.port=PORT' (0 takes a free one) or '-o prometheus.address=ADDRESS'"
             ) from None
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
         say(f"metrics for Prometheus are at {self.url}", err=True)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:

@@ -264,7 +264,7 @@ class Dispatcher:
         event = snapshot.event
         targets = self._table.get(event, ())
         if snapshot.rank != self.stream.first_rank:
-            targets = [target for target in targets if target.entry.all_ranks]
+            targets = [target for target in targets if target.entry.callback.all_ranks]
         logger = self._logger
         if event in self._with_hyperparameters and snapshot.rank == self.stream.first_rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))

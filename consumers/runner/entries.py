@@ -149,20 +149,21 @@ def _misspelt(callback: Callback) -> str:
     return ""
 
 
+@dataclass
 class CallbackEntry:
-    """A callback and what the runner knows about it."""
+    """A callback in a runner."""
 
-    def __init__(self, callback: Callback, name: str) -> None:
-        self.callback = callback
-        self.name = name
-        self.demand = callback.demand()
-        self.all_ranks = callback.all_ranks
-        self.errors = 0
-        self.disabled = False
-        """It gets no more events, because it raised (``on_error``); the next consumer keeps to it."""
-        self.ended = False
-        """It gets no more events, because it cannot work; the next consumer tries it again."""
-        self.closed = False
+    callback: Callback
+    name: str
+    errors: int = 0
+    disabled: bool = False
+    """It gets no more events, because it raised (``on_error``); the next consumer keeps to it."""
+    ended: bool = False
+    """It gets no more events, because it cannot work; the next consumer tries it again."""
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.demand = self.callback.demand()
 
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
         """The method for that event: ``run_event``, or the one that it would call."""

@@ -1,11 +1,11 @@
 """The callbacks that come with offloop log what the reference logs, from the same inputs."""
 
 import json
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from callback_calls import calls_of as log_of
 from consumers_stream import batch_end
 from helpers import REFERENCE
 from hypothesis import given
@@ -16,7 +16,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import Callback, Logger, LRMonitor, SpeedMonitor, TrainerMetrics
+from offloop.consumers import Callback, LRMonitor, SpeedMonitor, TrainerMetrics
 from offloop.consumers.callbacks.peak_flops import peak_flops
 
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())
@@ -24,34 +24,8 @@ LR = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())
 TRAINER_LOG = json.loads((REFERENCE / "trainer_log_microbatch4_2ep.json").read_text())
 
 
-class CallLog(Logger):
-    """A logger that keeps every call by itself: ``[step, event, metrics]``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[list[Any]] = []
-        self._handled: Snapshot | None = None
-
-    def begin(self, state: Snapshot) -> None:
-        super().begin(state)
-        self._handled = state
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        super().log_metrics(metrics, step)
-        assert self._handled is not None
-        used = self._handled.timestamp.batch.value if step is None else step
-        if metrics:
-            self.calls.append([used, self._handled.event.name, dict(metrics)])
-
-
 def calls_of(callback: Callback, snapshots: list[Snapshot]) -> list[list[Any]]:
-    """Every log call that a callback makes over a stream."""
-    logger = CallLog()
-    for snapshot in snapshots:
-        if snapshot.event in callback.demand().events:
-            logger.begin(snapshot)
-            callback.run_event(snapshot.event, snapshot, logger)
-    return logger.calls
+    return log_of(callback, snapshots).calls
 
 
 # -- SpeedMonitor -----------------------------------------------------------------------------------------------------

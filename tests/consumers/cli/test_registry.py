@@ -59,7 +59,7 @@ def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) ->
     [speed], _ = create_selected(["speed"], [], texts)
     assert vars(speed)["_gpu_flops_available"] == 1e12
     assert vars(speed)["_divider"] == 1
-    assert vars(speed)["_samples"].maxlen == 2
+    assert vars(speed)["_batches"].maxlen == 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_a_class_refuses_and_a_class_that_is_not_complete_are_named(plugin:
 
 def test_the_class_s_name_can_stand_for_a_short_name_which_prevails() -> None:
     [speed], _ = create_selected(["speed"], [], ["speed.window_size=1", "SpeedMonitor.window_size=7"])
-    assert vars(speed)["_samples"].maxlen == 2
+    assert vars(speed)["_batches"].maxlen == 2
 
 
 def test_a_file_with_a_mistake_is_named_with_the_mistake(plugin: Path) -> None:
