@@ -66,7 +66,7 @@ def test_runs_are_found_sorted_opened_and_left_again(runs: Path, open_terminal: 
     assert "▸ " in terminal.wait_for("3 runs", "newest first", "banana", "pear\\x1b[2J", "0.3 *")
     # One column after the other, until runs are sorted by what was measured best.
     for _ in range(20):
-        if "best accuracy↓" in terminal.text:
+        if "accuracy.best↓" in terminal.text:
             break
         before = terminal.text
         terminal.press("\x1b[C")

@@ -8,7 +8,7 @@ from typing import ClassVar, get_args
 from offloop.bus.errors import OffloopError
 from offloop.bus.subscriber.commands import sent_by
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
-from offloop.consumers.dashboard.terminal.screen import TerminalScreen
+from offloop.consumers.dashboard.terminal.screen import TerminalScreen, typed
 from offloop.consumers.dashboard.view.rank_map import usual_quantity
 from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import MonitoredRun
@@ -168,15 +168,8 @@ class Display:
             self._move(_MOVES[key])
 
     def _type(self, key: str) -> None:
-        """Handle a key while a part of the names of metrics is typed."""
-        shown = self._shown
-        if key == "backspace":
-            shown.find = shown.find[:-1]
-        elif key in ("enter", "escape"):
-            shown.find = "" if key == "escape" else shown.find
-            shown.is_typing = self._screen.is_typing = False
-        elif len(key) == 1 and key.isprintable():
-            shown.find += key
+        self._shown.find = typed(self._shown.find, key)
+        self._shown.is_typing = self._screen.is_typing = key not in ("enter", "escape")
 
     def _move(self, lines: int) -> None:
         """Scroll the log or the help, or choose a quantity of ranks or a metric."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.dashboard.terminal.display import Display
-from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal
+from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal, typed
 from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, table_frame
 from offloop.consumers.dashboard.view.follower import RunFollower
 from offloop.consumers.dashboard.view.library import RunLibrary
@@ -160,14 +160,8 @@ class _AllRuns:
         shown.sort, shown.run, shown.place, shown.first = order, None, 0, 0
 
     def _type(self, key: str) -> None:
-        shown = self._shown
-        if key == "backspace":
-            shown.find = shown.find[:-1]
-        elif key in ("enter", "escape"):
-            shown.find = "" if key == "escape" else shown.find
-            shown.is_typing = self._screen.is_typing = False
-        elif len(key) == 1 and key.isprintable():
-            shown.find += key
+        self._shown.find = typed(self._shown.find, key)
+        self._shown.is_typing = self._screen.is_typing = key not in ("enter", "escape")
 
     def _show(self, name: str, is_first: bool) -> bool:
         """Shows a run until it is left; whether that was for the table."""

@@ -55,6 +55,15 @@ def require_terminal() -> None:
     require("'top'", "dashboard", "rich")
 
 
+def typed(text: str, key: str) -> str:
+    """A text after a further key."""
+    if key == "escape":
+        return ""
+    if key == "backspace":
+        return text[:-1]
+    return text + key if len(key) == 1 and key.isprintable() else text
+
+
 class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 

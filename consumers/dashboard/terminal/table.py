@@ -10,7 +10,7 @@ from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.table import NEWEST_FIRST, Chosen, RunTable
 from offloop.bus.printing import cut_in_the_middle, one_line
 from offloop.consumers.dashboard.terminal.frame import STATES
-from offloop.consumers.dashboard.terminal.lines import fitted, key_line, rule, spread, text_line
+from offloop.consumers.dashboard.terminal.lines import fitted, key_help, key_line, rule, spread, text_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -251,13 +251,8 @@ def _footer(shown: TableShown, error: str | None, width: int) -> "Text":
 
 
 def _help(width: int) -> "list[Text]":
-    lines = [rule("keys", width)]
-    for keys, meaning in TABLE_HELP:
-        line = text_line()
-        line.append(f" {keys:<11}", "bold")
-        line.append(meaning)
-        lines.append(line)
-    return [*lines, text_line(), text_line("* the best of the runs that are found", "dim")]
+    best = text_line("* the best of the runs that are found", "dim")
+    return [rule("keys", width), *key_help(TABLE_HELP), text_line(), best]
 
 
 def _cut(text: str, width: int) -> str:

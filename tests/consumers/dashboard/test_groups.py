@@ -4,7 +4,6 @@ import math
 import threading
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,39 +23,6 @@ def series_of(points: dict[float, float], clock: Clock | None = None) -> Series:
 def grouped(*runs: dict[float, float], most: int = 256, **given_range: float):
     series = [series_of(run) for run in runs]
     return group_points(series, common_places(series, "batch", most=most, **given_range), "batch")
-
-
-def test_runs_with_the_same_steps_give_the_mean_least_and_greatest_of_each():
-    found = grouped({0: 1.0, 1: 2.0, 2: 4.0}, {0: 3.0, 1: 2.0, 2: 5.0})
-    assert found.xs.tolist() == [0, 1, 2]
-    assert found.mean.tolist() == [2.0, 2.0, 4.5]
-    assert found.low.tolist() == [1.0, 2.0, 4.0]
-    assert found.high.tolist() == [3.0, 2.0, 5.0]
-    assert found.runs.tolist() == [2, 2, 2]
-
-
-def test_a_run_that_ended_early_has_no_part_in_what_comes_after_it():
-    found = grouped({0: 1.0, 1: 1.0}, {0: 3.0, 1: 3.0, 2: 3.0, 3: 3.0})
-    assert found.runs.tolist() == [2, 2, 1, 1]
-    assert found.mean.tolist() == [2.0, 2.0, 3.0, 3.0]
-
-
-def test_between_two_points_of_a_run_its_line_counts():
-    found = grouped({0: 0.0, 10: 10.0}, {0: 0.0, 4: 0.0, 10: 0.0})
-    assert found.xs.tolist() == [0, 4, 10]
-    assert found.mean.tolist() == [0.0, 2.0, 5.0]
-    assert found.high.tolist() == [0.0, 4.0, 10.0]
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_what_is_not_finite_is_left_out_and_no_line_leads_over_it(odd):
-    found = grouped({0: 1.0, 4: odd, 8: 1.0}, {0: 3.0, 2: 3.0, 4: 3.0, 6: 3.0, 8: 3.0})
-    assert found.runs.tolist() == [2, 1, 1, 1, 2]
-    assert found.mean.tolist() == [2.0, 3.0, 3.0, 3.0, 2.0]
-    alone = grouped({0: odd, 1: odd})
-    assert alone.runs.tolist() == [0, 0]
-    assert np.isnan(alone.mean).all()
-    assert np.isnan(alone.low).all()
 
 
 def test_no_peak_of_a_long_run_is_lost_and_each_run_has_the_same_weight():
