@@ -105,11 +105,12 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
         there.page.get_by_text("Files", exact=True).click()
         there.page.get_by_role("link", name="Download page.html").wait_for()
         assert there.page.get_by_role("link", name="Download out.txt").count() == 0
-        there.page.get_by_role("button", name="Show metrics.csv").click()
-        there.sees("1,<b>0.5</b>")
-        there.page.get_by_role("button", name="Close").click()
+        shown = str(there.page.get_by_role("link", name="Show metrics.csv").get_attribute("href"))
+        assert there.page.get_by_role("link", name="Show page.html").count() == 0
+        answer = there.page.request.get(served.url.rstrip("/") + shown)
+        assert (answer.headers["content-type"], "<b>" in answer.text()) == ("text/plain; charset=utf-8", True)
         address = str(there.page.get_by_role("link", name="Download page.html").get_attribute("href"))
-        given = there.page.request.get(served.url.rstrip("/") + address)
+        given = there.page.request.get(served.url.rstrip("/") + address + "&show=true")
         assert given.body() == (run / "page.html").read_bytes()
         assert given.headers["content-type"] == "application/octet-stream"
         assert given.headers["content-disposition"].startswith("attachment")

@@ -154,7 +154,6 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_wildcard(host: str) -> bool:
-    """Whether it stands for all addresses of this machine, and is none that can be opened."""
     try:
         return not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:

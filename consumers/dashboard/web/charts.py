@@ -228,7 +228,6 @@ class Lines:
         return lines
 
     def _parts_of(self, series: Series, places: "np.ndarray[Any, Any]", x: Axis) -> Parts:
-        """Keeps the parts of groups' members: most of these do not change between two frames."""
         key = (id(series), series.version, x, places.tobytes())
         if key not in self._parts:
             self._parts[key] = series.parts(places, x)
@@ -237,8 +236,6 @@ class Lines:
         return self._parts[key]
 
     def _tail(self, series: Series, sent: _Sent, look: Look) -> Points | None:
-        """What has come since, with the last point that the browser has; ``None`` when it is to be sent the whole line
-        anew, because so much has come that it could be thinned further, or what it has may have changed."""
         if look.range is not None or sent.tails >= _MAX_TAILS:
             return None
         tail = series.points(look.x, sent.last_x, None, _TAIL_WIDTH)
@@ -282,7 +279,6 @@ def best_values(chart: Chart, view: RunView, x: Axis) -> list[tuple[str, str, fl
 
 
 def _request(run: MonitoredRun, look: Look, rank: int = 0) -> None:
-    """Has a part that somebody zooms into read from the recording."""
     if run.history is not None and look.range is not None:
         run.history.request(look.x, *look.range, rank)
 
@@ -311,7 +307,6 @@ def _short_x(xs: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """In 32 bits, if they fit: written down they are half as long, and finer than any screen."""
     import numpy as np
 
     sizes = np.abs(ys[np.isfinite(ys) & (ys != 0)])

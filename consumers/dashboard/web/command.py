@@ -116,7 +116,6 @@ def ui(
 
 
 def _is_folder_of_runs(path: str, here: "FolderRuns") -> bool:
-    """Whether an argument is a RUNS_DIR: a directory that is not a run, and not named like one of the runs ``here``."""
     from offloop.bus.runs.directory import RUN_FILE
 
     return os.path.isdir(path) and not os.path.isfile(os.path.join(path, RUN_FILE)) and not here.has(path)

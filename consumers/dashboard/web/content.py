@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _PATH = "/run-content"
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Of files that are shown as images."""
+TEXT_ENDINGS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".yaml", ".yml", ".tsv", ".toml")
+"""Of files that are shown as plain texts."""
 
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -48,8 +50,8 @@ def add_routes(app: "FastAPI") -> None:
         return _image(key, name, step, place)
 
     @app.get(f"{_PATH}/{{key}}/file")
-    def file(key: str, path: str) -> Response:
-        return _file(key, path)
+    def file(key: str, path: str, show: bool = False) -> Response:
+        return _file(key, path, show)
 
 
 def _image(key: str, name: str, step: int, place: int) -> "Response":
@@ -63,7 +65,7 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     return Response(as_png(found.pixels[place]), media_type="image/png", headers=_AN_HOUR)
 
 
-def _file(key: str, path: str) -> "Response":
+def _file(key: str, path: str, show: bool) -> "Response":
     from fastapi import Response
     from fastapi.responses import StreamingResponse
 
@@ -74,14 +76,17 @@ def _file(key: str, path: str) -> "Response":
         opened = os.fdopen(open_in(run.run_dir, path), "rb")
     except (OSError, ValueError):
         return Response(status_code=404)
-    size = os.fstat(opened.fileno()).st_size
+    size, name = os.fstat(opened.fileno()).st_size, path.lower()
+    kind = _image_kind(opened) if name.endswith(IMAGE_ENDINGS) else _ANYTHING
+    if show and name.endswith(TEXT_ENDINGS):
+        kind = "text/plain; charset=utf-8"
+    # Never as a page: whatever a run has written is a download, an image, or plain text.
+    placing = "inline" if show and kind != _ANYTHING else "attachment"
     headers = {
-        # Never as a page: whatever a run has written stays a download.
-        "content-disposition": f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}",
+        "content-disposition": f"{placing}; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}",
         "content-length": str(size),
         "cache-control": "no-store",
     }
-    kind = _image_kind(opened) if path.lower().endswith(IMAGE_ENDINGS) else _ANYTHING
     return StreamingResponse(_parts(opened, size), media_type=kind, headers=headers)
 
 
@@ -91,7 +96,6 @@ def _image_kind(file: BinaryIO) -> str:
 
 
 def _parts(file: BinaryIO, left: int) -> Iterator[bytes]:
-    """A file as it was when it was opened: a recording grows meanwhile."""
     with file:
         while left and (part := file.read(min(left, _BYTES_AT_ONCE))):
             left -= len(part)

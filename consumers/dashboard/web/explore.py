@@ -118,14 +118,12 @@ class _Axes:
 
 
 def _usual_metric(table: RunTable) -> str:
-    """The best value of what runs are measured by, or else the loss."""
     metrics = [column for name in table.usual_columns if (column := table.column(name)).metric is not None]
     names = [column.name for column in metrics]
     return next((name for name in names if name.endswith(".best")), next(iter(names), ""))
 
 
 def _usual_axes(table: RunTable, entries: Sequence[RunEntry]) -> list[Column]:
-    """The hyperparameters in which runs differ, without those that are another text in nearly each."""
     some = _some(entries)
     columns = [table.column(name) for name in differing(some, 2 * _USUAL_AXES)]
     return [column for column in columns if _is_comparable(column, some)][:_USUAL_AXES]
@@ -137,7 +135,6 @@ def _is_comparable(column: Column, entries: Sequence[RunEntry]) -> bool:
 
 
 def _some(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
-    """So many of them that it shows what is different: of the first and of the last."""
     return entries[:: max(math.ceil(len(entries) / _LOOKED_AT), 1)]
 
 
@@ -215,7 +212,6 @@ def _sent_relation(table: RunTable, one: Relation) -> dict[str, Any]:
 
 
 def _related(table: RunTable, entries: Sequence[RunEntry], metric: Column) -> list[Relation]:
-    """The hyperparameters that go with a metric, the strongest first."""
     measured = [_number(metric.value(entry)) for entry in entries]
     found = []
     for name in differing(_some(entries), _CANDIDATES):

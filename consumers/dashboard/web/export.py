@@ -129,7 +129,6 @@ def csv_lines(runs: Sequence[ChartedRun], chart: str) -> Iterator[bytes]:
 
 
 def _phases_rank(run: ChartedRun, chart: str) -> int | None:
-    """Whose phases that chart has, if it is one of this run's phases."""
     ranks = run.view.phase_ranks
     return next((rank for rank in ranks if chart == f"{PHASES_PREFIX}/{run.number}/{rank}"), None)
 
@@ -146,7 +145,6 @@ def _phase_lines(run: ChartedRun, chart: str, rank: int) -> Iterator[bytes]:
 
 
 def _number(value: float) -> str:
-    """With all of its digits, and without a point where it is whole."""
     return str(int(value)) if value == value // 1 and abs(value) < 1 << 53 else repr(value)
 
 

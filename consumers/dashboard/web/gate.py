@@ -62,7 +62,6 @@ class Gate:
             await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _answer(self, request: HTTPConnection) -> Response | None:
-        """What is answered in the application's place; ``None`` for a request that is admitted, with a role."""
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._hosts is not None and _host_name(host) not in self._hosts:
@@ -80,7 +79,6 @@ class Gate:
         return None
 
     def _admission(self, request: HTTPConnection, tokens: Tokens, token: str) -> Response:
-        """Turns the token in an address into a cookie, and the address into one without it."""
         if tokens.role_of(token) is None:
             return _refusal(401, f"That token is not one of this dashboard's. {_HOW_TO_ENTER}")
         # Never to another host, which is what a path that begins with two slashes would name.
@@ -107,8 +105,6 @@ def _place(origin: str) -> str | None:
 
 
 def _is_embedded(headers: Headers) -> bool:
-    """Whether a page of another site loads this as a part of itself, and not by a link that somebody follows. Browsers
-    tell (https://www.w3.org/TR/fetch-metadata/); what only reads has no ``Origin``."""
     site, part = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-dest", "document")
     return site not in ("none", "same-origin") and part != "document"
 

@@ -171,7 +171,6 @@ class Page:
         ]
 
     def _compare(self, compared: Compared, runs: list[MonitoredRun], labels: list[str]) -> dict[str, Any]:
-        """What runs can be compared by, and what is chosen of it."""
         newest = {run.view.run_name: label for run, label in zip(runs, labels, strict=True)}
         baseline = None if compared.baseline is None else runs[compared.baseline].view.run_name
         return {
@@ -185,7 +184,6 @@ class Page:
     def _values(
         self, charts: dict[str, Chart], runs: list[MonitoredRun], compared: Compared
     ) -> dict[str, dict[str, Any]]:
-        """The newest value of each line in the visible charts; of one run also the best one."""
         found: dict[str, dict[str, Any]] = {}
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":

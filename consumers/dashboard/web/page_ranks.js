@@ -47,15 +47,6 @@ export default {
         <div v-if="tip" class="ranks-cursor" :style="tip.box" aria-hidden="true"></div>
         <div v-if="tip" class="ranks-tip" :style="tip.style"><b>{{ tip.value }}</b> {{ tip.text }}</div>
       </div>
-      <div class="ranks-below">
-      <section v-if="detail" class="rank-detail" :aria-label="detail.title" role="region" aria-live="polite">
-        <header><h3>{{ detail.title }}</h3><span class="soft">{{ detail.facts }}</span>
-          <button type="button" class="rank-link" @click="choose({cell: null})">close</button></header>
-        <div class="ranks-scroll" tabindex="0" role="region" :aria-label="'Values of ' + detail.title"><table>
-          <thead><tr><th scope="col">quantity</th><th scope="col">this rank</th><th scope="col">median of all</th><th scope="col">apart</th></tr></thead>
-          <tbody><tr v-for="one in detail.values" :key="one.name"><th scope="row">{{ one.name }}</th><td>{{ one.value }}</td><td>{{ one.median }}</td><td>{{ one.apart }}</td></tr></tbody>
-        </table></div>
-      </section>
       <div v-if="rows.length" class="ranks-scroll" tabindex="0" role="region" aria-label="Table of ranks">
         <h3 v-if="title">{{ title }}</h3>
         <table aria-label="Ranks">
@@ -68,11 +59,10 @@ export default {
           </tr></tbody>
         </table>
       </div>
-      </div>
     </div>`,
   mixins: [redrawn],
   data: () => ({
-    runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null, detail: null,
+    runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null,
     columns: [], rows: [], title: "",
     asked: { run: 0, quantity: keptOf("ranks")[0] || USUAL, cell: null },
     tip: null,
@@ -164,7 +154,6 @@ export default {
     },
     choose(change) {
       Object.assign(this.asked, change);
-      if (change.cell === null) this.detail = null;
       this.tell();
       this.draw();
     },

@@ -74,7 +74,6 @@ class Panels:
         self._looks_at = 0.0
 
     async def _look(self) -> None:
-        """Looks at what lies in the directories of runs, as long as somebody looks at the page."""
         if self._looking or not self._runs or time.monotonic() < self._looks_at:
             return
         self._looking = True

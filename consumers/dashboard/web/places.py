@@ -58,7 +58,6 @@ class Places:
 
 
 def _labels(places: Sequence[Place]) -> list[str]:
-    """The last parts of each folder's path, as many as tell it from the others."""
     parts = [[place.label] if place.is_elsewhere else place.label.split("/") for place in places]
     return ["/".join(_unique_end(own, parts)) for own in parts]
 

@@ -125,7 +125,6 @@ def resume_from(folder: RunFolder, checkpoint: Checkpoint) -> tuple[str, str]:
 
 
 def _without(words: Sequence[str]) -> list[str]:
-    """The words of a command without what says where to resume from."""
     kept, skips = [], False
     for word in words:
         if skips:

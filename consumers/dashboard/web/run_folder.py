@@ -79,7 +79,6 @@ def _look(path: Path) -> RunFolder:
 
 
 def _files(root: Path) -> tuple[list[RunFile], bool]:
-    """The regular files in a directory, without those that links lead to."""
     found: list[RunFile] = []
     for path, about in walk_files(root):
         try:

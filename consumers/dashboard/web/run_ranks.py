@@ -79,7 +79,6 @@ def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: Ranks
     ranks = view.rank_map()
     names = ranks.quantities
     quantity = look.quantity if look.quantity in names else usual_quantity(names) if names else None
-    rows = _rows(ranks, quantity)
     some_speak = len(ranks.silent) < len(ranks.hosts)
     return {
         "runs": [[one, one_line(labels[one])] for one in chosen],
@@ -93,8 +92,7 @@ def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: Ranks
         "waiting": None if ranks.waiting is None else ranks.waiting.cell,
         "facts": [list(fact) for fact in ranks.facts()],
         "map": _map(ranks, quantity) if ranks.has_hosts or len(ranks) > FEW_RANKS else None,
-        "detail": _detail(ranks, look.cell),
-        **rows,
+        **_rows(ranks, quantity, look.cell),
     }
 
 
@@ -104,7 +102,6 @@ def _host(name: str, ranks: Sequence[int]) -> list[Any]:
 
 
 def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
-    """The values as the browser draws them: floats of 32 bits."""
     import numpy as np
 
     if quantity is None:
@@ -126,10 +123,12 @@ def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
     }
 
 
-def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
-    """The slowest ranks, or all where they are few; each with its cell."""
+def _rows(ranks: RankMap, quantity: str | None, chosen: int | None) -> dict[str, Any]:
+    """The chosen rank and the slowest ones, or all where they are few; each with its cell."""
     is_few = len(ranks) <= _MOST_ROWS
     cells = list(range(len(ranks))) if is_few or quantity is None else ranks.slowest(quantity, _MOST_ROWS)
+    if chosen is not None and chosen < len(ranks):
+        cells = list(dict.fromkeys([chosen, *cells]))
     columns = [("rank", "rank"), *([("host", "host")] if ranks.has_hosts else [])]
     if quantity not in (None, STEP, ARRIVAL):
         columns.append(("value", quantity_text(str(quantity))))
@@ -154,47 +153,8 @@ def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
             "behind": str(view.behind),
         }
         rows.append([cell, [told[key] for key, _ in columns]])
-    by = "" if is_few or quantity is None else f"The slowest by {quantity_text(quantity)}"
-    if quantity == THROUGHPUT and by:
-        by = "The least throughput"
-    elif quantity not in (STEP, ARRIVAL) and by:
-        by = f"The greatest by {quantity_text(str(quantity))}"
-    return {"columns": [label for _, label in columns], "rows": rows, "title": by}
-
-
-def _detail(ranks: RankMap, cell: int | None) -> dict[str, Any] | None:
-    """The newest values of a rank beside the medians of all."""
-    if cell is None or cell >= len(ranks):
-        return None
-    view = ranks.row(cell)
-    values = []
-    for name in ranks.quantities:
-        value, median = float(ranks.values(name)[cell]), ranks.median(name)
-        scale = _scale(name)
-        values.append(
-            {
-                "name": quantity_text(one_line(name)),
-                "value": _text(value, scale) or "-",
-                "median": _text(median, scale) or "-",
-                # Of arrivals the zero is the first rank of all: a share of it says nothing.
-                "apart": _apart(value, median, scale, with_share=name != ARRIVAL),
-            }
-        )
-    return {
-        "cell": cell,
-        "title": ranks.name(cell),
-        "facts": f"batch {view.batch:,}" + (f", {view.behind:,} behind" if view.behind else ""),
-        "values": values,
-    }
-
-
-def _apart(value: float, median: float, scale: Scale, with_share: bool) -> str:
-    apart = value - median
-    if not math.isfinite(apart):
-        return ""
-    share = f" ({apart / abs(median):+.1%})" if median and with_share else ""
-    sign = "+" if apart >= 0 else "-"
-    return f"{sign}{_text(abs(apart), scale)}{share}"
+    title = "" if is_few or quantity is None else f"The worst by {quantity_text(quantity)}"
+    return {"columns": [label for _, label in columns], "rows": rows, "title": title}
 
 
 def _scale(quantity: str) -> Scale:
@@ -206,5 +166,4 @@ def _scale(quantity: str) -> Scale:
 
 
 def _text(value: float, scale: Scale) -> str:
-    """In as many digits as people compare."""
     return "" if math.isnan(value) else number_text(value, scale, _DIGITS)
