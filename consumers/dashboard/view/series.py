@@ -1,6 +1,5 @@
 """The values of a metric over the training: compact to hold, quick to draw at any width."""
 
-import math
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -208,10 +207,6 @@ class Series:
         self.append_step, self.append_value = self._table.appends
         """Add the step and the value of a point, the value first, which may be refused. Steps come in any order."""
         self._taken = 0
-        self._low = self._high = math.nan
-        self._low_step = self._high_step = 0.0
-        self._compared = 0
-        """The number of rows, from the front, of which the extremes are."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -241,27 +236,17 @@ class Series:
             return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
 
     def extremes(self, x: Axis = "batch") -> Extremes | None:
-        """The extremes with their places on an axis; ``None`` before the first finite value."""
-        with self._lock:
-            self._compare(self._read())
-            if math.isnan(self._low):
-                return None
-            low_at, high_at = self._clock.places((self._low_step, self._high_step), x)
-            return Extremes(self._low, low_at, self._high, high_at)
-
-    def _compare(self, rows: "Floats") -> None:
+        """The extremes with their places on an axis; ``None`` without a finite value."""
         import numpy as np
 
-        new = rows[self._compared :]
-        self._compared = len(rows)
-        new = new[np.isfinite(new[:, 1])]
-        if not len(new):
-            return
-        low, high = new[new[:, 1].argmin()], new[new[:, 1].argmax()]
-        if not self._low <= low[1]:
-            self._low_step, self._low = low.tolist()
-        if not self._high >= high[1]:
-            self._high_step, self._high = high.tolist()
+        with self._lock:
+            rows = self._read()
+            finite = rows[np.isfinite(rows[:, 1])]
+            if not len(finite):
+                return None
+            (low_step, low), (high_step, high) = finite[[finite[:, 1].argmin(), finite[:, 1].argmax()]].tolist()
+            low_at, high_at = self._clock.places((low_step, high_step), x)
+            return Extremes(low, low_at, high, high_at)
 
     def chunks(self, size: int) -> "Iterator[Floats]":
         """All values, ``size`` at a time: rows of batch, samples, epochs, seconds and value."""
@@ -358,9 +343,6 @@ class Series:
         if not (np.all(steps[1:] > steps[:-1]) and (not place or steps[0] > settled[-1, 0])):
             place = int(settled[:, 0].searchsorted(steps.min(), "left"))
             points = _in_order(np.concatenate([settled[place:], points]))
-            if place < self._compared:
-                # A value that was replaced may have been one of them.
-                self._compared, self._low, self._high = 0, math.nan, math.nan
         self._table.extend(points, place)
 
     def refine(self, other: "Series") -> None:
@@ -370,7 +352,6 @@ class Series:
             self.settle()
             self._taken += len(rows)
             self._table.replace_part(rows)
-            self._compared, self._low, self._high = 0, math.nan, math.nan
 
     def thin(self) -> None:
         """Forget at least every second point, but of each group of 16 keep its first, last, least and greatest, and
@@ -378,10 +359,8 @@ class Series:
         import numpy as np
 
         rows = self.settle()
-        self._compare(rows)
         starts = np.arange(0, len(rows), _THINNED_TOGETHER)
         self._table.replace(rows[kept_points(rows[:, 1], starts)])
-        self._compared = len(self._table.settled())
 
 
 def kept_points(values: "Floats", starts: "Indices") -> "Indices":
