@@ -45,6 +45,8 @@ COLLECT_SECONDS = 0.02
 RECORD_EVERY = 0.2
 """Seconds that accepted events wait to be written to disk and acknowledged."""
 HEARTBEAT_EVERY = 0.5
+NAMED_REFUSALS = 10
+"""Between two heartbeats."""
 DUMP_SECONDS = 0.005
 """For which a flight recorder is written at a time."""
 SUMMARIZE_EVERY = 0.05
@@ -75,6 +77,7 @@ class Broker:
         self._clock = wall_clock()
         self._heard = 0.0
         self._stopping = False
+        self._named = 0
         self._flight: FlightRecorder | None = None
         self.control_endpoint, event_feed = (socket_address(directory.path / name) for name in SOCKET_FILES)
         allow_many_connections()
@@ -123,6 +126,7 @@ class Broker:
                     self._send_heartbeat()
                     self._reap_dead_publishers(now)
                     self._tend_bridge()
+                    self._named = 0
                     if (run := self._service.run) is not None:
                         run.flight.look(now)
                 if is_writing and flight is not None:
@@ -170,7 +174,7 @@ class Broker:
                     raise ProtocolError("a message of several frames")
                 self._take_message(identity, frame.bytes)
             except ProtocolError as error:
-                self._note_refused(identity, error)
+                self._is_named(identity, error)
         return False
 
     def _take_message(self, identity: bytes, message: bytes) -> None:
@@ -202,13 +206,19 @@ class Broker:
                 try:
                     self._take(run, rank, left[count])
                 except ProtocolError as error:
-                    self._note_refused(identity, error)
-                    self._send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
+                    if self._is_named(identity, error):
+                        self._send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
             left = left[count + 1 :]
 
-    def _note_refused(self, identity: bytes, error: ProtocolError) -> None:
+    def _is_named(self, identity: bytes, error: ProtocolError) -> bool:
+        """Counts a message that is dropped; returns whether it is named. A mistake that is in each event is named a few
+        times alone."""
         self._service.statistics().refused += 1
+        self._named += 1
+        if self._named > NAMED_REFUSALS:
+            return False
         _log.warning("skipped a message from %s: %s", identity[:8].hex(), error)
+        return True
 
     def _send_live(
         self, run: BrokerRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None

@@ -9,10 +9,12 @@ from typing import Any
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.net.requests import ask_broker, is_silent, list_stream_hosts, list_stream_runs
+from offloop.bus.net.requests import ask, ask_broker
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
+from offloop.bus.protocol.listed_runs import is_silent
 from offloop.bus.protocol.order import Gap, Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
@@ -96,10 +98,11 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
         RunNotFoundError: there is no such run.
         BrokerError: the servers, or the bridge of the live run, do not answer.
     """
-    for listed in list_stream_runs(stream, name):
-        described = {**listed, "hosts": list_stream_hosts(stream, name)}
+    connection = NatsConnection.at(stream)
+    for listed in connection.runs(name):
+        described = {**listed, "hosts": connection.hosts(name)}
         if listed["live"]:
-            described["statistics"] = ask_broker(stream, "statistics", {"run": name})
+            described["statistics"] = ask(connection.open_channel(), "statistics", {"run": name})
         return described
     raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
 

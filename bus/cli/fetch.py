@@ -43,11 +43,13 @@ def fetch_part(
     a recording: consumer --replay FILE.
     """
     from offloop.bus.files import atomic_output
-    from offloop.bus.net.requests import RequestClient, list_stream_hosts
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+    from offloop.bus.net.requests import RequestClient
 
     if stream is None:
         raise click.UsageError("name the NATS servers with --stream")
-    hosts = [str(one.get("host")) for one in list_stream_hosts(stream, run)]
+    connection = NatsConnection.at(stream)
+    hosts = [str(one.get("host")) for one in connection.hosts(run)]
     if host not in hosts:
         known = f"its hosts are {', '.join(hosts[:20])}" if hosts else "'offloop runs' with --stream lists runs"
         raise ConfigurationError(f"run {run!r} at {stream} has no host {host!r}: {known}", value=host)
@@ -55,20 +57,20 @@ def fetch_part(
     part = {"run": run, "host": host, "start": start and str(start), "until": until and str(until)}
     # What is cut out is this command's own: the recording may have grown since another one asked.
     part["reader"] = secrets.token_hex(8)
-    ask = RequestClient(stream)
-    try:
-        with atomic_output(target, [], force) as draft, open(draft, "wb") as file:
-            while True:
-                data = ask("cut", {**part, "offset": file.tell()}).get("data")
-                if data is None:
-                    time.sleep(_POLL_SECONDS)
-                elif not isinstance(data, bytes):
-                    raise BrokerError(f"host {host} has answered something else than a part of a recording")
-                elif data:
-                    file.write(data)
-                else:
-                    break
-            size = file.tell()
-    finally:
-        ask.close()
+    with (
+        RequestClient(connection.open_channel()) as ask,
+        atomic_output(target, [], force) as draft,
+        open(draft, "wb") as file,
+    ):
+        while True:
+            data = ask("cut", {**part, "offset": file.tell()}).get("data")
+            if data is None:
+                time.sleep(_POLL_SECONDS)
+            elif not isinstance(data, bytes):
+                raise BrokerError(f"host {host} has answered something else than a part of a recording")
+            elif data:
+                file.write(data)
+            else:
+                break
+        size = file.tell()
     say(f"{size:,} bytes of run {run} from host {host} are in {target}: consumer --replay {target}")

@@ -166,11 +166,15 @@ def _send(
 ) -> int:
     """Sends a command and says what became of it; returns the exit code."""
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.subscriber.commands import send_command, send_command_through, sent_by
+    from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
+    from offloop.bus.types.commands import check_command
 
     why = sent_by("offloop send", reason)
     if stream is not None:
-        outcome = send_command_through(stream, run, command, *arguments, wait=timeout, reason=why)
+        from offloop.bus.jetstream.nats_connection import NatsConnection
+
+        exchange = CommandExchange(run, check_command(command, arguments, why), timeout)
+        outcome = perform(NatsConnection.at(stream).open_channel(), exchange)
     else:
         outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=timeout, reason=why)
     say(f"run {run}: {outcome}", err=outcome.error is not None)

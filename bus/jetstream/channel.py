@@ -24,6 +24,7 @@ class StreamChannel:
     answer: a channel as :class:`offloop.bus.net.channels.Channel` says."""
 
     def __init__(self, connection: "NatsConnection") -> None:
+        self.peer = f"NATS at {connection.address}"
         self._connection = connection
         self._inbox = connection.client.new_inbox()
         self._subscription: Any = None

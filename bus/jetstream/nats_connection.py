@@ -13,7 +13,6 @@ from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
 from offloop.bus.jetstream.known import KnownRuns
 from offloop.bus.jetstream.windows import StreamWindows
-from offloop.bus.net.channels import add_stream, remove_stream
 
 if TYPE_CHECKING:
     from nats.js.client import JetStreamContext
@@ -27,8 +26,8 @@ _RUNS_SECONDS = 15.0
 
 
 class NatsConnection:
-    """A connection to NATS servers, in a thread of its own until it is closed. While it is open, everything in this
-    process that names :attr:`address` uses it.
+    """A connection to NATS servers, in a thread of its own until it is closed. :meth:`at` finds it by its
+    :attr:`address`.
 
     Raises:
         BrokerError: no server answers, or it refuses.
@@ -57,7 +56,6 @@ class NatsConnection:
         if not self._is_begun:
             self.close()
             raise self._failure or BrokerError(f"no NATS server answers at {servers}", address=self.address)
-        add_stream(self.address, self)
 
     @classmethod
     def shared(cls, servers: NatsServers) -> "NatsConnection":
@@ -163,6 +161,16 @@ class NatsConnection:
             raise BrokerError(f"the connection to {self.servers} has been closed", address=self.address) from None
         return self.known.runs(name, host)
 
+    def hosts(self, run: str) -> list[dict[str, Any]]:
+        """The entry of each host of a run's newest attempt, in the order of their ranks, see :meth:`KnownRuns.runs`.
+
+        Raises:
+            BrokerError: the servers do not answer.
+        """
+        hosts = self.runs(run, "*")
+        newest = max((one["attempt"] for one in hosts), default=0)
+        return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one["ranks"])
+
     def open_channel(self) -> StreamChannel:
         """A channel to hosts of runs."""
         return StreamChannel(self)
@@ -191,7 +199,6 @@ class NatsConnection:
                 return
             if _shared.get(self.servers) is self:
                 del _shared[self.servers]
-        remove_stream(self.address, self)
         if (task := self._task) is not None:
             self.soon(task.cancel)
         self._thread.join()

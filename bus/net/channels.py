@@ -5,14 +5,16 @@ from typing import Any, Protocol
 
 import zmq
 
-from offloop.bus.errors import BrokerError, ProtocolError
-from offloop.bus.net.nats_addresses import is_nats
+from offloop.bus.errors import ProtocolError
 from offloop.bus.net.sockets import connect_socket
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
 
 class Channel(Protocol):
     """Sends control messages and receives answers, each on whatever thread; one thread at a time."""
+
+    peer: str
+    """Who answers, for messages."""
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
         """Sends a message, without waiting; returns whether it could be sent now."""
@@ -27,64 +29,18 @@ class Channel(Protocol):
         """As :meth:`wait`, while the event loop runs."""
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends it; what was sent last has so many seconds to be read."""
+        """Ends it; what was sent last has so many seconds to be read. Can be called more than once."""
 
 
-class Stream(Protocol):
-    """The connection of this process to NATS servers."""
-
-    def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
-        """The runs there, the newest first; of ``name`` alone, as ``host`` or, with ``*``, each host says."""
-
-    def open_channel(self) -> Channel:
-        """A channel to hosts of runs."""
-
-
-_streams: dict[str, Stream] = {}
-
-
-def add_stream(address: str, stream: Stream) -> None:
-    """Has everything in this process that names the address use this connection."""
-    _streams[address] = stream
-
-
-def remove_stream(address: str, stream: Stream) -> None:
-    """Takes :func:`add_stream` back."""
-    if _streams.get(address) is stream:
-        del _streams[address]
-
-
-def stream_at(address: str) -> Stream:
-    """The connection of this process to the NATS servers at an address.
-
-    Raises:
-        BrokerError: there is none.
-    """
-    if address not in _streams:
-        raise BrokerError(f"this process has no connection to NATS at {address}: it was closed", address=address)
-    return _streams[address]
-
-
-def open_channel(address: str) -> Channel:
-    """A channel to the broker at an address, or to the hosts of runs in NATS there.
-
-    Raises:
-        BrokerError: this process has no connection to the NATS servers there.
-        ConfigurationError: that is not an address.
-    """
-    if is_nats(address):
-        return stream_at(address).open_channel()
-    return SocketChannel(address)
-
-
-class SocketChannel:
-    """A channel to a broker, by a connection of its own.
+class SocketChannel(Channel):
+    """A channel to a broker of this machine, by a connection of its own.
 
     Raises:
         ConfigurationError: that is not an address.
     """
 
     def __init__(self, address: str) -> None:
+        self.peer = f"the broker at {address}"
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = connect_socket(self._context, zmq.DEALER, address)
@@ -94,7 +50,6 @@ class SocketChannel:
         _open_channels.add(self)
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
-        """As :meth:`Channel.send`: not when the broker does not read now."""
         try:
             self._socket.send(encode_control(kind, content), zmq.NOBLOCK)
         except zmq.Again:
@@ -102,7 +57,6 @@ class SocketChannel:
         return True
 
     def receive(self) -> Control | None:
-        """As :meth:`Channel.receive`. Malformed messages are passed over."""
         while True:
             try:
                 topic, body = split_frame(self._socket.recv(zmq.NOBLOCK))
@@ -114,15 +68,12 @@ class SocketChannel:
                 continue
 
     def wait(self, seconds: float) -> bool:
-        """As :meth:`Channel.wait`."""
         return bool(self._socket.poll(max(0, int(1000 * seconds))))
 
     async def wait_async(self, seconds: float) -> bool:
-        """As :meth:`Channel.wait_async`."""
         return await wait_readable(self._socket, seconds)
 
     def close(self, linger: float = 0.0) -> None:
-        """As :meth:`Channel.close`. Can be called more than once."""
         _open_channels.discard(self)
         self._context.destroy(linger=round(1000 * linger))
 

@@ -11,16 +11,6 @@ STREAM_VARIABLE = "OFFLOOP_STREAM"
 _SCHEMES = ("nats", "tls")
 
 
-def is_nats(address: str) -> bool:
-    """Whether an address is that of NATS servers, and not of a broker."""
-    return address.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
-
-
-def what_is_at(address: str) -> str:
-    """What is at an address, as errors name it."""
-    return f"NATS at {address}" if is_nats(address) else f"the broker at {address}"
-
-
 def how_to_list(address: str) -> str:
     """How a user finds the runs there."""
     return f"'offloop runs --stream {address}' lists them"

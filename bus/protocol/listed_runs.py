@@ -1,5 +1,6 @@
 """Runs as peers list them: ``runs`` in ``docs/protocol.md``."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -49,3 +50,8 @@ def listed_run(said: object) -> dict[str, Any] | None:
         return None
     assert isinstance(said, dict)
     return {**said, **msgspec.to_builtins(known)}
+
+
+def is_silent(listed: Mapping[str, Any]) -> bool:
+    """Whether a run that is read from NATS may continue on its host, whose bridge says nothing."""
+    return listed.get("status") in ("live", "paused") and not listed.get("live")

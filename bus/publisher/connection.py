@@ -2,38 +2,23 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import zmq
 
 from offloop.bus import processes
 from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
 from offloop.bus.net.nats_addresses import find_servers
-from offloop.bus.protocol.frames import MAX_HELLO, Control, check_run_name, decode_control, encode_control, split_frame
+from offloop.bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
+from offloop.bus.publisher.description import Info, describer
 from offloop.bus.publisher.launch import BrokerProcess, error_by_name
-from offloop.bus.redaction import redact
-from offloop.bus.runs.directory import (
-    SOCKET_FILES,
-    absolute_runs_dir,
-    host_name,
-    new_run_name,
-    socket_address,
-)
+from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name, socket_address
 from offloop.bus.types.event import Event
-from offloop.bus.types.source import check_unavailable
 from offloop.bus.types.timeouts import Timeouts
 
 SEND_QUEUE = 1000
-Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
-"""What a publisher says of its run, or a function of the run's name that returns it."""
-
-_GIT_SECONDS = 2.0
-_MAX_INFO = MAX_HELLO - (1 << 16)
 
 
 class BrokerConnection:
@@ -60,14 +45,13 @@ class BrokerConnection:
         try:
             self.socket = self._connect()
             self.welcome = self._greet()
-            for key in ("new", "launch"):
-                self._hello.pop(key, None)
+            self._hello["new"] = False
             if (name := str(self.welcome.get("run", self.run_name))) != self.run_name:
                 # What was said of the run may depend on its name.
                 self.run_name, self.info = name, describe(name)
                 self._hello |= {"run": name, "info": self.info}
                 self.welcome = self._greet()
-            self._hello.pop("new_attempt", None)
+            self._hello["new_attempt"] = None
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -158,21 +142,14 @@ def connect(
     stream_to: str | None = None,
     resume: bool = False,
 ) -> BrokerConnection:
-    """Joins the broker at ``broker``, or starts one in the run's directory. With ``is_replay`` it
-    learns that what comes was recorded before. ``local_world_size`` is how many ranks publish to that broker;
-    ``attempt`` and ``run_id`` are what it begins with, as agreed with other hosts; ``flight`` says where the
-    rank's flight recorder is. The run of a broker that is started is copied to the NATS servers at ``stream_to``.
-    With ``resume``, or an ``attempt``, it is the run of that name; otherwise another one, whose name has a number if
-    that one is taken.
+    """Joins the broker at ``broker``, or starts one in the run's directory; the arguments are those of
+    :class:`offloop.bus.Publisher`. With ``is_replay`` the broker learns that what comes was recorded before.
 
     Raises:
         OffloopError: one of its errors that says why that did not work.
     """
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
-    if not 0 <= rank < world_size:
-        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
-    if local_world_size is not None and not 1 <= local_world_size <= world_size:
-        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
+    _check_ranks(rank, world_size, local_world_size)
     if broker is not None and stream_to is not None:
         raise ConfigurationError(
             "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
@@ -183,33 +160,20 @@ def connect(
             "machines a run is read with stream_to='nats://HOST:4222'",
             value=broker,
         )
-    servers = find_servers(stream_to) if broker is None else None
+    if broker is None and rank > 0 and local_world_size is None:
+        raise ConfigurationError(
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
+            "name it with broker="
+        )
     is_new = not (resume or is_replay) and attempt is None
     timeouts = timeouts or Timeouts.default
+    describe = describer(info)
     pid = os.getpid()
-    process_info = describe_process()
-
-    def describe(name: str) -> dict[str, Any]:
-        more = redact(info(name) if callable(info) else info)
-        check_unavailable(more.get("unavailable", {}))
-        described = {**process_info, **more}
-        try:
-            size = len(encode_control("hello", {"info": described}))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(
-                f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
-            ) from None
-        if size > _MAX_INFO:
-            raise ConfigurationError(
-                f"what is to be written down about the run has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "
-                "the largest out of info (of a training, config)"
-            )
-        return described
-
     hello = {
         "run": name,
         "rank": rank,
         "world_size": world_size,
+        "local_world_size": local_world_size,
         "pid": pid,
         "started": processes.start_time(pid),
         "host": socket.gethostname(),
@@ -217,20 +181,13 @@ def connect(
         "publisher_id": os.urandom(16).hex(),
         "events": sorted(event.value for event in events),
         "replay": is_replay,
-        **({} if flight is None else {"flight": flight}),
-        **({"new": True, "launch": processes.restarted_launch()} if is_new else {}),
+        "flight": flight,
+        "new_attempt": attempt,
+        "new": is_new,
     }
-    if local_world_size is not None:
-        hello["local_world_size"] = local_world_size
-    if attempt is not None:
-        hello["new_attempt"] = attempt
     if broker is not None:
         return BrokerConnection(broker, hello, describe, timeouts)
-    if rank > 0 and local_world_size is None:
-        raise ConfigurationError(
-            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
-            "name it with broker="
-        )
+    servers = find_servers(stream_to)
     root = absolute_runs_dir(where)
     # Before a process is started and a directory made.
     socket_address(root / name / SOCKET_FILES[0])
@@ -244,55 +201,15 @@ def connect(
         raise
 
 
+def _check_ranks(rank: int, world_size: int, local_world_size: int | None) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    if local_world_size is not None and not 1 <= local_world_size <= world_size:
+        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
+
+
 def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
     attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
     if type(attempt) is not int or not all(isinstance(part, str) for part in place):
         raise BrokerError(f"what answers at {address} is not a broker: its welcome lacks what it must have")
     return content
-
-
-def describe_process() -> dict[str, Any]:
-    """What ``run.json`` says about the program that publishes: command and folder without secrets (see
-    :func:`offloop.bus.redaction.redact`), host, versions, git commit. What git does not say, or not soon, is
-    ``None``."""
-    commit = _git("rev-parse", "HEAD")
-    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
-    return {
-        "command": [_readable(argument) for argument in redact(sys.argv)],
-        "cwd": _readable(redact(processes.current_folder())),
-        "host": host_name(),
-        "pid": os.getpid(),
-        "launch": processes.launch(),
-        "python": sys.version.split()[0],
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-        "git_commit": commit,
-        "git_dirty": None if changes is None else bool(changes),
-    }
-
-
-def _readable(name: str) -> str:
-    """A name as UTF-8 can have it: the system takes any bytes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-_PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "mcap")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says of the current folder; ``None`` without git, outside a repository, and when it takes long."""
-    # A status need not write the index, for which it would wait for others.
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
-        )
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return done.stdout.strip()

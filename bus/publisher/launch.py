@@ -22,6 +22,11 @@ _log = logging.getLogger("offloop")
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that is still held."""
+RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+"""Seconds before a broker is started again, by how often it has died in a row."""
+STEADY_SECONDS = 10.0
+"""For which a broker has to live for its next death to count as the first one."""
+_COPY_POLL_SECONDS = 0.05
 
 
 class BrokerProcess:
@@ -142,11 +147,10 @@ class BrokerProcess:
         now = time.monotonic()
         if now < self._not_before:
             return False
-        if now - self._began > self._timeouts.broker_steady:
+        if now - self._began > STEADY_SECONDS:
             self._restarts = 0
         self._restarts += 1
-        pauses = self._timeouts.broker_restarts
-        self._not_before = now + pauses[min(self._restarts, len(pauses) - 1)]
+        self._not_before = now + RESTART_PAUSES[min(self._restarts, len(RESTART_PAUSES) - 1)]
         self._close_pipes()
         self._process = self._spawn("resume")
         self._began = now
@@ -178,7 +182,7 @@ class BrokerProcess:
         except OffloopError:
             return  # said elsewhere: the run's directory cannot be read
         while not _is_settled(bridge := _bridge_of(path, attempt), attempt) and time.monotonic() < give_up:
-            time.sleep(self._timeouts.copy_poll)
+            time.sleep(_COPY_POLL_SECONDS)
         if bridge is None or not bridge.has_all(attempt):
             why = "its bridge has not begun" if bridge is None else bridge.reason or bridge.state
             _log.warning(

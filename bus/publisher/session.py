@@ -15,6 +15,9 @@ from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
+POLL_SECONDS = 0.02
+LAST_WORDS_SECONDS = 0.2
+"""For which the last messages of a broker that has exited are waited for before another one is started."""
 _FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "statistics"))
 
 
@@ -71,7 +74,7 @@ class BrokerSession:
         if process.has_finished:
             now = time.monotonic()
             self._exited = now if self._exited is None else self._exited
-            if now - self._exited < self._timeouts.last_words:
+            if now - self._exited < LAST_WORDS_SECONDS:
                 return
         self.state.broker_died(process.refusal())
         try:
@@ -94,7 +97,7 @@ class BrokerSession:
 
     def wait(self) -> None:
         """Waits a moment for the broker's next message."""
-        self._connection.socket.poll(round(self._timeouts.poll * 1000))
+        self._connection.socket.poll(round(POLL_SECONDS * 1000))
 
     def flush(self, last: int) -> None:
         """Waits until the broker has everything up to ``last``, the end of the stream, on disk, for as long as it makes

@@ -12,6 +12,11 @@ from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 
+PROBE_SECONDS = 0.5
+"""For which a publisher with unacknowledged events waits for any message before it asks the broker for one."""
+HELLO_AGAIN_SECONDS = 2.0
+"""For which a publisher that has lost its broker waits for a welcome before it says hello again."""
+
 
 class Hello(NamedTuple):
     """Connect anew and say that the attempt continues."""
@@ -170,12 +175,12 @@ class SessionState:
         if self.lost:
             return actions
         if outbox.paused:
-            if now - self._greeted > self._timeouts.hello_again:
+            if now - self._greeted > HELLO_AGAIN_SECONDS:
                 # The broker that heard the last one may be gone already.
                 actions = self._greet(now)
         elif not outbox.size:
             self._heard = now
-        elif now - max(self._heard, self._probed) > self._timeouts.probe:
+        elif now - max(self._heard, self._probed) > PROBE_SECONDS:
             # A broker that was started again is silent to a publisher that it does not know, unless it is spoken to.
             self._probed = now
             actions = [self.report({})]

@@ -13,6 +13,9 @@ from offloop.bus.publisher.session import BrokerSession
 from offloop.bus.types.timeouts import Timeouts
 
 KEPT_BYTES = 8 * 1024 * 1024
+_BROKER_RETURN_SECONDS = 60.0
+_TAKEN_SECONDS = 5.0
+"""For which the broker's sign is waited for that it has taken everything, before it is asked again."""
 
 _REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
 _NUMBERS_BYTES = 64
@@ -41,7 +44,6 @@ class Feed:
     def __init__(self, connection: BrokerConnection, rank: int, timeouts: Timeouts) -> None:
         self._connection = connection
         self._rank = rank
-        self._timeouts = timeouts
         self._session = BrokerSession(connection, KEPT_BYTES + 2 * MAX_FRAME, timeouts)
         self._outbox = self._session.state.outbox
         self.attempt: int = connection.welcome["attempt"]
@@ -86,13 +88,13 @@ class Feed:
                 session.say("applied", {"id": message.content.get("id"), "error": _REFUSAL})
         self._outbox.send()
         session.tick()
-        if not self.is_taken and not len(self._outbox) and now - self._asked > self._timeouts.taken:
+        if not self.is_taken and not len(self._outbox) and now - self._asked > _TAKEN_SECONDS:
             # The question itself may have been lost with a connection.
             self._asked = now
             session.say("statistics", {"run": self._connection.run_name})
         if (progress := (state.acknowledged, self.is_taken)) != self._progress or (self.is_settled and self.is_taken):
             self._progress, self._progressed = progress, now
-        run, patience = self._connection.run_name, self._timeouts.broker_return
+        run, patience = self._connection.run_name, _BROKER_RETURN_SECONDS
         if state.lost:
             raise BrokerError(f"the broker of the replay {run!r} does not take it up again: start it again")
         if now - self._progressed > patience:

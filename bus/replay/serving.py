@@ -28,6 +28,7 @@ from offloop.bus.types.timestamp import Timestamp
 
 MAX_RANKS = 1024
 ROUND_EVENTS = 256
+POLL_SECONDS = 0.1
 
 _NO_END = Ending("lost", "the recording ends without saying how the run ended")
 _STOPPED = Ending("stopped")
@@ -118,7 +119,7 @@ class ReplayServer:
                 if rank.ending is None:
                     self._end(rank)
             while not all(rank.feed.is_settled for rank in self._ranks.values()):
-                self._exchange(self._timeouts.replay_poll)
+                self._exchange(POLL_SECONDS)
         endings = [rank.ending for rank in self._ranks.values() if rank.ending is not None]
         return ServedReplay(
             self.run_name, self._served, max(endings, key=lambda ending: SEVERITY.index(ending.status)), self._damage
@@ -178,7 +179,7 @@ class ReplayServer:
 
     def _wait_until(self, at: int) -> None:
         while not self._stopping and (left := self._pace.due_in(at)):
-            self._exchange(min(left, self._timeouts.replay_poll))
+            self._exchange(min(left, POLL_SECONDS))
 
     def _serve_one(self, record: Recorded, left_out: int, base_left_out: int) -> None:
         rank = self._ranks[record.topic.rank]
@@ -201,9 +202,9 @@ class ReplayServer:
             # The order of the ranks among each other is part of the recording.
             before.feed.ask()
             while not before.feed.is_taken:
-                self._exchange(self._timeouts.replay_poll)
+                self._exchange(POLL_SECONDS)
         while rank.feed.is_full:
-            self._exchange(self._timeouts.replay_poll)
+            self._exchange(POLL_SECONDS)
         rank.feed.put(number, frame)
         rank.seq = number
 

@@ -6,8 +6,8 @@ import struct
 import sys
 import time
 
-from offloop.bus.types.timeouts import Timeouts
-
+_PATIENCE_SECONDS = 0.3
+"""For a lock that a check holds for an instant, where asking about it means taking it."""
 CAN_ASK = sys.platform == "linux"
 """Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""
 
@@ -15,9 +15,9 @@ _STRUCT_FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 
-def take(descriptor: int, patience: float = Timeouts.lock) -> bool:
+def take(descriptor: int) -> bool:
     """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had. Only where
-    a lock cannot be checked without taking it is it waited for, at most ``patience`` seconds."""
+    a lock cannot be checked without taking it is it waited for, for a moment."""
     if CAN_ASK:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
@@ -25,7 +25,7 @@ def take(descriptor: int, patience: float = Timeouts.lock) -> bool:
             return False
         return True
     # A check holds it for an instant.
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while not _takes_flock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             return False

@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from offloop.bus.errors import BrokerError, ConfigurationError
-from offloop.bus.net.channels import Channel, open_channel
+from offloop.bus.net.channels import Channel, SocketChannel
 from offloop.bus.protocol.frames import Control
 from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.timeouts import Timeouts
 
+_UNCONFIRMED_SECONDS = 1.0
+"""For which a command waits for the broker's confirmation before it is sent again."""
+_UNDELIVERED_SECONDS = 0.2
+"""For which it waits where the broker had no trainer to forward it to."""
+
 
 def send_command(
-    run: RunInfo,
-    name: str,
-    *arguments: Argument,
-    wait: float = WAIT_SECONDS,
-    reason: str | None = None,
-    timeouts: Timeouts | None = None,
+    run: RunInfo, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
 ) -> Outcome:
     """Sends a command to a live run, through its broker, and waits up to ``wait`` seconds until it takes effect.
 
@@ -33,63 +33,36 @@ def send_command(
         ConfigurationError: there is no such command, or the run is not live.
         BrokerError: the broker does not answer, or refuses.
     """
-    check_command(name, arguments, reason)
+    command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
             f"run {run.name!r} is {run.status}, so it takes no commands: 'offloop runs --live' lists those that do"
         )
-    return send_command_through(
-        run.control_endpoint,
-        run.recorded_as,
-        name,
-        *arguments,
-        wait=wait,
-        reason=reason,
-        timeouts=timeouts,
-    )
+    return perform(SocketChannel(run.control_endpoint), CommandExchange(run.recorded_as, command, wait))
 
 
-def send_command_through(
-    address: str,
-    run: str,
-    name: str,
-    *arguments: Argument,
-    wait: float = WAIT_SECONDS,
-    reason: str | None = None,
-    timeouts: Timeouts | None = None,
-) -> Outcome:
-    """As :func:`send_command`, for the run of that name at the broker at ``address``."""
-    command = check_command(name, arguments, reason)
-    return perform(CommandExchange(address, run, command, wait, timeouts or Timeouts.default))
-
-
-def perform(exchange: "CommandExchange") -> Outcome:
-    """Sends a command and waits for its outcome.
+def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
+    """Sends a command by a channel, waits for its outcome, and closes the channel.
 
     Raises:
         BrokerError: the broker does not answer, or refuses.
     """
-    with contextlib.closing(_begin(exchange)) as channel:
+    with contextlib.closing(channel):
+        channel.send("command", exchange.begin(time.monotonic()))
         while channel.wait(exchange.deadline - time.monotonic()):
             if outcome := _outcome_in(channel, exchange):
                 return outcome
-    return exchange.give_up()
+        return exchange.give_up(channel.peer)
 
 
-async def perform_async(exchange: "CommandExchange") -> Outcome:
+async def perform_async(channel: Channel, exchange: "CommandExchange") -> Outcome:
     """As :func:`perform`, while the event loop runs."""
-    with contextlib.closing(_begin(exchange)) as channel:
+    with contextlib.closing(channel):
+        channel.send("command", exchange.begin(time.monotonic()))
         while await channel.wait_async(exchange.deadline - time.monotonic()):
             if outcome := _outcome_in(channel, exchange):
                 return outcome
-    return exchange.give_up()
-
-
-def _begin(exchange: "CommandExchange") -> Channel:
-    """A channel of its own, by which the command has been sent."""
-    channel = open_channel(exchange.address)
-    channel.send("command", exchange.begin(time.monotonic()))
-    return channel
+        return exchange.give_up(channel.peer)
 
 
 def _outcome_in(channel: Channel, exchange: "CommandExchange") -> Outcome | None:
@@ -103,9 +76,8 @@ class CommandExchange:
     """One command on its way to a run, and the answers to it: first the broker's, then the training's. Knows neither
     socket nor clock: ``now`` is a time in seconds that never goes back."""
 
-    def __init__(self, address: str, run: str, command: Command, wait: float, timeouts: Timeouts) -> None:
-        self.address = address
-        self.timeouts = timeouts
+    def __init__(self, run: str, command: Command, wait: float, timeouts: Timeouts | None = None) -> None:
+        self.timeouts = timeouts or Timeouts.default
         self.deadline = 0.0
         """When to :meth:`give_up`."""
         self._run = run
@@ -141,16 +113,14 @@ class CommandExchange:
             self.deadline = now + self._wait
         return None
 
-    def give_up(self) -> Outcome:
-        """What is known at the deadline.
+    def give_up(self, peer: str) -> Outcome:
+        """The outcome as it is known at the deadline.
 
         Raises:
             BrokerError: the broker has not answered.
         """
         if not self._is_forwarded:
-            raise BrokerError(
-                f"the broker at {self.address} does not answer: it may be busy or gone; 'offloop runs' shows"
-            )
+            raise BrokerError(f"{peer} does not answer: it may be busy or gone; 'offloop runs' shows")
         return Outcome(self._command, None, None)
 
 
@@ -176,8 +146,7 @@ class PendingCommands:
     back.
     """
 
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts = timeouts
+    def __init__(self) -> None:
         self._sent: dict[str, Command] = {}
         self._unconfirmed: dict[str, Command] = {}
         self._refused: dict[str, Outcome] = {}
@@ -191,7 +160,7 @@ class PendingCommands:
         """Takes note that a command is sent."""
         self._sent[command.id] = command
         self._unconfirmed[command.id] = command
-        self._again_at = now + self._timeouts.unconfirmed
+        self._again_at = now + _UNCONFIRMED_SECONDS
 
     def due(self, now: float) -> tuple[Command, ...]:
         """The commands to send again now."""
@@ -199,7 +168,7 @@ class PendingCommands:
 
     def send_again(self, now: float) -> tuple[Command, ...]:
         """All unconfirmed commands, for a new connection."""
-        self._again_at = now + self._timeouts.unconfirmed if self._unconfirmed else math.inf
+        self._again_at = now + _UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
         return tuple(self._unconfirmed.values())
 
     def take(self, answer: Control, now: float) -> None:
@@ -213,7 +182,7 @@ class PendingCommands:
             del self._unconfirmed[name]
         elif answer.kind == "accepted":
             # The broker still waits for its trainer.
-            self._again_at = now + self._timeouts.undelivered
+            self._again_at = now + _UNDELIVERED_SECONDS
 
     def outcomes(self, answered: Iterable[Outcome]) -> tuple[Outcome, ...]:
         """What became of each, as far as it is known; ``answered`` are those that the training has answered."""

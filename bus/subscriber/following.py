@@ -21,6 +21,13 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import Record
 from offloop.bus.types.timeouts import Timeouts
 
+LOOK_SECONDS = 0.5
+"""Seconds between two looks whether the run is live."""
+FETCH_POLL_SECONDS = 0.05
+_ON_DISK_SECONDS = 0.02
+_AWAY_SECONDS = 0.1
+"""Seconds between two looks for a broker, where there is none."""
+
 
 class RunStatus(enum.Enum):
     """Whether an attempt of a run is served."""
@@ -111,14 +118,14 @@ class Following:
         if self.ending is not None:
             return Step()
         if is_pending:
-            return Step(pause=self._timeouts.fetch_poll)
+            return Step(pause=FETCH_POLL_SECONDS)
         if self.phase is Phase.REST:
             self.ending = Ending("lost", self.refusal or "the broker ended before the run did")
             return Step()
         if not self.is_connected:
             return self._find_broker(status)
         if not self._has_feed:
-            return Step(pause=self._timeouts.look) if status is RunStatus.LIVE else self._disconnect()
+            return Step(pause=LOOK_SECONDS) if status is RunStatus.LIVE else self._disconnect()
         if self._missing is not None and not self.order.is_filled(self._missing):
             return self._await_missing(self._missing, status, now)
         self._missing = self._give_up_at = None
@@ -132,7 +139,7 @@ class Following:
 
     def _find_broker(self, status: RunStatus) -> Step:
         if status is RunStatus.AWAY:
-            return Step(pause=self._timeouts.away)
+            return Step(pause=_AWAY_SECONDS)
         if status is RunStatus.LIVE:
             self.reconnects += 1
             return Step(Action.CONNECT)
@@ -147,7 +154,7 @@ class Following:
         if self._give_up_at is None:
             self._give_up_at = now + self._timeouts.gap
         if now < self._give_up_at:
-            return Step(Action.READ_ON, self._timeouts.on_disk)
+            return Step(Action.READ_ON, _ON_DISK_SECONDS)
         # The broker lives, but its disk takes no recording: a named gap is better than standing still.
         self.order.accept_gap(missing)
         return Step()
@@ -177,7 +184,7 @@ class Following:
         if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
             # Of a broker that is there at least heartbeats come; a connection without them may be dead.
             return self._disconnect()
-        return Step(pause=self._timeouts.look)
+        return Step(pause=LOOK_SECONDS)
 
     def _disconnect(self) -> Step:
         self.is_connected = False

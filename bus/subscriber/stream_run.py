@@ -1,5 +1,6 @@
 """A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -7,15 +8,17 @@ from offloop.bus.errors import RunNotFoundError
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
+from offloop.bus.net.channels import Channel
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.protocol.host_windows import HostWindow
+from offloop.bus.protocol.order import StreamOrder
+from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording import records
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import CheckRecord, DamageError
-from offloop.bus.subscriber.following import RunStatus
-from offloop.bus.subscriber.source import Endpoints, status_of
-from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.subscriber.following import FETCH_POLL_SECONDS, RunStatus
+from offloop.bus.subscriber.source import RunSource
 
 
 def connect(stream: str | NatsServers) -> NatsConnection:
@@ -28,7 +31,7 @@ def connect(stream: str | NatsServers) -> NatsConnection:
     return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
 
 
-class StreamRun:
+class StreamRun(RunSource):
     """The newest attempt of a run in the NATS servers of a connection; of a run on several hosts, what the host of the
     first rank has, or ``host``.
 
@@ -39,12 +42,10 @@ class StreamRun:
 
     run_dir: Path | None = None
     recording: Path | None = None
+    event_feed: str | None = None
 
-    def __init__(
-        self, connection: NatsConnection, run: str | None, timeouts: Timeouts | None = None, host: str | None = None
-    ) -> None:
+    def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
         self._connection = connection
-        self._timeouts = timeouts or Timeouts.default
         self._host = host
         runs = connection.runs(run, host)
         if not runs:
@@ -57,7 +58,6 @@ class StreamRun:
         self.run_name = check_run_name(listed["recorded_as"] or self._run)
         self.run_id: str | None = listed["id"]
         self.attempt: int = listed["attempt"]
-        self.endpoints: Endpoints | None = None
         self._bytes = StreamBytes(connection, self._run, self.attempt, host)
         self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
         self._windows_seen = 0
@@ -66,33 +66,30 @@ class StreamRun:
 
     @property
     def refusal(self) -> str:
-        """Why nothing more of it is given."""
         return self._bytes.refusal
 
     def look(self) -> RunStatus:
-        """The attempt's status, by what its bridge last wrote of it.
+        """As :meth:`RunSource.look`, by what its bridge last wrote of it.
 
         Raises:
             BrokerError: the servers refuse this user.
         """
         self._connection.check()
         runs = self._connection.known.runs(self._run, self._host)
-        status = RunStatus.FINISHED
-        if self._bytes.refusal:
-            return status
-        if runs and runs[0]["attempt"] == self.attempt:
-            status = status_of(runs[0])
-        if status is RunStatus.LIVE:
-            self.endpoints = Endpoints(self._connection.address, None)
-        return status
+        if self._bytes.refusal or not runs or runs[0]["attempt"] != self.attempt:
+            return RunStatus.FINISHED
+        if runs[0]["live"]:
+            return RunStatus.LIVE
+        return RunStatus.AWAY if runs[0]["status"] in ("live", "paused", "running") else RunStatus.FINISHED
+
+    def open_channel(self) -> Channel:
+        return self._connection.open_channel()
 
     @property
     def pending(self) -> bool:
-        """Whether a part of the recording is on its way."""
         return not (self._bytes.at_end or self.reader.finished)
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:
-        """Of each rank the number of its newest event that is stored, as ``(seq, base_seq)``."""
         newest = self._bytes.newest
         if newest is not self._newest:
             self._newest = newest
@@ -105,22 +102,36 @@ class StreamRun:
         """Looks up what is stored behind the reader's position, where another broker may have cut a footer off."""
         self._bytes.forget(self.reader.position)
 
+    def recorded(self) -> Iterator[Snapshot]:
+        """The events that are stored at the moment.
+
+        Raises:
+            BrokerError: the servers refuse this user.
+        """
+        order = StreamOrder(self.run_name, self.attempt, None)
+        while True:
+            for chunk in self.reader.read():
+                for record in chunk:
+                    snapshot = order.from_record(record.topic, record.body)
+                    if isinstance(snapshot, Snapshot):
+                        yield snapshot
+            if not self.pending:
+                return
+            self.look()
+            self.wait(FETCH_POLL_SECONDS)
+
     def wait(self, seconds: float) -> None:
-        """Waits so long, or until something of the recording has come."""
         self._bytes.wait(seconds)
 
     async def wait_async(self, seconds: float) -> None:
-        """As :meth:`wait`, while the event loop runs."""
         await self._bytes.wait_async(seconds)
 
     def host_windows(self) -> list[HostWindow]:
-        """Those of all hosts that have come since the last call."""
         windows = self._connection.windows(self._run)
         found, self._windows_seen = windows.since(self._windows_seen, self.attempt)
         return found
 
     def close(self) -> None:
-        """Stops reading."""
         self.reader.close()
 
 

@@ -1,7 +1,6 @@
 """The receiving end: a run's whole history and then what happens live, as one sequence of snapshots."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus
 from offloop.bus.subscriber.source import LocalRun, RunSource
 from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.tensors.transfer import fetch_segment
-from offloop.bus.types.commands import Argument, Command, Outcome, check_command, new_command_id
+from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
@@ -128,12 +127,12 @@ class Subscriber(RunStream):
 
             self._nats = connect(stream)
             try:
-                self._source = StreamRun(self._nats, None if run is None else str(run), self._timeouts, host)
+                self._source = StreamRun(self._nats, None if run is None else str(run), host)
             except BaseException:
                 self._nats.close()
                 raise
         else:
-            self._source = LocalRun(find_run("" if run is None else run, runs_dir), self._timeouts)
+            self._source = LocalRun(find_run("" if run is None else run, runs_dir))
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
         """The run's identity: see :attr:`offloop.bus.RunInfo.id`."""
@@ -149,7 +148,7 @@ class Subscriber(RunStream):
         # One does: it is reported at once, and not with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
-        self._commands = PendingCommands(self._timeouts)
+        self._commands = PendingCommands()
         self._reader = self._source.reader
         self._chunks = self._reader.read()
         self._following = Following(self._order, self._timeouts)
@@ -161,19 +160,12 @@ class Subscriber(RunStream):
             self._connect()
 
     def _connect(self) -> None:
-        endpoints = self._source.endpoints
-        assert endpoints is not None  # it is live
+        feed = self._source.event_feed
         self._subscription = LiveSubscription(
-            endpoints.event_feed,
-            endpoints.control_endpoint,
-            self._order,
-            self._lease,
-            self._report,
-            self._take_answer,
-            self._timeouts,
+            feed, self._source.open_channel(), self._order, self._lease, self._report, self._take_answer
         )
         now = time.monotonic()
-        self._following.connected(now, has_feed=endpoints.event_feed is not None)
+        self._following.connected(now, has_feed=feed is not None)
         self._send(self._commands.send_again(now))
 
     @property
@@ -276,27 +268,26 @@ class Subscriber(RunStream):
     def _take_answer(self, answer: Control) -> None:
         self._commands.take(answer, time.monotonic())
 
-    def command(self, name: str, *arguments: Argument, wait: float | None = None, reason: str | None = None) -> Outcome:
-        """Sends a command over a connection of its own and waits up to ``wait`` seconds (10) until it takes effect; may
-        be called from any thread, while another one iterates. ``reason`` says why it was sent.
+    def command(
+        self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
+    ) -> Outcome:
+        """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
+        called from any thread, while another one iterates. ``reason`` says why it was sent.
 
         Raises:
             ConfigurationError: there is no such command, or the run is not live.
             BrokerError: the broker does not answer, or refuses.
         """
-        return perform(self._exchange(name, arguments, wait, reason))
+        exchange = self._exchange(name, arguments, wait, reason)
+        return perform(self._source.open_channel(), exchange)
 
-    def _exchange(
-        self, name: str, arguments: tuple[Argument, ...], wait: float | None, reason: str | None
-    ) -> CommandExchange:
+    def _exchange(self, name: str, arguments: tuple[Argument, ...], wait: float, reason: str | None) -> CommandExchange:
         command = check_command(name, arguments, reason)
-        endpoints = self._source.endpoints
-        if not self._takes_commands or endpoints is None:
+        if not self._takes_commands:
             raise ConfigurationError(
                 f"run {self.run_name!r} takes no command: it is not live; 'offloop runs' lists the runs"
             )
-        wait = self._timeouts.outcome if wait is None else wait
-        return CommandExchange(endpoints.control_endpoint, self.run_name, command, wait, self._timeouts)
+        return CommandExchange(self.run_name, command, wait, self._timeouts)
 
     @property
     def commander(self) -> Callable[..., Outcome]:
@@ -334,10 +325,11 @@ class Subscriber(RunStream):
 
     def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:
         """Tensors in the memory of another machine, through the broker there."""
-        endpoints = self._source.endpoints
-        if endpoints is None:
-            raise FieldNotAvailableError("these tensors cannot be had any more: no broker serves the run")
-        with contextlib.closing(RequestClient(endpoints.control_endpoint, timeouts=self._timeouts)) as ask:
+        try:
+            channel = self._source.open_channel()
+        except ConfigurationError as error:
+            raise FieldNotAvailableError(f"these tensors cannot be had any more: {error}") from None
+        with RequestClient(channel, self._timeouts) as ask:
             return fetch_segment(ask, self.run_name, reference)
 
     def _note_handled(self, snapshot: Snapshot) -> None:
@@ -356,44 +348,41 @@ class Subscriber(RunStream):
     # -- iterating ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Snapshot]:
-        while True:
-            while self._following.ready:
-                snapshot = self._next()
-                if snapshot is None:
-                    continue
-                yield snapshot
-                self._note_handled(snapshot)
-            pause = self._advance()
-            if pause is None:
-                return
-            if pause:
-                self._report_handled()
-                (self._listens or self._source).wait(pause)
+        for step in self._steps():
+            if isinstance(step, Snapshot):
+                yield step
+            elif step:
+                self._listens_to.wait(step)
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
-        while True:
-            while self._following.ready:
-                snapshot = self._next()
-                if snapshot is None:
-                    continue
-                yield snapshot
-                self._note_handled(snapshot)
-            pause = self._advance()
-            if pause is None:
-                return
-            if pause:
-                self._report_handled()
-            if pause and self._listens is not None:
-                await self._listens.wait_async(pause)
-            elif pause:
-                await self._source.wait_async(pause)
+        for step in self._steps():
+            if isinstance(step, Snapshot):
+                yield step
+            elif step:
+                await self._listens_to.wait_async(step)
             else:
                 # A long history must not keep other tasks of the loop from running.
                 await asyncio.sleep(0)
 
+    def _steps(self) -> Iterator[Snapshot | float]:
+        """Snapshots in order, and between them for how many seconds to wait for more."""
+        while True:
+            while self._following.ready:
+                if (snapshot := self._next()) is not None:
+                    yield snapshot
+                    self._note_handled(snapshot)
+            pause = self._advance()
+            if pause is None:
+                return
+            if pause:
+                self._report_handled()
+            yield pause
+
     @property
-    def _listens(self) -> LiveSubscription | None:
-        return self._subscription if self._following.phase is Phase.LIVE else None
+    def _listens_to(self) -> LiveSubscription | RunSource:
+        if self._following.phase is Phase.LIVE and self._subscription is not None:
+            return self._subscription
+        return self._source
 
     def _next(self) -> Snapshot | None:
         """The next snapshot; ``None`` where a mark of a checkpoint came instead, or one of another rank."""
@@ -514,11 +503,12 @@ class AsyncSubscriber(Subscriber):
         self.__dict__ = opened.__dict__
 
     async def command(  # type: ignore[override]
-        self, name: str, *arguments: Argument, wait: float | None = None, reason: str | None = None
+        self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
     ) -> Outcome:
         """As :meth:`Subscriber.command`, while the event loop runs. A task that is cancelled meanwhile does not take
         the command back."""
-        return await perform_async(self._exchange(name, arguments, wait, reason))
+        exchange = self._exchange(name, arguments, wait, reason)
+        return await perform_async(self._source.open_channel(), exchange)
 
     def __del__(self) -> None:
         """Leaves the stream open: it is closed with the subscriber that was entered."""

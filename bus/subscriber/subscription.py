@@ -8,28 +8,32 @@ from typing import Any
 
 import zmq
 
-from offloop.bus.net.channels import Channel, open_channel, wait_readable
+from offloop.bus.net.channels import Channel, wait_readable
 from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
-from offloop.bus.types.timeouts import Timeouts
+
+RENEW_SECONDS = 1.0
+_CONFIRMATION_SECONDS = 30.0
+"""For which it looks often for the broker's answer to what it has sent."""
+_POLL_SECONDS = 0.05
+_LINGER_SECONDS = 0.5
 
 
 class LiveSubscription:
-    """The connection to a broker's event feed, and to its control endpoint, where the subscriber's lease is renewed."""
+    """The connection to a broker's event feed, and by ``channel`` to its control endpoint, where the subscriber's lease
+    is renewed. Without an address of a feed the recording alone is read."""
 
     def __init__(
         self,
-        stream: str | None,
-        control: str,
+        feed: str | None,
+        channel: Channel,
         order: StreamOrder,
         lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
-        timeouts: Timeouts,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket: zmq.Socket[bytes] | None = None
 
         def subscribe(made: "zmq.Socket[bytes]") -> None:
             made.setsockopt(zmq.RCVHWM, STREAM_QUEUE)
@@ -37,32 +41,30 @@ class LiveSubscription:
                 made.subscribe(topic)
 
         try:
-            if stream is not None:
-                self.socket = connect_socket(self._context, zmq.SUB, stream, subscribe)
-            channel = open_channel(control)
+            self._feed = None if feed is None else connect_socket(self._context, zmq.SUB, feed, subscribe)
         except BaseException:
+            channel.close()
             self._context.destroy(linger=0)
             raise
-        self._renewer = LeaseRenewer(channel, {"run": order.run, **lease}, report, take, timeouts)
+        self._renewer = LeaseRenewer(channel, {"run": order.run, **lease}, report, take)
         _open_subscriptions.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
-        assert self.socket is not None  # without a feed the recording alone is read
         try:
-            return self.socket.recv(zmq.NOBLOCK)
+            return None if self._feed is None else self._feed.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until a frame is there."""
-        assert self.socket is not None  # as in receive
-        self.socket.poll(int(seconds * 1000))
+        if self._feed is not None:
+            self._feed.poll(int(seconds * 1000))
 
     async def wait_async(self, seconds: float) -> None:
         """As :meth:`wait`, while the event loop runs."""
-        assert self.socket is not None  # as in receive
-        await wait_readable(self.socket, seconds)
+        if self._feed is not None:
+            await wait_readable(self._feed, seconds)
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Sends something to the control endpoint, from any thread and without waiting."""
@@ -95,10 +97,8 @@ class LeaseRenewer:
         lease: dict[str, Any],
         report: Callable[[], dict[str, Any]],
         take: Callable[[Control], object],
-        timeouts: Timeouts,
     ) -> None:
         self._channel = channel
-        self._timeouts = timeouts
         self._lease = lease
         self._report = report
         self._take = take
@@ -127,19 +127,19 @@ class LeaseRenewer:
             now = time.monotonic()
             lease: dict[str, Any] | None = None
             if now >= self._renew_at:
-                self._renew_at = now + self._timeouts.renew
+                self._renew_at = now + RENEW_SECONDS
                 # The report of what was handled must not overtake a message queued before it.
                 lease = {**self._lease, **self._report()}
             while self._queue and self._channel.send(*self._queue[0]):
                 self._queue.popleft()
                 # Its answer is looked for sooner than the next renewal.
-                awaited = now + self._timeouts.confirmation
+                awaited = now + _CONFIRMATION_SECONDS
             if lease is not None and not self._queue:
                 # Where the broker does not read now, the next renewal says the same.
                 self._channel.send("lease", lease)
             self._hear()
             until_renewal = max(0.0, self._renew_at - time.monotonic())
-            self._wake.wait(self._timeouts.confirmation_poll if now < awaited else until_renewal)
+            self._wake.wait(_POLL_SECONDS if now < awaited else until_renewal)
             self._wake.clear()
             if self._is_stopped:
                 return
@@ -155,4 +155,4 @@ class LeaseRenewer:
         self._thread.join()
         while self._queue and self._channel.send(*self._queue[0]):
             self._queue.popleft()
-        self._channel.close(self._timeouts.linger)
+        self._channel.close(_LINGER_SECONDS)

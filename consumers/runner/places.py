@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from offloop.bus.errors import RunError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.net.requests import is_silent, list_stream_runs
+from offloop.bus.protocol.listed_runs import is_silent
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
@@ -17,7 +17,6 @@ from offloop.bus.runs.announcement import Announcement, list_announcements
 from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
 from offloop.bus.runs.restarts import find_restart
 from offloop.bus.subscriber.merged import MergedSubscriber
-from offloop.bus.subscriber.source import recorded
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.consumers.runner.entries import Subscription
 
@@ -168,12 +167,14 @@ class NatsRuns:
         return self._list()
 
     def _list(self, name: str | None = None) -> Sequence[FoundRun]:
+        from offloop.bus.jetstream.nats_connection import NatsConnection
+
         return [
             FoundRun(
                 *(self, run["run"], run["attempt"], run["status"], run["status"] in ("live", "paused")),
                 remark=_SILENT.format(run["run"]) if is_silent(run) else "",
             )
-            for run in list_stream_runs(self.address, name)
+            for run in NatsConnection.at(self.address).runs(name)
         ]
 
     def find(self, name: str) -> FoundRun:
@@ -212,7 +213,7 @@ class NatsRuns:
         from offloop.bus.subscriber.stream_run import StreamRun
 
         with contextlib.closing(StreamRun(NatsConnection.at(self.address), run.name)) as stored:
-            yield recorded(stored)
+            yield stored.recorded()
 
     def announcements(self) -> Sequence[Announcement]:
         """None: trainers announce themselves on their machine."""

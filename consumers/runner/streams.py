@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
-from offloop.bus.net.requests import list_stream_hosts
 from offloop.bus.runs.announcement import Announcement
 from offloop.bus.terminal import exit_on_signal
 from offloop.consumers.runner.places import FoundRun, HostRanks, NatsRuns, Place
@@ -31,11 +30,13 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
     """
     if not isinstance(run.place, NatsRuns):
         raise ConfigurationError(f"run {run.name!r} is {run.place}: ranks are chosen of a run in NATS")
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+
     address = run.place.address
     unknown: list[int] = []
 
     def look() -> FoundRun | None:
-        hosts = list_stream_hosts(address, run.name)
+        hosts = NatsConnection.at(address).hosts(run.name)
         on = {rank: str(host["host"]) for host in hosts for rank in host["ranks"]}
         unknown[:] = (rank for rank in ranks if rank not in on)
         if not unknown:

@@ -25,6 +25,7 @@ from brokers import address_of, start_broker
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
+from offloop.bus.publisher import launch
 from offloop.bus.types.timeouts import Timeouts
 
 ENTRY = struct.Struct("<QQ")
@@ -89,7 +90,8 @@ def publish(
     Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
     that die more often than brokers do."""
     # On a busy machine a broker may take longer to come back than a training is to wait for it.
-    timeouts = Timeouts(flush=PATIENCE, broker_restarts=restart_pauses or Timeouts.broker_restarts)
+    timeouts = Timeouts(flush=PATIENCE)
+    launch.RESTART_PAUSES = restart_pauses or launch.RESTART_PAUSES
     told_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -46,7 +46,7 @@ def digits(batch_size: int = 32) -> dict[str, Any]:
     """Handwritten digits, on the made-up machine."""
     import torch
 
-    from offloop.bus.publisher import connection as link
+    from offloop.bus.publisher import description as link
     from offloop.trainer.stream import publishing
     from offloop.trainer.tasks.digits import digits as task
 

@@ -8,7 +8,6 @@ from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Subscriber
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.net.requests import list_stream_runs
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.runs.directory import read_run
 
@@ -37,13 +36,13 @@ def test_a_run_has_ended_for_readers_when_all_of_it_is_there(nats_server, runs_d
     ):
         try:
             wait_for(lambda: (found := read_bridge(runs_dir / "r")) and found.state == "paused", "the full stream")
-            (said,) = wait_for(lambda: list_stream_runs(there.address), "the run")
+            (said,) = wait_for(lambda: there.runs(), "the run")
             assert (said["status"], said["ended"]) == ("live", None)
             with Subscriber("r", stream=nats_server.address) as subscriber:
                 nats_server.give_room("ol_r")
                 assert list(subscriber) == list(Recording(runs_dir / "r"))
                 assert str(subscriber.ending) == "finished"
             assert bridge.wait(30) == 0
-            wait_for(lambda: list_stream_runs(there.address)[0]["status"] == "finished", "the end")
+            wait_for(lambda: there.runs()[0]["status"] == "finished", "the end")
         finally:
             bridge.kill()

@@ -14,7 +14,7 @@ from helpers import wait_for
 from offloop.bus import BrokerError, Subscriber
 from offloop.bus.cli.main import bus
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.net.requests import ask_broker
+from offloop.bus.net.requests import ask
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):
         NatsConnection(nats_server.servers) as there,
         pytest.raises(BrokerError, match="has no bridge that answers"),
     ):
-        ask_broker(there.address, "command", {"run": "r", "command": "stop"})
+        ask(there.open_channel(), "command", {"run": "r", "command": "stop"})
     assert time.monotonic() - begin < 4, "it waited for an answer"
 
 

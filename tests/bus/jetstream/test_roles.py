@@ -21,7 +21,6 @@ from offloop.bus.jetstream.connection import NatsServers, connected
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
-from offloop.bus.net.requests import list_stream_runs
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.runs.directory import host_name
@@ -315,7 +314,7 @@ def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, b
         copying = bridge("r")
         with attach("view", "r") as viewer:
             asyncio.run(_misuse(roles, host_name()))
-            assert [run["status"] for run in list_stream_runs(viewer._nats.address)] == ["live"]
+            assert [run["status"] for run in viewer._nats.runs()] == ["live"]
             publisher.publish(Event.BATCH_END, loss=2.0)
             wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 2, "it on disk")
             following = iter(viewer)

@@ -36,6 +36,7 @@ from offloop.bus import (
     find_run,
 )
 from offloop.bus.protocol.frames import Control
+from offloop.bus.publisher import session_state
 from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.launch import BrokerProcess
 from offloop.bus.recording.source import RecordSource
@@ -563,8 +564,8 @@ def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, capl
 def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later(
     runs_dir, monkeypatch, caplog, owner, name
 ):
-    times = Timeouts(flush=30.0, hello_again=0.2)
-    publisher = Publisher("r", timeouts=times)
+    monkeypatch.setattr(session_state, "HELLO_AGAIN_SECONDS", 0.2)
+    publisher = Publisher("r", timeouts=Timeouts(flush=30.0))
     publisher.publish(Event.BATCH_END, batch=1)
     wait_for(lambda: publisher.poll() or publisher.recorded_all, "the first event")
     failed = 0

@@ -16,7 +16,7 @@ from offloop.bus.types.timeouts import Timeouts
 
 WELCOME = {"path": "/runs/r", "recording": "recording-1.mcap", "demand": {"loss": {}}}
 FRAME = event_encoder(Topic("r", "batch_end", 0), 1)
-TIMES = Timeouts(probe=0.5, silence=5.0, hello_again=2.0)
+TIMES = Timeouts(silence=5.0)
 
 
 class Session:

@@ -37,7 +37,7 @@ def connection() -> Connection:
 
 @pytest.fixture
 def feed(connection: Connection) -> Feed:
-    feed = Feed(connection, 0, Timeouts(probe=0.0))  # type: ignore[arg-type]
+    feed = Feed(connection, 0, Timeouts.default)  # type: ignore[arg-type]
     feed.put(1, b"one")
     feed.exchange()
     return feed

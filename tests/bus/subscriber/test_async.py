@@ -199,9 +199,7 @@ async def test_a_command_to_a_broker_that_is_gone_says_so_and_leaves_nothing_ope
     wait_for(lambda: training.poll() or training.recorded_all, "the event on disk")
     before = what_is_open()
     async with Subscriber("r", timeouts=Timeouts(answer=0.3)) as stream:
-        endpoints = stream._source.endpoints
-        assert endpoints is not None
-        stream._source.endpoints = endpoints._replace(control_endpoint="tcp://127.0.0.1:9")
+        stream._source._control_endpoint = "tcp://127.0.0.1:9"
         with pytest.raises(BrokerError, match=r"broker at tcp://127\.0\.0\.1:9 does not answer"):
             await stream.command("stop")
     assert what_is_open() == before

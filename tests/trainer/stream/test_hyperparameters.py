@@ -20,7 +20,7 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Recording, Snapshot, find_run
 from offloop.bus.cli.describe import describe_recording
-from offloop.bus.publisher.connection import describe_process
+from offloop.bus.publisher.description import describe_process
 from offloop.bus.tools.diff import diff
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner

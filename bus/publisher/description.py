@@ -1,0 +1,91 @@
+"""A run's description of itself in ``run.json``: what its user says, and the program that publishes it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, TypeAlias
+
+from offloop.bus import processes
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import MAX_HELLO, encode_control
+from offloop.bus.redaction import redact
+from offloop.bus.runs.directory import host_name
+from offloop.bus.types.source import check_unavailable
+
+Info: TypeAlias = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+"""A user's description of a run, or a function of the run's name that returns it."""
+
+_GIT_SECONDS = 2.0
+_MAX_INFO = MAX_HELLO - (1 << 16)
+_PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "mcap")
+
+
+def describer(info: Info) -> Callable[[str], dict[str, Any]]:
+    """A function of the run's name that returns its description, without secrets.
+
+    The function raises ConfigurationError for what cannot be written down."""
+    process_info = describe_process()
+
+    def describe(name: str) -> dict[str, Any]:
+        more = redact(info(name) if callable(info) else info)
+        check_unavailable(more.get("unavailable", {}))
+        described = {**process_info, **more}
+        try:
+            size = len(encode_control("hello", {"info": described}))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
+            ) from None
+        if size > _MAX_INFO:
+            raise ConfigurationError(
+                f"what is to be written down about the run has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "
+                "the largest out of info (of a training, config)"
+            )
+        return described
+
+    return describe
+
+
+def describe_process() -> dict[str, Any]:
+    """Command and folder of this process without secrets, host, versions, git commit; ``None`` for what git does not
+    say soon."""
+    commit = _git("rev-parse", "HEAD")
+    changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": [_readable(argument) for argument in redact(sys.argv)],
+        "cwd": _readable(redact(processes.current_folder())),
+        "host": host_name(),
+        "pid": os.getpid(),
+        "launch": processes.launch(),
+        "python": sys.version.split()[0],
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git_commit": commit,
+        "git_dirty": None if changes is None else bool(changes),
+    }
+
+
+def _readable(name: str) -> str:
+    """A name as UTF-8 can have it: the system takes any bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the current folder; ``None`` without git, outside a repository, and when it takes long."""
+    # A status need not write the index, for which it would wait for others.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True, env=environment
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return done.stdout.strip()
