@@ -70,9 +70,9 @@ def list_runs(
     from offloop.bus.runs.directory import runs_dir as chosen
 
     if stream is not None:
-        from offloop.bus.net.requests import list_stream_runs
+        from offloop.bus.jetstream.nats_connection import NatsConnection
 
-        listed = {run["run"]: run for run in list_stream_runs(stream)}
+        listed = {run["run"]: run for run in NatsConnection.at(stream).runs()}
         entries, place = [listed_entry(run) for run in listed.values()], f"at {stream}"
     else:
         # The table shows what is known before all attempts are read.

@@ -11,7 +11,6 @@ from offloop.bus.index.entry import RunEntry, listed_entry
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import remove_run, rename_run
 from offloop.bus.index.table import RunTable
-from offloop.bus.net.requests import list_stream_runs
 from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.runner.places import FolderRuns, Place
 
@@ -159,8 +158,10 @@ class StreamIndex:
 
     def refresh(self, seconds: float) -> int:
         """List the runs. Return how many have yet to be read: none."""
+        from offloop.bus.jetstream.nats_connection import NatsConnection
+
         try:
-            listed = {said["run"]: listed_entry(said) for said in list_stream_runs(self._address)}
+            listed = {said["run"]: listed_entry(said) for said in NatsConnection.at(self._address).runs()}
         except OffloopError as error:
             self.problem = str(error)
         else:
