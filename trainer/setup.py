@@ -1,4 +1,4 @@
-"""What a training is made of: checked and put together before its run is started."""
+"""The parts of a training, checked and put together before its run is started."""
 
 from typing import Any
 

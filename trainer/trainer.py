@@ -60,10 +60,10 @@ class Trainer:
         self._progress = make_progress(given.progress_bar and state.rank == 0, state, setup.clock)
         self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
-        """What ``offloop send RUN set NAME VALUE`` can set; more can be registered."""
+        """The values of ``offloop send RUN set NAME VALUE``; more can be registered."""
         self._stream = setup.stream
         self.fields = self._stream.fields
-        """What consumers can request; more can be registered, see
+        """The fields that consumers can request; more can be registered, see
         :class:`offloop.trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(state, self.settings, setup.ranks, setup.commands, self._progress.note)
         with self._ending_on_error():
@@ -100,7 +100,7 @@ class Trainer:
 
     @property
     def save_folder(self) -> Path | None:
-        """Where checkpoints are written; ``None`` when none are."""
+        """The folder that checkpoints are written to; ``None`` when none are."""
         return self._setup.checkpoints.folder
 
     @property

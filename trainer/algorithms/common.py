@@ -1,4 +1,4 @@
-"""What several algorithms need: checks of their arguments, times in the training, targets, images, parts of a model."""
+"""Parts that several algorithms share: checks, times in the training, targets, images, parts of a model."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def check_update_interval(name: str, interval: TimeInput) -> Time:
 
 
 def update_event(interval: Time) -> Event:
-    """Where an interval from :func:`check_update_interval` is looked at."""
+    """The event at which an interval from :func:`check_update_interval` is counted."""
     return _UPDATE_EVENTS[interval.unit]
 
 
@@ -57,7 +57,7 @@ def has_reached(state: State, point: Time) -> bool:
 
 
 def share_of_way(state: State, point: Time) -> float:
-    """How much of the way to a point from :func:`check_point` is behind the training, from 0 to 1."""
+    """The share of the way to a point from :func:`check_point` that has passed, from 0 to 1."""
     return 1.0 if has_reached(state, point) else _elapsed(state, point.unit).value / point.value
 
 

@@ -1,4 +1,4 @@
-"""What algorithms have in common that train on mixtures of two rows."""
+"""Base of the algorithms that train on mixtures of two rows."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping

@@ -31,7 +31,7 @@ PathInput = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Option:
-    """How the command ``trainer`` takes an argument: by default as ``--its-name VALUE``, for a ``bool`` as a flag."""
+    """The form of an argument on the command line: by default ``--its-name VALUE``, for a ``bool`` a flag."""
 
     name: str = ""
     """Another name, or several with spaces."""
@@ -163,7 +163,7 @@ class EvalConfig(ArgumentGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig(ArgumentGroup):
-    """How a batch is computed: in which numbers, in which parts, compiled or not, by one rank or several.
+    """Computation of a batch: in which numbers, in which parts, compiled or not, by one rank or several.
 
     Args:
         precision: numbers to compute in where 16 bits are good enough: ``fp32``, which is the default, ``amp_bf16``, or
@@ -242,7 +242,7 @@ class CheckpointConfig(ArgumentGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(ArgumentGroup):
-    """What is published of a training, where it is recorded, and what consumers may do.
+    """The stream of a training, its recording, and the rights of consumers.
 
     Args:
         publish: whether there is a stream to watch and record.

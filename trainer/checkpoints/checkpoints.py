@@ -202,7 +202,7 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path | None:
-        """Where checkpoints are written; ``None`` when none are."""
+        """The folder that checkpoints are written to; ``None`` when none are."""
         return None if self._folder is None else self._folder.folder
 
     @property

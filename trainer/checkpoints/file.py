@@ -348,7 +348,7 @@ def _opened(path: PathLike) -> Iterator[Any]:
 
 
 def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
-    """What the header of a checkpoint says besides where the tensors are; ``None`` for a foreign file."""
+    """The header of a checkpoint but for the places of tensors; ``None`` for a foreign file."""
     metadata = file.metadata() or {}
     if TEXT_KEY not in metadata and CRC_KEY not in metadata:
         return None

@@ -31,8 +31,7 @@ class CheckpointFolder(CheckpointNames):
         super().__init__(folder, filename, latest_filename, keep, overwrite, names)
         self._write = write
         self.unreadable: dict[Path, CheckpointError] = {}
-        """What :meth:`latest` has found and could not read, and why; by paths as :func:`_real` has them, because a
-        folder may be called in several ways."""
+        """The errors of the checkpoints that :meth:`latest` could not read, by paths without links."""
         self._last: Timestamp | None = None
 
     @property

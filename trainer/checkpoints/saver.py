@@ -56,7 +56,7 @@ class CheckpointSaver:
 
     @property
     def intervals(self) -> list[Time]:
-        """How often checkpoints are due."""
+        """The interval of checkpoints."""
         return [] if self._folder is None else [self._interval]
 
     def plan(self, max_duration: Time, gather: Callable[[], dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: everything of a training that decides how it continues."""
+"""The contents of a checkpoint: everything that decides how a training continues."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from offloop.bus.errors import CheckpointError
 from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.values import optimizer_names
-from offloop.trainer.data.resume import generators_of
+from offloop.trainer.data.resume import generator_states, restore_generators
 from offloop.trainer.engine.state import State
 from offloop.trainer.evaluation.evaluation import Evaluation
 
@@ -35,10 +35,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
             "values": state.eval_metric_values,
             "total_wct": state.total_eval_wct,
             "last_batches": evaluation.last_batches,
-            "generators": {
-                one.label: [own.get_state().numpy().tobytes() for own in generators_of(one.dataloader)]
-                for one in state.evaluators
-            },
+            "generators": {one.label: generator_states(one.dataloader) for one in state.evaluators},
         },
     }
 
@@ -95,9 +92,7 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
     state.total_eval_wct = seen.get("total_wct", 0)
     evaluation.last_batches = seen["last_batches"]
     for evaluator in state.evaluators:
-        own = generators_of(evaluator.dataloader)
-        for generator, position in zip(own, seen["generators"].get(evaluator.label, ()), strict=False):
-            generator.set_state(torch.frombuffer(bytearray(position), dtype=torch.uint8))
+        restore_generators(evaluator.dataloader, seen["generators"].get(evaluator.label, ()))
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:

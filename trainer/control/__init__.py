@@ -1,4 +1,4 @@
-"""What changes a training from outside: commands, settings, consumers that are waited for, signals.
+"""Changes of a training from outside: commands, settings, consumers that are waited for, signals.
 
 Begin with ``remote_control``.
 """

@@ -53,7 +53,7 @@ class RemoteControl:
         self.waiting: list[Command] = []
         """Commands that have not been applied; the loop looks here after each batch."""
         self.checkpoint: Callable[[], object] | None = None
-        """What ``checkpoint`` calls, while there is a training. It may return the path of the file, or :data:`LATER`
+        """Called by ``checkpoint``, while there is a training. It may return the path of the file, or :data:`LATER`
         for a file that is yet to be written."""
         self._unwritten: list[tuple[Command, Event]] = []
         self._publisher: weakref.ref[Publisher] | None = None

@@ -1,4 +1,4 @@
-"""What is trained, and on what: models, metrics, data, evaluators, resuming within an epoch.
+"""Models, metrics, data, evaluators, resuming within an epoch.
 
 Begin with ``spec`` and ``models``.
 """

@@ -1,4 +1,4 @@
-"""What a model is evaluated on."""
+"""Evaluators: data to evaluate on."""
 
 import copy
 from collections.abc import Iterable, Sequence

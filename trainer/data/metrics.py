@@ -1,4 +1,4 @@
-"""What is asked of a model before it trains, and the values of its metrics.
+"""Checks of a model before it trains, and the values of its metrics.
 
 Loads torchmetrics only for a model that has metrics: it takes more memory and time than all the rest."""
 

@@ -1,4 +1,4 @@
-"""What the trainer expects of a model, and models made from plain modules."""
+"""The methods of a model, and models made from plain modules."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ class Model(Protocol):
         """The model's outputs for a batch."""
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """What to minimise: a tensor with one element, or a dict or list of such, whose sum it then is, or whose
+        """The loss to minimise: a tensor with one element, or a dict or list of such, whose sum it then is, or whose
         ``total`` where a dict has that. The parts are published as ``losses`` and logged as ``loss/train/NAME``."""
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:

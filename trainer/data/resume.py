@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from offloop.bus.errors import CheckpointError
-from offloop.trainer.device.seeding import RandomStates
+from offloop.trainer.device.seeding import pack_state, random_states, restore_random_states, unpack_state
 
 
 class DataLoaderResume:
@@ -21,8 +20,8 @@ class DataLoaderResume:
     model draw from in turn."""
 
     def __init__(self) -> None:
-        self._start: RandomStates | None = None
-        self._pending: RandomStates | None = None
+        self._start: Mapping[str, Any] | None = None
+        self._pending: Mapping[str, Any] | None = None
         self._loader_state: Any = None
         self._of: Any = None
 
@@ -35,16 +34,16 @@ class DataLoaderResume:
             self._start = self._loader_state = None
         self._of = dataloader
         if done and self._pending is None:
-            self._pending = RandomStates(generators_of(dataloader))
+            self._pending = random_states(generators_of(dataloader))
         if self._loader_state is not None and is_stateful(dataloader):
             dataloader.load_state_dict(self._loader_state)  # type: ignore[attr-defined]
             self._loader_state, skip = None, 0
         else:
             skip = done
         if not done:
-            self._start = RandomStates(generators_of(dataloader))
+            self._start = random_states(generators_of(dataloader))
         elif skip and self._start is not None:
-            self._start.restore(generators_of(dataloader))
+            restore_random_states(self._start, generators_of(dataloader))
         return skip
 
     def suspend(self, dataloader: Iterable[Any]) -> None:
@@ -59,7 +58,7 @@ class DataLoaderResume:
     def restored(self, dataloader: Iterable[Any]) -> None:
         """Sets the generators to where they stood when the training stopped, if this training resumes it."""
         if self._pending is not None:
-            self._pending.restore(generators_of(dataloader))
+            restore_random_states(self._pending, generators_of(dataloader))
             self._pending = None
 
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
@@ -69,19 +68,14 @@ class DataLoaderResume:
         if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
         return {
-            "random": (self._pending or RandomStates(generators_of(dataloader))).tree,
-            "epoch_start": self._start.tree if self._start is not None and in_epoch else None,
+            "random": self._pending or random_states(generators_of(dataloader)),
+            "epoch_start": self._start if in_epoch else None,
             "loader": loader,
         }
 
     def load(self, tree: Mapping[str, Any]) -> None:
         """Restores :meth:`tree`; the generators are set once the training resumes."""
-        try:
-            self._pending = RandomStates.from_tree(tree["random"])
-            self._start = None if tree["epoch_start"] is None else RandomStates.from_tree(tree["epoch_start"])
-            self._loader_state = tree["loader"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint's random numbers cannot be read: {error!r}") from None
+        self._pending, self._start, self._loader_state = tree["random"], tree["epoch_start"], tree["loader"]
 
 
 def _set_epoch(dataloader: Any, epoch: int) -> None:
@@ -104,6 +98,17 @@ def generators_of(dataloader: Any) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
             found.append(generator)
     return found
+
+
+def generator_states(dataloader: Any) -> list[bytes]:
+    """The states of the dataloader's own generators."""
+    return [pack_state(own.get_state()) for own in generators_of(dataloader)]
+
+
+def restore_generators(dataloader: Any, states: Iterable[bytes]) -> None:
+    """Sets the dataloader's own generators to :func:`generator_states`."""
+    for generator, state in zip(generators_of(dataloader), states, strict=False):
+        generator.set_state(unpack_state(state))
 
 
 def is_stateful(dataloader: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Where numbers are computed, and how reproducibly: devices, precision, batches on a device, seeds.
+"""Devices, precision, batches on a device, seeds.
 
 Begin with ``device``.
 """

@@ -1,4 +1,4 @@
-"""Where a model is trained, and how a number gets from there to the host without a wait."""
+"""Devices, and numbers on their way from a GPU to the host without a wait."""
 
 import contextlib
 from collections.abc import Callable, Mapping

@@ -1,6 +1,5 @@
 """Random numbers that come out the same again."""
 
-import functools
 import os
 import random
 import sys
@@ -49,68 +48,46 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-class RandomStates:
-    """The states of the generators of Python, numpy and torch, and of a dataloader's own. numpy's is kept when numpy
-    was imported: otherwise nothing has drawn from it."""
-
-    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
-        self._python = random.getstate()
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state()
-        self._own = [generator.get_state() for generator in generators]
-
-    def restore(self, generators: Sequence[torch.Generator] = ()) -> None:
-        """Sets the generators to these states."""
-        random.setstate(self._python)
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(self._cuda)
-        if self._numpy is not None:
-            import numpy as np
-
-            np.random.set_state(self._numpy)
-        for generator, own in zip(generators, self._own, strict=False):
-            generator.set_state(own)
-
-    @functools.cached_property
-    def tree(self) -> dict[str, Any]:
-        """The states as numbers and bytes, for a checkpoint."""
-        version, words, gauss = self._python
-        numpy = None
-        if self._numpy is not None:
-            kind, key, position, has_gauss, cached = self._numpy
-            numpy = [kind, key.astype("uint32").tobytes(), int(position), int(has_gauss), float(cached)]
-        return {
-            "python": [version, array("I", words).tobytes(), gauss],
-            "numpy": numpy,
-            "torch": _packed(self._torch),
-            "cuda": None if self._cuda is None else _packed(self._cuda),
-            "own": [_packed(one) for one in self._own],
-        }
-
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> "RandomStates":
-        states = cls.__new__(cls)
-        version, words, gauss = tree["python"]
-        states._python = (version, tuple(array("I", words)), gauss)
-        states._torch = _unpacked(tree["torch"])
-        states._cuda = None if tree["cuda"] is None else _unpacked(tree["cuda"])
-        states._own = [_unpacked(one) for one in tree["own"]]
-        states._numpy = None
-        if tree["numpy"] is not None:
-            import numpy as np
-
-            kind, key, position, has_gauss, cached = tree["numpy"]
-            states._numpy = (kind, np.array(array("I", key), dtype=np.uint32), position, has_gauss, cached)
-        return states
+def random_states(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
+    """The states of the generators of Python, numpy and torch, and of a dataloader's own, as numbers and bytes. numpy's
+    is included when numpy was imported: otherwise nothing has drawn from it."""
+    version, words, gauss = random.getstate()
+    numpy = None
+    if (module := sys.modules.get("numpy")) is not None:
+        kind, key, position, has_gauss, cached = module.random.get_state()
+        numpy = [kind, key.astype("uint32").tobytes(), int(position), int(has_gauss), float(cached)]
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return {
+        "python": [version, array("I", words).tobytes(), gauss],
+        "numpy": numpy,
+        "torch": pack_state(torch.get_rng_state()),
+        "cuda": None if cuda is None else pack_state(cuda),
+        "own": [pack_state(generator.get_state()) for generator in generators],
+    }
 
 
-def _packed(state: torch.Tensor) -> bytes:
+def restore_random_states(states: Mapping[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+    """Sets the generators to :func:`random_states`."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(array("I", words)), gauss))
+    torch.set_rng_state(unpack_state(states["torch"]))
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(unpack_state(states["cuda"]))
+    if states["numpy"] is not None:
+        import numpy as np
+
+        kind, key, position, has_gauss, cached = states["numpy"]
+        np.random.set_state((kind, np.array(array("I", key), dtype=np.uint32), position, has_gauss, cached))
+    for generator, own in zip(generators, states["own"], strict=False):
+        generator.set_state(unpack_state(own))
+
+
+def pack_state(state: torch.Tensor) -> bytes:
+    """A generator's state as bytes."""
     packed: bytes = state.numpy().tobytes()
     return packed
 
 
-def _unpacked(state: bytes) -> torch.Tensor:
+def unpack_state(state: bytes) -> torch.Tensor:
+    """A generator's state from :func:`pack_state`."""
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

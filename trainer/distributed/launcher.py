@@ -1,4 +1,4 @@
-"""What a rank reports to ``torchrun``, which started it, about its failure. Loads no torch."""
+"""A rank's report of its failure to ``torchrun``. Loads no torch."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How the ranks of a training share the work of a batch."""
+"""Data parallel training, and checks of the data of the ranks."""
 
 import contextlib
 import json

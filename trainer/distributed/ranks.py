@@ -120,7 +120,7 @@ class Ranks:
         return json.loads(bytes(content.tolist()))
 
     def collect(self, content: bytes) -> list[bytes]:
-        """What each rank gave, on every rank."""
+        """Each rank's content, on every rank."""
         length = torch.tensor([len(content)])
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with report_lost_ranks(self.rank):
@@ -214,7 +214,7 @@ _joined: Ranks | None = None
 _meeting: tuple[Any, int, int] | None = None
 """The store that all ranks have, this one's number, and how many they are."""
 _groups = 0
-"""How often the ranks have come together."""
+"""Number of times that the ranks have come together."""
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:

@@ -1,4 +1,4 @@
-"""How the ranks of a training share one model: each keeps a part of every weight.
+"""Sharded training: each rank keeps a part of every weight.
 
 Imported only by trainings that ask for it, because what it needs of torch takes a second to import.
 """

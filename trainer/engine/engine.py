@@ -1,4 +1,4 @@
-"""What happens at an event."""
+"""The engine that runs the events."""
 
 from collections.abc import Callable, Sequence, Set
 

@@ -211,12 +211,12 @@ class State:
 
     @property
     def algorithms(self) -> list[Algorithm]:
-        """What is run at the events; the list can be changed, but not replaced."""
+        """The algorithms of the training; the list can be changed, but not replaced."""
         return self._algorithms
 
     @property
     def max_duration(self) -> Time | None:
-        """How long to train. Set it to a :class:`Time`, a time string or a number of epochs."""
+        """Length of the training. Set it to a :class:`Time`, a time string or a number of epochs."""
         return self._max_duration
 
     @max_duration.setter
@@ -226,7 +226,7 @@ class State:
 
     @property
     def planned_duration(self) -> Time | None:
-        """How long the training was to last before it was stopped; :attr:`max_duration` otherwise."""
+        """Length of the training before it was stopped; :attr:`max_duration` otherwise."""
         return self._planned_duration
 
     def _end_at(self, duration: Time | None) -> None:

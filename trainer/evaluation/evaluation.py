@@ -93,7 +93,7 @@ class Evaluation:
 
     @property
     def intervals(self) -> list[Time]:
-        """How often the evaluators are due."""
+        """The intervals of the evaluators."""
         return [interval.length for _, interval in self._intervals]
 
     def run_if_due(self, event: Event) -> int:

@@ -1,4 +1,4 @@
-"""What the modules of a model take in and give out, in a few numbers each."""
+"""Statistics of the inputs and outputs of the modules of a model."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -140,4 +140,4 @@ ACTIVATION_FIELDS: dict[str, Field] = {
         probe=ActivationProbe,
     )
 }
-"""What can be asked for of the modules of a model at work."""
+"""The fields of the modules of a model at work."""

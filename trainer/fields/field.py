@@ -1,4 +1,4 @@
-"""What a field on demand is."""
+"""Fields on demand."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -9,7 +9,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.engine.state import State
 
 FieldFunction: TypeAlias = Callable[[State], Any]
-"""What computes a field: from the state, which it must leave as it is."""
+"""Computes a field from the state, which it must leave as it is."""
 
 BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 """The events at which the gradients of a batch are complete."""
@@ -55,17 +55,17 @@ class Field(NamedTuple):
     """A field that can be requested."""
 
     compute: Callable[[Any], Any]
-    """What computes it. For a field with :attr:`probe` it is called with the probe instead of the state."""
+    """Computes it from the state, or from the probe where there is one."""
     events: frozenset[Event] = frozenset(Event)
     """The events that it exists at; at others it is not available."""
     unit: str | None = None
-    """What its numbers count, such as ``bytes`` or ``percent``."""
+    """Unit of its numbers, such as ``bytes`` or ``percent``."""
     shape: str | None = None
-    """What it looks like, in words such as ``number`` or ``map of parameter to number``."""
+    """Shape in words, such as ``number`` or ``map of parameter to number``."""
     on_device: bool = False
     """Whether it is computed on the device that trains, and read without waiting."""
     description: str = ""
-    """What it is, in one line."""
+    """Description in one line."""
     probe: Callable[[State, Callable[[], bool]], object] | None = None
     """For a field that cannot be computed from the state at the event alone: makes the probe that observes the
     training, from the state and a function that says whether the field is due at the current batch. It is made at the

@@ -1,4 +1,4 @@
-"""What the model is, and what it takes of the GPU."""
+"""Fields of the model and of the GPU."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
 MAX_MODULES = 1000
-"""How many modules a summary lists."""
+"""The most modules in a summary."""
 
 _COLUMNS = ["name", "class", "parameters", "trainable"]
 
@@ -70,4 +70,4 @@ MODEL_FIELDS: dict[str, Field] = {
         gpu_utilization, unit="percent", shape="number", description="how busy the GPU is, by NVML; not on a CPU"
     ),
 }
-"""What can be asked for of the model and its place."""
+"""The fields of the model and its device."""

@@ -1,4 +1,4 @@
-"""Where the time of a batch goes: waiting for data, forward, loss, backward, optimizer, publishing."""
+"""The phases of a batch: waiting for data, forward, loss, backward, optimizer, publishing."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -158,4 +158,4 @@ PHASE_FIELDS: dict[str, Field] = {
         probe=PhaseProbe,
     )
 }
-"""What can be asked for of the time that a batch takes."""
+"""The fields of the time that a batch takes."""

@@ -13,7 +13,7 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field
 
 Policy: TypeAlias = Literal["skip", "wait"]
-"""What becomes of tensors for which no memory is free: they are left out, or come with a later event."""
+"""For tensors without free memory: they are left out, or come with a later event."""
 
 _TARGETS = ("labels", "label", "targets", "target", "y")
 

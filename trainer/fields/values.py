@@ -1,4 +1,4 @@
-"""What a field's function returned, as it is sent: numbers on a GPU are read when they have arrived by themselves."""
+"""Values of fields as they are sent: numbers on a GPU are read when they have arrived by themselves."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from offloop.trainer.device.batch import map_tensors
 from offloop.trainer.device.device import DeferredNumbers, Device
 
 MAX_BYTES = 1024 * 1024
-"""How large one field may be as it is sent."""
+"""Largest size of a field as it is sent."""
 
 
 class DeferredTree:

@@ -1,4 +1,4 @@
-"""How the model of a training is run: by itself or by several ranks, whole or sharded, compiled or not."""
+"""The forward pass: by one rank or several, whole or sharded, compiled or not."""
 
 import contextlib
 import inspect
@@ -23,7 +23,7 @@ class ForwardPass:
 
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: DataParallel | FullySharded | None = None
-        """How the ranks share the work, once it is settled; ``None`` for one by itself."""
+        """The way in which ranks share the work, once it is settled; ``None`` for one rank."""
         self._ranks = ranks
         self._find_unused_parameters = config.find_unused_parameters
         self._compile_config = _check_compile(config.compile_config)

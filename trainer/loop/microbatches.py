@@ -1,4 +1,4 @@
-"""How large the parts are that a batch is computed in."""
+"""The size of microbatches."""
 
 from collections.abc import Callable
 from typing import Any, Literal

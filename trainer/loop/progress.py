@@ -1,4 +1,4 @@
-"""What a training shows of itself: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a training: a bar on a terminal, plain lines elsewhere."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""What is done with one batch of the training: gradients, and the update of the weights."""
+"""The training step on one batch: gradients, and the update of the weights."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping

@@ -29,7 +29,7 @@ class TimeAwareScheduler:
     ) -> None:
         self.optimizer = optimizer
         self.schedule = scheduler
-        """What gives the multiplier."""
+        """Returns the multiplier."""
         # The state holds its schedulers: a trainer that is dropped is to be gone at once.
         self._state = weakref.ref(state)
         self.scale_schedule_ratio = ssr
@@ -57,7 +57,7 @@ class TimeAwareScheduler:
         return {"base_lrs": base_rates, "_last_lr": self.get_last_lr()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave, and sets the optimizer's rates to it.
+        """Restores :meth:`state_dict`, and sets the optimizer's rates to it.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
         groups = self.optimizer.param_groups

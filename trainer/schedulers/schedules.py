@@ -18,12 +18,12 @@ class Scheduler(ABC):
 
     @abstractmethod
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
-        """What to multiply the base learning rate by at ``state.timestamp``. A schedule reads ``timestamp``,
+        """The multiplier of the base learning rate at ``state.timestamp``. A schedule reads ``timestamp``,
         ``max_duration`` and ``dataloader_len`` of the state, and nothing else."""
 
 
 SchedulerFunction: TypeAlias = Callable[["State", float], float]
-"""What is taken where a schedule is asked for: a :class:`Scheduler` or a function ``(state, ssr) -> multiplier``."""
+"""A schedule: a :class:`Scheduler` or a function ``(state, ssr) -> multiplier``."""
 
 
 class StepScheduler(Scheduler):

@@ -1,4 +1,4 @@
-"""What schedules are made with: checked when they are made, and counted when they are asked."""
+"""Times and numbers of schedules: checked when these are made, and counted when they are called."""
 
 import math
 from collections.abc import Iterable

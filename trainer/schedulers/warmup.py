@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Warmup(Scheduler):
-    """What schedules with a warm-up have in common. Zero means no warm-up."""
+    """Base of the schedules with a warm-up; zero is none."""
 
     def __init__(self, t_warmup: TimeInput, scale_warmup: bool) -> None:
         self.t_warmup = check_time("t_warmup", t_warmup, zero_allowed=True)

@@ -1,4 +1,4 @@
-"""What describes a training as a whole: its model, optimizers, schedules, algorithms, data, and how it was started."""
+"""The hyperparameters of a training: model, optimizers, schedules, algorithms, data, and how it was started."""
 
 import enum
 import functools

@@ -1,4 +1,4 @@
-"""What a run says once: which machine it runs on, and how large what it trains on is."""
+"""Facts that a run publishes once: its machine, and the sizes of its data."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""How the tensors that consumers ask for get to them: small ones in the event, others through shared memory."""
+"""Tensors on their way to consumers: small ones in the event, others through shared memory."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ HEADER_GRANULE = 4096
 """The data of an image begin at a multiple of it, so that they stay where they are when numbers in its metadata get
 longer."""
 DRAIN_SECONDS = 60.0
-"""How long the end of a training waits for consumers that have borrowed tensors."""
+"""Seconds that the end of a training waits for consumers that have borrowed tensors."""
 
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for all GPUs."""
@@ -51,7 +51,7 @@ class TensorSharing:
         self._waiting: set[str] = set()
         self._places: dict[str, tuple[dict[str, Any], TensorPlaces]] = {}
         self.skipped: dict[str, int] = {}
-        """How often each field was left out because no memory was free."""
+        """Number of times that each field was left out because no memory was free."""
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
         """The value that is sent for a field of tensors, or a promise of it."""
@@ -149,7 +149,7 @@ class _SharedLater:
         self, tell: Callable[[], dict[str, Any]], copies: "list[torch.cuda.Event]", size: int | None = None
     ) -> None:
         self.size = size
-        """How much of it goes into the event; ``None`` for what is in shared memory."""
+        """Its size in the event; ``None`` for an image in shared memory."""
         self._tell = tell
         self._copies = copies
 

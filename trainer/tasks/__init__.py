@@ -1,4 +1,4 @@
-"""What the command ``trainer`` can train: the tasks that come with it, and your own.
+"""Tasks of the command ``trainer``: those that come with it, and your own.
 
 Begin with ``digits``.
 

@@ -23,7 +23,7 @@ from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 from offloop.trainer import State, Trainer
 from offloop.trainer.data.resume import generators_of
-from offloop.trainer.device.seeding import RandomStates
+from offloop.trainer.device.seeding import random_states, restore_random_states
 
 
 @pytest.fixture
@@ -218,9 +218,9 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
     )
     if early != "none":
         generators = generators_of(trainer.state.train_dataloader)
-        random = RandomStates(generators)
+        random = random_states(generators)
         list(trainer.state.train_dataloader if early == "train" else trainer.state.evaluators[0].spec.dataloader)
-        random.restore(generators)
+        restore_random_states(random, generators)
     trainer.fit()
 
 
