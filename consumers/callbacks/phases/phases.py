@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
@@ -77,15 +78,15 @@ class Phases(Callback):
             "verdict": self._verdict,
             "reports": self._reports.state_dict(),
             "resumed": [list(one) for one in self._resumed.items()],
-            "evaluation": self._evaluation.state_dict(),
+            "evaluation": asdict(self._evaluation),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._window.load_state_dict(state["window"])
         self._verdict = state["verdict"]
-        self._reports.load_state_dict(state["reports"], Report.of_values)
+        self._reports.load_state_dict(state["reports"], Report)
         self._resumed = dict(state["resumed"])
-        self._evaluation.load_state_dict(state["evaluation"])
+        self._evaluation = _Evaluation(**state["evaluation"])
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
         self._has_hosts = True
@@ -94,11 +95,11 @@ class Phases(Callback):
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         self._resumed[state.rank] = state.time_ns
         if state.rank == 0:
-            self._evaluation.begin_training(state.timestamp.values.batch)
+            self._evaluation.before = state.timestamp.values.batch
 
     def eval_before_all(self, state: Snapshot, logger: Logger) -> None:
         if state.rank == 0:
-            self._evaluation.begin(state.time_ns)
+            self._evaluation.began = state.time_ns
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
         self._resumed[state.rank] = state.time_ns
@@ -151,39 +152,27 @@ def _report(state: Snapshot, resumed: int | None) -> Report | None:
     return Report(step / 1e9, phases.split(step), arrival)
 
 
+@dataclass
 class _Evaluation:
     """The cost of evaluations, from the first rank's events."""
 
-    def __init__(self) -> None:
-        self._began: int | None = None
-        self._before = 0
-        """After how many batches the last evaluation was, or the training began."""
-        self._spent = 0
-        self._batches = 0
-        """Between the last two evaluations."""
-
-    def begin_training(self, batch: int) -> None:
-        self._before = batch
-
-    def begin(self, time_ns: int) -> None:
-        self._began = time_ns
+    began: int | None = None
+    before: int = 0
+    """The batches before the last evaluation, or before the training began."""
+    spent: int = 0
+    batches: int = 0
+    """Between the last two evaluations."""
 
     def end(self, time_ns: int, batch: int) -> None:
         """Add an evaluation; several after the same batch count together."""
-        if self._began is None:
+        if self.began is None:
             return
-        spent, self._began = time_ns - self._began, None
-        if batch > self._before:
-            self._spent, self._batches, self._before = spent, batch - self._before, batch
-        elif self._batches:
-            self._spent += spent
+        spent, self.began = time_ns - self.began, None
+        if batch > self.before:
+            self.spent, self.batches, self.before = spent, batch - self.before, batch
+        elif self.batches:
+            self.spent += spent
 
     def seconds_per_batch(self, batch: int) -> float:
         """Each batch's part of the last evaluation; less when none has come for longer than before."""
-        return self._spent / 1e9 / max(self._batches, batch - self._before, 1)
-
-    def state_dict(self) -> list[Any]:
-        return [self._began, self._before, self._spent, self._batches]
-
-    def load_state_dict(self, state: list[Any]) -> None:
-        self._began, self._before, self._spent, self._batches = state
+        return self.spent / 1e9 / max(self.batches, batch - self.before, 1)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 Place: TypeAlias = tuple[int, int]
 """How often the batches had been counted from zero again, and the number of a batch: later ones are greater."""
 
@@ -55,10 +57,10 @@ class Together(Generic[T]):
             "settled": list(self._settled),
         }
 
-    def load_state_dict(self, state: dict[str, Any], load: Callable[[Any], T]) -> None:
-        """Resume from a state; ``load`` makes a report of the plain values of one."""
+    def load_state_dict(self, state: dict[str, Any], kind: type[T]) -> None:
+        """Resume from a state with reports of that kind."""
         for restarts, batch, source, report in state["open"]:
-            self.open.setdefault((restarts, batch), {})[source] = load(report)
+            self.open.setdefault((restarts, batch), {})[source] = msgspec.convert(report, kind)
         self._newest = {source: (restarts, batch, time_ns) for source, restarts, batch, time_ns in state["newest"]}
         restarts, batch = state["settled"]
         self._settled = restarts, batch

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import msgspec
+
 from offloop.bus.printing import one_line
 from offloop.bus.trace.phases import PARTS
 from offloop.consumers.callbacks.phases.arrivals import Arrival, LastArrival, find_straggler, last_to_arrive
@@ -23,12 +25,6 @@ class Report(NamedTuple):
     seconds: Mapping[str, float]
     """By part of the batch."""
     arrival: Arrival
-
-    @classmethod
-    def of_values(cls, values: Any) -> "Report":
-        """A report from its plain values, as in a state."""
-        step, seconds, (forward, backward, ended) = values
-        return cls(step, seconds, Arrival(forward, tuple(backward), ended))
 
 
 class Sample(NamedTuple):
@@ -157,8 +153,7 @@ class PhaseWindow:
 
     def load_state_dict(self, state: list[list[Any]]) -> None:
         """Resume from a state."""
-        for step, seconds, last, *longer in state:
-            self._samples.append(Sample(step, seconds, None if last is None else LastArrival(*last), *longer))
+        self._samples.extend(msgspec.convert(state, list[Sample]))
 
 
 def _milliseconds(seconds: float) -> str:

@@ -30,8 +30,6 @@ class Points(NamedTuple):
     xs: "Floats"
     ys: "Floats"
     """As they were logged, with NaN and infinities."""
-    complete: bool
-    """These are all the points that the series holds there."""
 
     @property
     def not_finite(self) -> list[tuple[float, float]]:
@@ -279,12 +277,12 @@ class Series:
             end = int(steps.searchsorted(high, "right")) + 1
             steps, values = steps[begin:end], values[begin:end]
             if len(steps) <= width:
-                return Points(clock.read(steps, x).copy(), values.copy(), True)
+                return Points(clock.read(steps, x).copy(), values.copy())
             left, right = clock.read(steps[[0, -1]], x).tolist()
             edges = np.linspace(left, right, width + 1)[1:-1]
             starts = steps.searchsorted(clock.steps_at(edges, x), "left")
             kept = kept_points(values, np.unique(np.concatenate([[0], starts[starts < len(steps)]])))
-            return Points(clock.read(steps[kept], x), values[kept], False)
+            return Points(clock.read(steps[kept], x), values[kept])
 
     def span(self, x: Axis = "batch") -> tuple[float, float] | None:
         """Its first and last place on an axis; ``None`` without values."""

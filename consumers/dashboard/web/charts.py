@@ -246,7 +246,7 @@ class Lines:
         sent.tail += len(xs) - 1
         sent.tails += 1
         sent.last_x = float(xs[-1])
-        return Points(xs, ys, tail.complete)
+        return Points(xs, ys)
 
     def _phases(self, chart: Chart, runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
         run = int(chart.id.rpartition("/")[2])

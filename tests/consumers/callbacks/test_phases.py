@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from consumers_stream import Collector
 from hypothesis import given
 from hypothesis import strategies as st
 from many_hosts import many_hosts
+from msgspec.structs import replace
 from paths import SUPPORT
 from phase_jobs import BATCHES, NAME, SECONDS_A_ROW, train
 from timeline_stream import MS, RankStream

@@ -54,7 +54,7 @@ def drawn(view: RunView, shown: Shown | None = None, width: int = 80, height: in
 
 
 def points(*values: float) -> Points:
-    return Points(np.arange(len(values), dtype=float), np.array(values), True)
+    return Points(np.arange(len(values), dtype=float), np.array(values))
 
 
 @settings(deadline=None)
