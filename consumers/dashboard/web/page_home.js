@@ -1,9 +1,8 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
 import { Explore, takeExplored } from "page_explore";
-import { exploreLookOf, VIEWS } from "page_explore_settings";
 import { GroupHead, GroupMenu, toggledOf } from "page_groups";
-import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf } from "page_settings";
+import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
@@ -349,10 +348,10 @@ export default {
       this.telling = setTimeout(() => {
         const box = this.$refs.box;
         if (!box) return;
-        const { find, sort, columns, archived } = this.settings;
+        const { find, sort, columns, archived, view, x, y, color, axes } = this.settings;
         const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
         const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, compare: this.compareLook, explore: exploreLookOf(this.settings) };
+        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, compare: this.compareLook, explore: view === "table" ? null : { view, x, y, color, axes } };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

@@ -1,45 +1,75 @@
-import { exploreSettingsOf, tellExploreSettings } from "page_explore_settings";
-
-// How the page is set: in the address, so that it survives a reload and goes along with a link.
+// How a page is set: in the address, so that it survives a reload and goes along with a link.
 
 export const AXES = ["batch", "sample", "epoch", "time"];
-export const NEWEST_FIRST = "-started";
+export const VIEWS = ["table", "scatter", "parallel"];
 export const MOST_SMOOTHING = 0.99;
 
-export function settingsOf(hash) {
+// A kind of setting is read from the address by its name there, and written into it, unless it is as usual.
+const FLAG = { read: (given, name) => given.get(name) === "1", write: (told, name, value) => value && told.set(name, "1") };
+const TEXT = textOr("");
+const LIST = { read: (given, name) => [...new Set(given.getAll(name))], write: (told, name, value) => value?.forEach((one) => told.append(name, one)) };
+const LIST_OR_NONE = { ...LIST, read: (given, name) => (given.has(name) ? LIST.read(given, name) : null) };
+const FLAG_OR_NONE = { read: (given, name) => ({ 0: false, 1: true })[given.get(name)] ?? null, write: (told, name, value) => value !== null && told.set(name, Number(value)) };
+
+function textOr(usual) {
+  return { read: (given, name) => given.get(name) || usual, write: (told, name, value) => value && value !== usual && told.set(name, value) };
+}
+
+function oneOf(known) {
+  return { ...textOr(known[0]), read: (given, name) => known.find((one) => one === given.get(name)) || known[0] };
+}
+
+function numberTo(most) {
+  return { read: (given, name) => Math.max(Math.min(Number(given.get(name)) || 0, most), 0), write: (told, name, value) => value && told.set(name, value) };
+}
+
+// Of each setting its name in the address, and its kind.
+const OF_CHARTS = {
+  x: ["x", oneOf(AXES)], smoothing: ["smoothing", numberTo(MOST_SMOOTHING)], log: ["log", FLAG], find: ["find", TEXT], closed: ["closed", LIST],
+  wide: ["wide", LIST], pinned: ["pin", LIST], marks: ["marks", FLAG_OR_NONE], rank: ["rank", numberTo(Infinity)],
+};
+// A column without a name is the usual one.
+const OF_HOME = {
+  find: ["find", TEXT], sort: ["sort", textOr("-started")], columns: ["column", LIST_OR_NONE], archived: ["archived", FLAG], runs: ["run", LIST],
+  group: ["group", TEXT], folded: ["folded", FLAG], toggled: ["toggled", LIST], baseline: ["baseline", TEXT],
+  view: ["view", oneOf(VIEWS)], x: ["x", TEXT], y: ["y", TEXT], color: ["color", TEXT], axes: ["axis", LIST_OR_NONE],
+};
+// What other parts of the page of runs keep in its address.
+const KEPT = ["image", "ranks"];
+
+function read(form, hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const one = (name, known) => (known.includes(given.get(name)) ? given.get(name) : known[0]);
-  const smoothing = Number(given.get("smoothing"));
-  return {
-    x: one("x", AXES),
-    smoothing: smoothing > 0 ? Math.min(smoothing, MOST_SMOOTHING) : 0,
-    log: given.get("log") === "1",
-    find: given.get("find") || "",
-    closed: [...new Set(given.getAll("closed"))],
-    wide: [...new Set(given.getAll("wide"))],
-    pinned: [...new Set(given.getAll("pin"))],
-    marks: { 0: false, 1: true }[given.get("marks")] ?? null,
-    rank: Number(given.get("rank")) || 0,
-  };
+  return Object.fromEntries(Object.entries(form).map(([key, [name, kind]]) => [key, kind.read(given, name)]));
+}
+
+function written(form, settings) {
+  const told = new URLSearchParams();
+  for (const [key, [name, kind]] of Object.entries(form)) kind.write(told, name, settings[key]);
+  return told;
+}
+
+function asHash(told) {
+  const text = told.toString().replaceAll("%2F", "/");
+  return text ? "#" + text : "";
+}
+
+export function settingsOf(hash) {
+  return read(OF_CHARTS, hash);
 }
 
 export function hashOf(settings) {
-  const told = new URLSearchParams();
-  if (settings.x !== AXES[0]) told.set("x", settings.x);
-  if (settings.smoothing) told.set("smoothing", settings.smoothing);
-  if (settings.log) told.set("log", "1");
-  if (settings.find) told.set("find", settings.find);
-  settings.closed.forEach((title) => told.append("closed", title));
-  settings.wide.forEach((id) => told.append("wide", id));
-  settings.pinned.forEach((id) => told.append("pin", id));
-  if (settings.marks !== null) told.set("marks", settings.marks ? "1" : "0");
-  if (settings.rank) told.set("rank", settings.rank);
+  const told = written(OF_CHARTS, settings);
   KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
   return asHash(told);
 }
 
-// What other parts of the page keep in its address, by a name of theirs.
-const KEPT = ["image", "ranks"];
+export function homeSettingsOf(hash) {
+  return read(OF_HOME, hash);
+}
+
+export function homeHashOf(settings) {
+  return asHash(written(OF_HOME, settings.group ? settings : { ...settings, folded: false, toggled: [] }));
+}
 
 export function keptOf(name) {
   return new URLSearchParams(location.hash.replace(/^#/, "")).getAll(name);
@@ -50,45 +80,6 @@ export function keep(name, values) {
   told.delete(name);
   values.forEach((value) => told.append(name, value));
   history.replaceState(history.state, "", asHash(told) || location.pathname + location.search);
-}
-
-function asHash(told) {
-  const text = told.toString().replaceAll("%2F", "/");
-  return text ? "#" + text : "";
-}
-
-// The same of the page of all runs: what is looked for, the order, the columns, and what is selected.
-export function homeSettingsOf(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
-  return {
-    find: given.get("find") || "",
-    sort: given.get("sort") || NEWEST_FIRST,
-    columns: given.has("column") ? [...new Set(given.getAll("column"))] : null,
-    archived: given.get("archived") === "1",
-    runs: [...new Set(given.getAll("run"))],
-    group: given.get("group") || "",
-    folded: given.get("folded") === "1",
-    toggled: [...new Set(given.getAll("toggled"))],
-    baseline: given.get("baseline") || "",
-    ...exploreSettingsOf(given),
-  };
-}
-
-export function homeHashOf(settings) {
-  const told = new URLSearchParams();
-  if (settings.find) told.set("find", settings.find);
-  if (settings.sort !== NEWEST_FIRST) told.set("sort", settings.sort);
-  settings.columns?.forEach((name) => told.append("column", name));
-  if (settings.archived) told.set("archived", "1");
-  settings.runs.forEach((run) => told.append("run", run));
-  if (settings.group) {
-    told.set("group", settings.group);
-    if (settings.folded) told.set("folded", "1");
-    settings.toggled.forEach((text) => told.append("toggled", text));
-  }
-  if (settings.baseline) told.set("baseline", settings.baseline);
-  tellExploreSettings(told, settings);
-  return asHash(told);
 }
 
 // What the browser keeps: localStorage, or sessionStorage for a tab. Null where it keeps nothing.
