@@ -13,7 +13,6 @@ from offloop.bus.protocol.listed_runs import is_silent
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
-from offloop.bus.runs.announcement import Announcement, list_announcements
 from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
 from offloop.bus.runs.restarts import find_restart
 from offloop.bus.subscriber.merged import MergedSubscriber
@@ -136,10 +135,6 @@ class FolderRuns:
         assert run.info is not None
         return contextlib.nullcontext(Recording(run.info.recording))
 
-    def announcements(self) -> Sequence[Announcement]:
-        """The trainers that are starting, as far as that is known."""
-        return list_announcements(self.directory)
-
     def find_restart(self, run: FoundRun) -> int | None:
         """The process of this machine that may be about to begin a run's next attempt."""
         assert run.info is not None
@@ -214,10 +209,6 @@ class NatsRuns:
 
         with contextlib.closing(StreamRun(NatsConnection.at(self.address), run.name)) as stored:
             yield stored.recorded()
-
-    def announcements(self) -> Sequence[Announcement]:
-        """None: trainers announce themselves on their machine."""
-        return ()
 
     def find_restart(self, run: FoundRun) -> int | None:
         """None: processes of other machines are not seen."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
-from offloop.bus.runs.announcement import Announcement
 from offloop.bus.terminal import exit_on_signal
 from offloop.consumers.runner.places import FoundRun, HostRanks, NatsRuns, Place
 
@@ -128,8 +127,8 @@ def newest_run(place: Place, say: Say) -> FoundRun:
 def live_or_wait(place: Place, say: Say) -> FoundRun:
     """The newest live run; when none is live, the next one, however long it takes.
 
-    Says on ``say`` what it waits for, how to read the newest run that is there, which trainers are starting, which
-    other runs are live, and what the reader should know of the run.
+    Says on ``say`` what it waits for, how to read the newest run that is there, which other runs are live, and what the
+    reader should know of the run.
 
     Raises:
         BrokerError: the servers do not answer.
@@ -148,21 +147,12 @@ def live_or_wait(place: Place, say: Say) -> FoundRun:
             f"'{known[0].option}' reads it"
         )
     before = {(run.name, run.attempt) for run in known if not run.is_starting}
-    told: set[Announcement] = set()
 
     def look_again() -> FoundRun | None:
-        # Looked up before the runs: an announcement is taken back when its run is live.
-        starting = set(place.announcements())
         for run in place.list():
             # A short run can begin and end between two looks.
             if run.is_live or ((run.name, run.attempt) not in before and not run.is_starting):
                 return run
-        for trainer in sorted(starting - told):
-            say(f"{trainer} is starting")
-        for trainer in sorted(told - starting):
-            say(f"{trainer} is gone, and no run of it began here: still waiting")
-        told.clear()
-        told.update(starting)
         return None
 
     return _with_remark(_as_soon_as_there(look_again, waiting, say), say)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,48 +66,20 @@ def _handling(handler: Callable[..., object], *signals: signal.Signals) -> Itera
             signal.signal(number, one)
 
 
-_WHERE = click.Command(
-    "where",
-    params=[
-        click.Option(["--runs-dir"]),
-        click.Option(["--no-publish"], is_flag=True),
-        click.Option(["-h", "--help"], is_flag=True),
-    ],
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    add_help_option=False,
-)
-"""Those of a task's options that say where its run will be, to be read before all of its options are known."""
-
-
 class _Beginning:
-    """A training whose run has not begun: until then it is announced to waiting consumers."""
+    """A training whose run has not begun, until :attr:`over`."""
 
-    def __init__(self) -> None:
-        self.over = False
-        self._announced = contextlib.ExitStack()
-
-    def announce(self, task: str, arguments: Sequence[str]) -> None:
-        """Announces the training of that task, unless no consumer on this machine will find it."""
-        given = _WHERE.make_context("where", list(arguments), resilient_parsing=True).params
-        if _is_first_rank() and not (given["no_publish"] or given["help"]):
-            from offloop.bus.runs.announcement import announce
-
-            self._announced.enter_context(announce(task, given["runs_dir"]))
+    over = False
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         """Ctrl-C and SIGTERM end the process at once within this: an exception while torch and numpy load would be
         caught by them, and leave them half loaded."""
 
         def leave(*_: object) -> None:
-            self.end()
             _say_interrupted()
             os._exit(130)
 
         return _handling(leave, signal.SIGINT, signal.SIGTERM)
-
-    def end(self) -> None:
-        self.over = True
-        self._announced.close()
 
 
 class _Tasks(click.Group):
@@ -131,14 +103,11 @@ class _Tasks(click.Group):
                     sys.exit(130)
                 _say_interrupted()
                 sys.exit(130)
-            finally:
-                beginning.end()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # As early as this: a user's own task loads torch when it is imported.
-        ctx.obj.announce(args[0], args[1:])
         with ctx.obj.loading():
             return super().resolve_command(ctx, args)
 
@@ -336,7 +305,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
     say = printing.say if ranks is None or ranks.rank == 0 else str
     with _refusing():
         made = Trainer(**arguments)
-    beginning.end()
+    beginning.over = True
     try:
         with _refusing(ConfigurationError), made:
             say(made.introduce())
