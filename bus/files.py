@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
-from offloop.bus.processes import with_reserve
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 """What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
@@ -122,7 +121,7 @@ def open_file(
     # Opening a FIFO waits for its other end unless it is opened without waiting.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = with_reserve(lambda: os.open(path, flags, mode, dir_fd=dir_fd))
+        descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise NotAFileError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
@@ -179,7 +178,7 @@ def open_directory(path: Path) -> int:
         OSError: it cannot be opened.
     """
     try:
-        return with_reserve(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
             text = "it is a symbolic link, which is not followed: name the directory to which it leads"
@@ -263,7 +262,7 @@ def replace_file(directory: int, name: str, text: str) -> None:
 
 def _make(name: str, directory: int) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return with_reserve(lambda: os.open(name, flags, 0o600, dir_fd=directory))
+    return os.open(name, flags, 0o600, dir_fd=directory)
 
 
 def plain_name(name: object) -> str:

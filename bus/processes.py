@@ -1,15 +1,11 @@
 """Processes: whether the one that is meant still runs, how many files this one may have open, and when it runs."""
 
 import contextlib
-import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-RESERVED = 64
-Opened = TypeVar("Opened")
+from typing import Any, NamedTuple
 
 
 def current_folder() -> str:
@@ -100,29 +96,7 @@ def python_path() -> str:
 
 
 def allow_many_connections() -> None:
-    """Lets this process have as many as the system permits, but for a few that only :func:`with_reserve` takes: each
-    connection is a file descriptor, and systems give programs few of them unless they ask for more."""
+    """Lets this process open as many files as the system permits: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = hard - RESERVED if hard > 4 * RESERVED else hard
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def with_reserve(open_it: Callable[[], Opened]) -> Opened:
-    """Opens something; when no file descriptor is left, with one of those that connections cannot have.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    try:
-        return open_it()
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # libzmq accepts connections in a thread of its own: the limit is lifted for this one call.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        return open_it()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError, require
-from offloop.bus.net.keys import write_pair
 
 SEED_SUFFIX = ".nkey_secret"
 NKEY_SUFFIX = ".nkey"
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _PUBLIC = re.compile(r"U[A-Z2-7]{55}\Z")
 _SEED = re.compile(r"SU[A-Z2-7]{56}\Z")
 _MOST_BYTES = 4096
@@ -28,8 +28,9 @@ class Nkey:
 
 
 def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path, Nkey]:
-    """Makes an nkey and returns its files and itself: ``NAME.nkey``, which may be given away, and ``NAME.nkey_secret``,
-    which only its owner may read.
+    """Makes an nkey in the folder ``where``, by default ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``, and
+    returns its files and itself: ``NAME.nkey``, which may be given away, and ``NAME.nkey_secret``, which only its owner
+    may read.
 
     Raises:
         ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
@@ -38,16 +39,48 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     require("an nkey", "nats", "nkeys")
     import nkeys
 
+    if not _NAME.match(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    try:
+        folder = Path(where or os.environ.get("OFFLOOP_KEYS_DIR") or Path.home() / ".config" / "offloop" / "keys")
+    except RuntimeError:
+        raise ConfigurationError(
+            f"user {os.getuid()} has no home directory to keep keys in: name a directory with OFFLOOP_KEYS_DIR"
+        ) from None
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
     made = Nkey(_public_of(seed), seed)
+    public, secret = folder / f"{name}{NKEY_SUFFIX}", folder / f"{name}{SEED_SUFFIX}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
+            raise ConfigurationError(
+                f"{folder} can be written by others (mode {mode:04o}), so what is in it may be theirs: "
+                f"chmod go-w {shlex.quote(str(folder))}"
+            )
+        _write_new(secret, seed, 0o600)
+        try:
+            _write_new(public, made.public, 0o644)
+        except BaseException:
+            secret.unlink()
+            raise
+    except FileExistsError:
+        raise ConfigurationError(
+            f"there is a key {name!r} in {folder} already: choose another name, or remove {public.name} and "
+            f"{secret.name} once they are not used"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"the keys cannot be written to {folder}: {error.strerror}; choose another directory with '--dir'"
+        ) from None
+    return public, secret, made
 
-    def make(workshop: Path) -> tuple[Path, Path]:
-        files = workshop / f"{name}{NKEY_SUFFIX}", workshop / f"{name}{SEED_SUFFIX}"
-        for file, text in zip(files, (made.public, made.seed), strict=True):
-            file.write_text(f"{text}\n")
-        return files
 
-    return *write_pair(name, where, make), made
+def _write_new(path: Path, text: str, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(f"{text}\n")
 
 
 def load_nkey(path: str | os.PathLike[str]) -> Nkey:

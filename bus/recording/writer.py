@@ -15,7 +15,6 @@ from mcap.opcode import Opcode
 
 from offloop.bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from offloop.bus.files import open_file
-from offloop.bus.processes import with_reserve
 from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
 from offloop.bus.recording import records
 from offloop.bus.recording.records import FRONT, MAGIC, MAX_TOPICS, PROFILE, CheckRecord, Position
@@ -58,7 +57,7 @@ class RecordingWriter:
         self._metadata |= about
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor = with_reserve(lambda: os.open(path, flags, 0o600))
+            self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}", path=path) from None
         try:

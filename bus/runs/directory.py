@@ -30,7 +30,6 @@ from offloop.bus.files import (
     replace_file_in_reserve,
     reserve_space,
 )
-from offloop.bus.processes import with_reserve
 from offloop.bus.protocol.frames import MAX_RUN_NAME, check_run_name
 from offloop.bus.protocol.order import Ending, Gap, Reached
 from offloop.bus.runs import lock as run_lock
@@ -292,7 +291,7 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
             f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
         )
     try:
-        with with_reserve(lambda: os.scandir(root)) as entries:
+        with os.scandir(root) as entries:
             paths = [root / entry.name for entry in entries if os.path.exists(f"{entry.path}/{RUN_FILE}")]
     except FileNotFoundError:
         return []
