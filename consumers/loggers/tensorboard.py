@@ -22,8 +22,6 @@ _FILE_VERSION = "brain.Event:2"
 _BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)
 _BEFORE_THE_RUN_DESCRIBES_ITSELF = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 _GOLDEN_RATIO = 0.618034
-_OWNER = ".offloop-run"
-"""The file in which a folder says whose it is."""
 
 
 class TensorboardLogger(FileDestination):
@@ -36,10 +34,10 @@ class TensorboardLogger(FileDestination):
     Markdown. Hyperparameters are a table, and an entry of the HParams dashboard, which shows those that were logged
     first: those of the run, and what callbacks logged until then. Files to upload are left out.
 
-    With ``log_dir`` each run has a directory of its own name in that one, to which a second run of that name adds its
-    id. Every attempt of a run writes a file of its
-    own beside the others, and TensorBoard shows them as one run: of a step that was trained twice, what the later
-    attempt logged. An event's records are handed to the system at once, and equal streams give files with equal bytes.
+    With ``log_dir`` each run has a directory in that one, of its name and the beginning of its id. Every attempt of a
+    run writes a file of its own beside the others, and TensorBoard shows them as one run: of a step that was trained
+    twice, what the later attempt logged. An event's records are handed to the system at once, and equal streams give
+    files with equal bytes.
     """
 
     name = "tensorboard"
@@ -118,7 +116,7 @@ class TensorboardLogger(FileDestination):
     def _default_path(self, context: RunContext) -> Path:
         directory = context.run_dir / "tensorboard" if context.run_dir else None
         if self._log_dir is not None:
-            directory = _claimed(self._log_dir, context)
+            directory = self._log_dir / context.unique_name
         if directory is None:
             raise ConfigurationError(
                 "tensorboard has no run directory to write to: say where with '-o tensorboard.log_dir=DIR'"
@@ -228,26 +226,3 @@ def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "
 
 def _colour(number: int) -> tuple[int, ...]:
     return tuple(int(part * 127) for part in colorsys.hsv_to_rgb(math.fmod(number * _GOLDEN_RATIO, 1.0), 1.0, 1.0))
-
-
-def _claimed(root: Path, context: RunContext) -> Path:
-    """The run's own folder in ``root``: of its name, or, where another run of that name has it, of its name and id."""
-    directory = root / context.run_name
-    return directory if context.run_id is None or _claim(directory, context.run_id) else root / context.unique_name
-
-
-def _claim(directory: Path, run_id: str) -> bool:
-    """Whether a folder belongs to that run, as it does from now on when it belonged to none."""
-    owner = directory / _OWNER
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            with owner.open("x") as file:
-                file.write(run_id)
-        except FileExistsError:
-            return owner.read_text() == run_id
-    except OSError as error:
-        raise ConfigurationError(
-            f"{directory} cannot be written ({error.strerror}): '-o tensorboard.log_dir=DIR' writes elsewhere"
-        ) from None
-    return True

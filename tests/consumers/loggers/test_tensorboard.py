@@ -183,7 +183,7 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
         assert Runner(Recording(publisher.recording), [TrainerMetrics()], [logger]).run().problems == []
         folders[folder] = find_run("demo", tmp_path / folder).id
     written = {path.name: len(list(path.glob("events.out*"))) for path in (tmp_path / "logs").iterdir()}
-    assert written == {"demo": 2, f"demo-{folders['there'][:6]}": 1}
+    assert written == {f"demo-{folders['here'][:6]}": 2, f"demo-{folders['there'][:6]}": 1}
 
 
 def test_what_exists_is_refused_and_the_message_says_where_to_go(tmp_path: Path) -> None:
