@@ -13,6 +13,7 @@ from offloop.bus.errors import ProtocolError, RecordingError
 from offloop.bus.files import open_file
 from offloop.bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
 from offloop.bus.recording.growing import Backlog
+from offloop.bus.recording.walk import FileSource
 
 _READ_BYTES = 4 * MAX_WINDOW
 
@@ -74,7 +75,7 @@ class GrowingWindows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = -1
+        self._file: FileSource | None = None
         self.end = 0
         """Offset behind the last whole window."""
         self.backlog = Backlog()
@@ -118,22 +119,18 @@ class GrowingWindows:
         return data[:size]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, fewer where it ends. Raises RecordingError: they cannot be read."""
-        try:
-            if self._descriptor < 0:
-                self._descriptor = open_file(self.path)
-            return os.pread(self._descriptor, size, offset)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            message = f"the windows {self.path} cannot be read: {error.strerror}"
-            raise RecordingError(message, path=self.path) from None
+        """Bytes of the file, fewer where it ends. Raises RecordingError where they cannot be read."""
+        if self._file is None:
+            if not self.path.exists():
+                return b""
+            self._file = FileSource(self.path, follow=False)
+        return self._file.read_at(offset, size)
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Closes the file. Can be called more than once."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _sizes(data: bytes) -> Iterator[int]:

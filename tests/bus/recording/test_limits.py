@@ -57,18 +57,6 @@ def empty_messages(path: Path) -> None:
     path.write_bytes(front(path) + chunk(CHANNEL + EMPTY * 8_600_000) + chunk(CHANNEL + EMPTY * 900_000) * 9)
 
 
-def foreign_messages(path: Path) -> None:
-    """100,000 messages that are no events, in 1 kB."""
-    message = records.MESSAGE.pack(records.OP_MESSAGE, 23, 1, 0, 0, 0) + b"\0"
-    path.write_bytes(front(path) + chunk(CHANNEL + message * 100_000))
-
-
-def numbered_foreign_messages(path: Path) -> None:
-    """20,000 messages that are no events and that differ, so that their number is no reason to refuse them."""
-    message = (records.MESSAGE.pack(records.OP_MESSAGE, 23, 1, n, n, n) + b"\0" for n in range(20_000))
-    path.write_bytes(front(path) + chunk(CHANNEL + b"".join(message)))
-
-
 def many_places(path: Path) -> None:
     """3,000 places that are damaged, with a sound chunk between each two."""
     whole = chunk(CHANNEL + EMPTY)
@@ -88,8 +76,6 @@ def wide_channels(path: Path) -> None:
 FILES: list[Callable[[Path], None]] = [
     mark_of_lists,
     empty_messages,
-    foreign_messages,
-    numbered_foreign_messages,
     many_places,
     many_gaps,
     wide_channels,
@@ -129,19 +115,6 @@ def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     make(path)
     check("bus", "show", path)
     check("bus", "convert", "recover", path, "-o", tmp_path / "recovered.mcap")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [empty_messages, many_gaps, many_places], ids=lambda make: make.__name__)
-def test_what_every_command_makes_of_it_is_in_proportion(tmp_path, make):
-    path = tmp_path / "a.mcap"
-    make(path)
-    check("bus", "export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")
-    check("bus", "compare", path, path, "--events")
-    check("bus", "convert", "merge", path, path, "-o", tmp_path / "merged.mcap")
-    check("bus", "convert", "cut", path, "-o", tmp_path / "cut.mcap")
-    check("bus", "replay", path, "--rate", "max", "--runs-dir", tmp_path / "runs")
-    check("consumers", "--replay", path, "-c", "metrics")
 
 
 @pytest.mark.slow

@@ -216,39 +216,26 @@ def _broker_of(run: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code"),
     [
-        (["nowhere.mcap"], 1, "no run 'nowhere.mcap' in "),
-        (
-            ["r.mcap", "--rate", "0"],
-            2,
-            "'0' is not a rate: 1 replays as fast as it was, 10 ten times as fast, 'max' at",
-        ),
-        (["r.mcap", "--rate", "fast"], 2, "'fast' is not a rate: "),
-        (["r.mcap", "--start", "9"], 2, "invalid time '9': write a training time (2ep, 100ba, "),
-        (["r.mcap", "--run-name", "a/b"], 1, "'a/b' cannot be a run name: "),
-        (
-            ["r.mcap", "--run-name", "trained"],
-            1,
-            "'trained' is a run that was trained, and a replay would become its newest",
-        ),
-        (["text.txt"], 1, "text.txt is not a recording: "),
-        (["empty.mcap"], 1, "empty.mcap holds no event: "),
-        (
-            ["r.mcap", "--rate", "max", "--start", "9ep"],
-            1,
-            "is empty: no event is from 9ep on; 'offloop show r.mcap' shows",
-        ),
+        (["nowhere.mcap"], 1),
+        (["r.mcap", "--rate", "0"], 2),
+        (["r.mcap", "--rate", "fast"], 2),
+        (["r.mcap", "--start", "9"], 2),
+        (["r.mcap", "--run-name", "a/b"], 1),
+        (["r.mcap", "--run-name", "trained"], 1),
+        (["text.txt"], 1),
+        (["empty.mcap"], 1),
+        (["r.mcap", "--rate", "max", "--start", "9ep"], 1),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_a_mistake_is_one_line(
     runs_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: Sequence[str],
     code: int,
-    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["offloop replay", *arguments])
@@ -258,7 +245,4 @@ def test_mistakes_are_told_in_one_line(
     (tmp_path / "text.txt").write_text("no recording\n" * 9)
     with pytest.raises(SystemExit) as ended:
         run_command(replay)
-    told = capsys.readouterr().err
-    assert ended.value.code == code
-    assert len(told.splitlines()) == 1
-    assert message in told
+    assert (ended.value.code, len(capsys.readouterr().err.splitlines())) == (code, 1)
