@@ -287,7 +287,10 @@ def test_a_viewer_saves_a_chart_as_a_picture_and_all_values_behind_tokens_and_tl
         assert {row["run"] for row in rows} == {"marked"}
         assert float(rows[250]["epoch"]) == 2.5
         with visit(browser, url, ignore_https_errors=True) as stranger:
-            assert stranger.page.evaluate("fetch('/export/none').then((answer) => answer.status)") == 401
+            assert (
+                stranger.page.evaluate("fetch('/run-content/csv?run=none&chart=loss').then((answer) => answer.status)")
+                == 401
+            )
             stranger.errors.clear()
 
 

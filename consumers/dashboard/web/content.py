@@ -16,7 +16,9 @@ from offloop.consumers.dashboard.web.run_folder import open_in
 if TYPE_CHECKING:
     from fastapi import FastAPI, Response
 
-_PATH = "/run-content"
+PATH = "/run-content"
+"""Where addresses of this module begin."""
+
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 """Of files that are shown as images."""
 TEXT_ENDINGS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".yaml", ".yml", ".tsv", ".toml")
@@ -34,10 +36,20 @@ _AN_HOUR = {"cache-control": "private, max-age=3600"}
 _served: "weakref.WeakValueDictionary[str, MonitoredRun]" = weakref.WeakValueDictionary()
 
 
+def key_of(run: MonitoredRun) -> str:
+    """The name of a run in addresses."""
+    _served[run.key] = run
+    return run.key
+
+
+def served(key: str) -> MonitoredRun | None:
+    """The run of that key, as long as a page shows it."""
+    return _served.get(key)
+
+
 def address_of(run: MonitoredRun, what: str) -> str:
     """Where a browser finds something of a run: ``image`` or ``file``."""
-    _served[run.key] = run
-    return f"{_PATH}/{quote(run.key)}/{what}"
+    return f"{PATH}/{quote(key_of(run))}/{what}"
 
 
 def add_routes(app: "FastAPI") -> None:
@@ -45,11 +57,11 @@ def add_routes(app: "FastAPI") -> None:
     from fastapi import Response
 
     # Not as coroutines: each is answered in a thread, and the pages of others go on.
-    @app.get(f"{_PATH}/{{key}}/image")
+    @app.get(f"{PATH}/{{key}}/image")
     def image(key: str, name: str, step: int, place: int = 0) -> Response:
         return _image(key, name, step, place)
 
-    @app.get(f"{_PATH}/{{key}}/file")
+    @app.get(f"{PATH}/{{key}}/file")
     def file(key: str, path: str, show: bool = False) -> Response:
         return _file(key, path, show)
 

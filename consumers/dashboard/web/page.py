@@ -10,7 +10,7 @@ from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
 from offloop.consumers.dashboard.web.cards import COMMANDS, RunCommands
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, best_values, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
-from offloop.consumers.dashboard.web.export import PATH, ChartedRun
+from offloop.consumers.dashboard.web.content import key_of
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.marks import MarkNews
 from offloop.consumers.dashboard.web.panels import Panels
@@ -96,9 +96,6 @@ class Page:
             ui.label(problem).classes("notice").props('role="alert"')
         self._commands = RunCommands(opening.role)
         self._board = element_of("board").props('empty="Waiting for the first values"')
-        key = opening.exports.add(self._exported)
-        ui.context.client.on_delete(lambda: opening.exports.remove(key))
-        self._board.props["exports"] = f"{PATH}/{key}"
         self._board.props["allRuns"] = self._home
         self._board.on("look", self._on_look)
         self._board.on("help", top.show_keys)
@@ -166,7 +163,13 @@ class Page:
     ) -> list[dict[str, Any]]:
         folders = self._panels.folders
         return [
-            {"id": number, "color": color, "dash": dash, **self._commands.card(number, run, label, folders)}
+            {
+                "id": number,
+                "key": key_of(run),
+                "color": color,
+                "dash": dash,
+                **self._commands.card(number, run, label, folders),
+            }
             for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True))
         ]
 
@@ -198,14 +201,6 @@ class Page:
             if len(runs) == 1 and values:
                 found[name]["0"]["ends"] = best_values(charts[name], runs[0].view, self._look.x)
         return found
-
-    def _exported(self) -> list[ChartedRun]:
-        runs = list(self._runs)
-        return [
-            ChartedRun(number, label, run.view, run.history)
-            for number, (label, run) in enumerate(zip(labels_of(runs), runs, strict=True))
-            if number not in self._look.left_out
-        ]
 
     async def _on_compare(self, event: "GenericEventArguments") -> None:
         self._comparison = look_in(event.args, Comparison)

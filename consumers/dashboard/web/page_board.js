@@ -97,7 +97,7 @@ export default {
     </div>`,
   mixins: [paged, redrawn],
   components: { Compare, RunList },
-  props: { empty: String, allRuns: String, exports: String },
+  props: { empty: String, allRuns: String },
   directives: {
     plot: {
       mounted: (element, binding) => binding.instance.watchPlot(element, binding.value),
@@ -351,11 +351,10 @@ export default {
       if (this.cut.get(chart.id) || this.all.get(chart.id)) {
         items.push({ label: this.all.get(chart.id) ? "Cut off outliers" : "Show all values", do: () => this.showAll(chart.id) });
       }
-      const values = chart.kind === "phases" ? `${chart.id}/${this.rankOf(chart)}` : chart.id;
       return [
         ...items,
         { label: "Save as PNG", do: () => this.savePicture(chart) },
-        { label: "Save all values as CSV", do: () => saveUrl(`${this.exports}?chart=${encodeURIComponent(values)}`) },
+        { label: "Save all values as CSV", do: () => this.saveValues(chart) },
       ];
     },
     pin(chart) {
@@ -364,6 +363,12 @@ export default {
     },
     swap(one, other) {
       this.settings.pinned = this.settings.pinned.map((id) => (id === one ? other : id === other ? one : id));
+    },
+    saveValues(chart) {
+      const [kind, number] = chart.kind === "phases" ? chart.id.split("/") : [chart.id, null];
+      const runs = this.cards.filter((run) => (number === null ? !this.hidden[run.id] : run.id === Number(number)));
+      const asked = [["chart", kind], ["rank", this.rankOf(chart) ?? 0], ...runs.map((run) => ["run", run.key])];
+      saveUrl(`/run-content/csv?${new URLSearchParams(asked)}`);
     },
     savePicture(chart) {
       const { chart: drawn, kind } = this.plots.get(chart.id);

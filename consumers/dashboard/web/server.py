@@ -1,6 +1,5 @@
 """The server of the web dashboard: a thread of its own, with an event loop of its own."""
 
-import contextlib
 import errno
 import socket
 import threading
@@ -12,7 +11,7 @@ from urllib.parse import urlencode
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.printing import say
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Role, Tokens
-from offloop.consumers.dashboard.web.export import Exports
+from offloop.consumers.dashboard.web.export import add_export
 
 if TYPE_CHECKING:
     import uvicorn
@@ -41,8 +40,6 @@ class Opening(NamedTuple):
     """The address of the same page for viewers; empty without tokens."""
     asked: Sequence[tuple[str, str]]
     """Names and values in the address."""
-    exports: Exports
-    """Where a page offers the values of its charts as files."""
 
 
 PageBuilder: TypeAlias = Callable[[Opening], None]
@@ -58,7 +55,6 @@ class DashboardServer:
         listening.check()
         self._pages = pages
         self._listening = listening
-        self._exports = Exports()
         self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -168,7 +164,7 @@ class DashboardServer:
         core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
-        self._exports.serve(app)
+        add_export(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
@@ -186,30 +182,20 @@ class DashboardServer:
         link = ""
         if self._tokens is not None:
             link = f"{str(request.base_url).rstrip('/')}{path}?{urlencode([*asked, ('token', self._tokens.view)])}"
-        return Opening(role, link, asked, self._exports)
+        return Opening(role, link, asked)
 
 
 def _listen(listening: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
     first = FIRST_PORT if listening.port is None else listening.port
-    tried = range(first, first + _PORTS_TRIED) if listening.port is None else (first,)
-    for port in tried:
-        with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((listening.host, port))
-                listener.listen(128)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE and listening.port is None:
-                    continue
+    last = min(first + _PORTS_TRIED - 1, 65_535) if listening.port is None else first
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((listening.host, port), family=family, backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or (port == last and listening.port is not None):
                 raise ConfigurationError(_cannot_listen(listening, port, error)) from None
-            opened.pop_all()
-            return listener
-    raise ConfigurationError(
-        f"the ports {first} to {first + _PORTS_TRIED - 1} of {listening.host} are all in use: choose another with "
-        f"{listening.option('port', 'PORT')}"
-    )
+    raise ConfigurationError(f"the ports {first} to {last} of {listening.host} are in use: choose another one")
 
 
 def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
@@ -219,8 +205,7 @@ def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
             f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
             "leave it out to have a free one found"
         )
-    if error.errno == errno.EACCES:
-        return f"port {port} is for the system alone: choose one from 1024 on with {listening.option('port', '8420')}"
+    why = error.strerror or error
     return (
-        f"nothing can listen at {listening.host} port {port}: {error.strerror or error}; use an address of this machine"
+        f"cannot listen at {listening.host} port {port}: {why}; use an address of this machine, and a port from 1024 on"
     )

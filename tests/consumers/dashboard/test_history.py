@@ -26,7 +26,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, Lines, Look
-from offloop.consumers.dashboard.web.export import ChartedRun, csv_lines
+from offloop.consumers.dashboard.web.export import csv_lines
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -248,16 +248,18 @@ def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -
 
 
 @pytest.mark.parametrize(
-    "chart", ["loss/train/total", "metrics/eval/accuracy", "mine", f"{PHASES_PREFIX}/0/0", f"{PHASES_PREFIX}/0/1"]
+    ("chart", "rank"),
+    [("loss/train/total", 0), ("metrics/eval/accuracy", 0), ("mine", 0), (PHASES_PREFIX, 0), (PHASES_PREFIX, 1)],
 )
-def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, chart: str) -> None:
+def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, chart: str, rank: int) -> None:
     run, _ = show(summed_up(recording))
     rows, expected = (
-        list(csv.reader(b"".join(csv_lines([one], chart)).decode().splitlines()))
-        for one in (ChartedRun(0, "run", run.view, run.history), ChartedRun(0, "run", whole))
+        list(csv.reader(b"".join(csv_lines([one], chart, rank)).decode().splitlines()))
+        for one in (run, MonitoredRun(whole))
     )
+    rows, expected = ([row[1:] for row in each] for each in (rows, expected))
     if chart.startswith(PHASES_PREFIX):
-        rows, expected = ([row[:3] for row in each] for each in (rows, expected))
+        rows, expected = ([row[:2] for row in each] for each in (rows, expected))
     assert rows == expected
 
 

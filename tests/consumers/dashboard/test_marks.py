@@ -19,7 +19,7 @@ from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from offloop.consumers.dashboard.web.export import COLUMNS, ChartedRun, csv_lines, file_name
+from offloop.consumers.dashboard.web.export import COLUMNS, csv_lines, file_name
 from offloop.consumers.dashboard.web.marks import MarkNews
 
 SECOND = 1_000_000_000
@@ -168,7 +168,8 @@ def test_the_extremes_of_a_metric_are_those_of_all_its_values(thins: bool) -> No
 
 def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:
     view = read(recording)
-    runs = [ChartedRun(0, "marked", view), ChartedRun(1, "=other, one", view)]
+    runs = [MonitoredRun(view), MonitoredRun(read(recording))]
+    runs[1].view.run_name = "=other, one"
     lines = b"".join(csv_lines(runs, "loss/train/total")).decode().splitlines()
     header, *rows = csv.reader(lines)
     assert tuple(header) == COLUMNS
