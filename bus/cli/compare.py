@@ -1,6 +1,5 @@
 """The command ``offloop compare``: the results of runs side by side, or the events of two."""
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -35,29 +34,12 @@ EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 _LISTED = 20
 _LONGEST = 60
 _LONGEST_NAME = 30
-_EVENTS_ONLY = ("tolerance", "times", "stream", "nkey", "ca")
-"""The options that need ``--events``."""
 
 
 class _Undecided(click.ClickException):
     """The events cannot be compared."""
 
     exit_code = EXIT_TROUBLE
-
-
-def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses options that need ``--events``, before ``--stream`` connects."""
-
-    @functools.wraps(command)
-    def checked(*, events: bool, **options: Any) -> Any:
-        given = next((name for name in _EVENTS_ONLY if options[name]), None)
-        if given and not events:
-            raise click.UsageError(
-                f"--{given.replace('_', '-')} needs --events: add it to compare the events of two runs"
-            )
-        return command(events=events, **options)
-
-    return checked
 
 
 @click.command(
@@ -77,7 +59,6 @@ def _check_events(command: Callable[..., Any]) -> Callable[..., Any]:
     help="With --events: accept numbers that differ by this much, or by this share of the larger one. Default: 0.",
 )
 @click.option("--times", is_flag=True, help="With --events: also times and durations.")
-@_check_events
 @place_options
 def compare_runs(
     runs: tuple[str, ...],
@@ -101,6 +82,9 @@ def compare_runs(
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
     if not events:
+        given = {"--tolerance": tolerance, "--times": times, "--stream": stream}
+        if needless := next((option for option, value in given.items() if value), None):
+            raise click.UsageError(f"{needless} needs --events: add it to compare the events of two runs")
         _compare_results(runs, runs_dir, everything=everything, as_json=as_json)
         return EXIT_SAME
     if len(runs) > 2:

@@ -76,13 +76,7 @@ def annotate(
                 before.archived if archived is None else archived,
             )
             if changed != before:
-                content = msgspec.json.encode(changed)
-                if len(content) > _MAX_BYTES:
-                    raise ConfigurationError(
-                        f"{run / ANNOTATIONS_FILE} would have {len(content):,} bytes, and {_MAX_BYTES:,} are allowed: "
-                        "remove some tags first"
-                    )
-                replace_file(directory, ANNOTATIONS_FILE, content.decode())
+                replace_file(directory, ANNOTATIONS_FILE, msgspec.json.encode(changed).decode())
         finally:
             os.close(directory)
     except OSError as error:

@@ -46,6 +46,19 @@ _OF_VALUES: dict[str, Callable[[MetricValues], float]] = {
     "min": attrgetter("low"),
     "max": attrgetter("high"),
 }
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "duration": duration,
+    "size": lambda value: number_text(value, BYTES),
+    "checkpoints": lambda value: f"{len(value):,}" if value else "",
+    "tags": lambda value: one_line(", ".join(value)),
+    REACHED: lambda value: f"batch {number_text(value)}",
+    **dict.fromkeys(("started", "ended"), when),
+    **dict.fromkeys(("pinned", "archived"), lambda value: "yes" if value else ""),
+    **dict.fromkeys(
+        ("attempts", "epoch", "batch", "sample"),
+        lambda value: f"{value:,}" if isinstance(value, int) else number_text(value),
+    ),
+}
 _LOOKED_AT = 200
 _LONGEST = 300
 _SHORT_TITLE = 18
@@ -89,20 +102,12 @@ class Column(NamedTuple):
 
     def format(self, value: Any, entry: RunEntry, *, whole: bool = False) -> str:
         """Text of a value, such as a mean, in the units of that run."""
-        if self.name == "duration":
-            return duration(value)
-        if self.name == "checkpoints":
-            return f"{len(value):,}" if value else ""
-        if self.kind == "time":
-            return when(value)
-        if self.kind == "tags":
-            return one_line(", ".join(value))
-        if self.kind == "progress":
-            return f"batch {number_text(value)}"
-        if isinstance(value, int) and self.name in OF_RUN and self.name != "size":
-            return ("yes" if value else "") if isinstance(value, bool) else f"{value:,}"
-        if self.metric is not None or self.name == "size" or (isinstance(value, float) and not whole):
+        if self.metric is not None:
             return number_text(value, self.scale(entry))
+        if self.name in _FORMATS:
+            return _FORMATS[self.name](value)
+        if isinstance(value, float) and not whole:
+            return number_text(value)
         return one_line(value_text(value)[:_LONGEST])
 
     def scale(self, entry: RunEntry) -> Scale:
@@ -120,9 +125,6 @@ class Columns:
     the last (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where it is unique; of several,
     ``config/lr`` comes before the rest of the hyperparameters, and these before metrics. A run that lacks the first of
     these gives the next, so ``lr`` is known of runs of different kinds.
-
-    Args:
-        entries: the runs, the newest first.
     """
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
@@ -139,7 +141,7 @@ class Columns:
         self.metric_names = MetricNames(metrics)
         self.goals = goals_in(entry.hyperparameters for entry in entries)
         """See :func:`offloop.bus.types.metrics.goals_in`."""
-        self._newest = entries[:_LOOKED_AT]
+        self._some = entries[:_LOOKED_AT]
         self._found: dict[str, Column] = {}
 
     def find(self, name: str) -> Column:
@@ -187,7 +189,7 @@ class Columns:
             known = entry.hyperparameters
             return next((known[name] for name in names if name in known), None)
 
-        first = next((one for one in map(value, self._newest) if one is not None), None)
+        first = next((one for one in map(value, self._some) if one is not None), None)
         is_number = isinstance(first, int | float) and not isinstance(first, bool)
         title = names[0].removeprefix("config/")
         title = title if len(title) <= _SHORT_TITLE else title.rpartition("/")[2]

@@ -97,9 +97,10 @@ def _blank(operand: re.Match[str]) -> str:
 def _comparison(value_of: ValueOf, sign: str, operand: str) -> Predicate:
     is_quoted = operand[0] in "\"'"
     text = re.sub(r"\\(.)", r"\1", operand[1:-1]) if is_quoted else operand.strip("`")
-    number = None
-    if not is_quoted and _NUMBER.fullmatch(text):
-        number = int(text) if text.lstrip("+-").isdigit() else float(text)
+    constant: str | float = text
+    if not is_quoted and sign != "~" and _NUMBER.fullmatch(text):
+        constant = int(text) if text.lstrip("+-").isdigit() else float(text)
+    usual = None if sign == "~" else type(constant)
     compare: Callable[[Any, Any], bool] = _SIGNS.get(sign, operator.eq)
 
     def holds_of_one(value: Any) -> bool:
@@ -107,14 +108,17 @@ def _comparison(value_of: ValueOf, sign: str, operand: str) -> Predicate:
             return text.lower() in str(value).lower()
         if isinstance(value, bool):
             return compare(str(value).lower(), text.lower())
-        if number is not None and isinstance(value, int | float):
-            return compare(value, number)
+        if isinstance(value, int | float) and not isinstance(constant, str):
+            return compare(value, constant)
         # A text that looks like a number was given as one.
-        is_ordered = number is None and isinstance(value, str)
+        is_ordered = isinstance(value, str) and isinstance(constant, str)
         return (is_ordered or compare in (operator.eq, operator.ne)) and compare(str(value), text)
 
     def holds(entry: RunEntry) -> bool:
         value = value_of(entry)
+        # Most values are of the same type as the constant.
+        if type(value) is usual:
+            return compare(value, constant)
         if isinstance(value, tuple):
             return text not in value if sign == "!=" else any(map(holds_of_one, value))
         return value is not None and holds_of_one(value)

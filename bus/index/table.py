@@ -59,7 +59,7 @@ class RunTable:
                 if before.entries.get(run) is not entry
             ):
                 return known
-        return Columns(self.newest_first)
+        return Columns(self.entries.values())
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,8 @@ class RunTable:
         Raises:
             ConfigurationError: it is not a filter, or names what no run has.
         """
-        return list(filter(parse_filter(expression, self.known), entries))
+        predicate = parse_filter(expression, self.known)
+        return [entry for entry in entries if predicate(entry)]
 
     def sort(self, entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
         """The runs in the order of a column, downwards with a minus sign in front of its name: numbers before texts,
@@ -189,8 +190,8 @@ class RunTable:
         if order != NEWEST_FIRST:
             requested = {entry.run for entry in shown}
             shown = [entry for entry in self._ordered(order) if entry.run in requested]
-        pinned_first = [*(entry for entry in shown if entry.pinned), *(entry for entry in shown if not entry.pinned)]
-        return Chosen(pinned_first, left_out, error)
+        pinned, others = [one for one in shown if one.pinned], [one for one in shown if not one.pinned]
+        return Chosen(pinned + others, left_out, error)
 
     def _is_expression(self, find: str) -> bool:
         # Words too may be columns, so that a text without a sign has to be a filter as a whole.
@@ -333,11 +334,8 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
 
 
 def _finite_values(entries: Iterable[RunEntry], value_of: ValueOf) -> list[tuple[float, RunEntry]]:
-    return [
-        (value, entry)
-        for entry in entries
-        if isinstance(value := value_of(entry), int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ]
+    known = [(value_of(entry), entry) for entry in entries]
+    return [(value, entry) for value, entry in known if type(value) in (int, float) and math.isfinite(value)]
 
 
 def _has_words(entry: RunEntry, words: Sequence[str]) -> bool:

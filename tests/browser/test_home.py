@@ -188,6 +188,31 @@ def test_tags_notes_and_pins_are_kept_with_the_run_and_seen_by_others(runs, serv
         assert read_annotations(runs / name).note == "the first one"
 
 
+def test_a_new_column_is_the_first_and_columns_are_moved_and_resized(served, browser):
+    wide = {"width": 1600, "height": 900}
+    with visit(browser, served.url, viewport=wide) as there:
+        shows(there, 12)
+        heads = there.page.locator("thead th[draggable]")
+        there.page.get_by_role("button", name="Columns").click()
+        there.page.get_by_label("config/width").check()
+        there.page.keyboard.press("Escape")
+        there.waits_for(lambda: heads.all_inner_texts()[:2] == ["width", "status"], "it before the others")
+        heads.nth(0).drag_to(heads.nth(2))
+        there.waits_for(lambda: heads.all_inner_texts()[:3] == ["status", "lr", "width"], "it behind two")
+        edge = there.page.locator(".resize").nth(0)
+        before = heads.nth(0).bounding_box()["width"]
+        box = edge.bounding_box()
+        there.page.mouse.move(box["x"] + 3, box["y"] + 9)
+        there.page.mouse.down()
+        there.page.mouse.move(box["x"] + 83, box["y"] + 9)
+        there.page.mouse.up()
+        assert heads.nth(0).bounding_box()["width"] == before + 80
+        there.page.reload()
+        shows(there, 12)
+        assert heads.nth(0).bounding_box()["width"] == before + 80
+        assert heads.all_inner_texts()[:3] == ["status", "lr", "width"]
+
+
 def test_what_is_not_allowed_as_a_tag_is_said(served, browser):
     with visit(browser, served.url, viewport={"width": 1700, "height": 900}) as there:
         shows(there, 12)

@@ -39,11 +39,6 @@ class RunLibrary:
         self.problem: str | None = None
         """Why the place cannot be read, or the index not be stored."""
 
-    @property
-    def name(self) -> str:
-        """The place, in words."""
-        return self._place.in_words
-
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

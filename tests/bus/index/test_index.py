@@ -491,16 +491,6 @@ def test_as_many_tags_are_written_as_can_be_read(tmp_path):
     assert annotate(run, add=["one more"], remove=tags[1:]).tags == (tags[0], "one more")
 
 
-def test_tags_of_another_program_are_kept_up_to_what_can_be_read(tmp_path):
-    run = write_run(tmp_path, "r")
-    tags = [f"{number:010}" for number in range(80_000)]
-    (run / "annotations.json").write_text(json.dumps({"tags": tags}, separators=(",", ":")))
-    with pytest.raises(ConfigurationError, match=r"annotations.json would have 1,05\d,\d{3} bytes, and 1,048,576"):
-        annotate(run, note="x" * 10_000)
-    assert annotate(run, pinned=True).pinned
-    assert read_annotations(run).tags == tuple(tags)
-
-
 @pytest.mark.parametrize(
     "content", [b'{"tags": 5}', b"{", b"\xff", b"", b"[" * 100_000, b'{"note": "' + b"x" * (1 << 20)]
 )
