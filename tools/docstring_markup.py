@@ -33,6 +33,12 @@ _SHARED_ENTRY = re.compile(
 class DocstringMarkup(Extension):
     """Rewrites the docstrings of every package that is loaded."""
 
+    def on_module_members(self, *, mod: Module, **kwargs: Any) -> None:
+        """Has ``import *`` find the names that a package imports for types and loads when they are used."""
+        for member in mod.members.values() if mod.is_init_module else ():
+            if isinstance(member, Alias):
+                member.runtime = True
+
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **kwargs: Any) -> None:
         """Rewrites every docstring of the package, members of members included."""
         _rewrite(pkg, loader)
