@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offloop.bus.errors import ProtocolError, require
@@ -22,7 +22,7 @@ from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
 from offloop.bus.types.metric_names import MetricNames
-from offloop.consumers.api.logger import Images, Row, Text
+from offloop.consumers.api.logger import Images, Row, RunContext, Text
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
@@ -90,10 +90,8 @@ class RunView:
         self._said_left_out = False
         self._loads = 0
         self._named: tuple[list[str], MetricNames] = [], MetricNames(())
-        self._read_outcomes: Callable[[], Sequence[Outcome]] = tuple
-        self._outcomes_read = 0
-        self._read_checkpoints: Callable[[], Sequence[CheckpointMark]] = tuple
-        self._checkpoints_read = 0
+        self._context = RunContext(run_name, attempt, None)
+        self._outcomes_read = self._checkpoints_read = 0
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
 
     def see(self, state: Snapshot) -> None:
@@ -193,15 +191,10 @@ class RunView:
             known = self._hyperparameters
             known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
 
-    def follow_outcomes(self, read: Callable[[], Sequence[Outcome]]) -> None:
-        """Set the function that returns the outcomes of all commands so far, in order."""
+    def follow(self, context: RunContext) -> None:
+        """Set the run, whose commands and checkpoints are shown from now on."""
         with self._lock:
-            self._read_outcomes = read
-
-    def follow_checkpoints(self, read: Callable[[], Sequence[CheckpointMark]]) -> None:
-        """Set the function that returns all saved and loaded checkpoints so far, in order."""
-        with self._lock:
-            self._read_checkpoints = read
+            self.run_name, self.attempt, self._context = context.run_name, context.attempt, context
 
     def take_outcome(self, outcome: Outcome) -> None:
         """Add the outcome of a command; once that is final, further ones are ignored."""
@@ -432,14 +425,12 @@ class RunView:
         return found
 
     def _take_outcomes(self) -> None:
-        outcomes = self._read_outcomes()
-        for outcome in outcomes[self._outcomes_read :]:
+        for outcome in self._context.answered()[self._outcomes_read :]:
+            self._outcomes_read += 1
             self.take_outcome(outcome)
-        self._outcomes_read = len(outcomes)
-        checkpoints = self._read_checkpoints()
-        for mark in checkpoints[self._checkpoints_read :]:
+        for mark in self._context.checkpoints()[self._checkpoints_read :]:
+            self._checkpoints_read += 1
             self._mark_checkpoint(mark)
-        self._checkpoints_read = len(checkpoints)
 
     def _mark_checkpoint(self, mark: CheckpointMark) -> None:
         self.version += 1

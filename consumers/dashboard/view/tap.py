@@ -90,14 +90,12 @@ class ViewDestination(LoggerDestination):
 
     def open(self, context: RunContext) -> None:
         self._run.command, self._run.run_dir = context.command, context.run_dir
-        self.view.run_name, self.view.attempt = context.run_name, context.attempt
+        self.view.follow(context)
         # A recording may lie anywhere.
         with contextlib.suppress(OffloopError):
             run = None if context.run_dir is None else read_run(context.run_dir)
             if run is not None and run.id == context.run_id:
                 expect_end(self.view, run)
-        self.view.follow_outcomes(context.answered)
-        self.view.follow_checkpoints(context.checkpoints)
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         self.view.take_rows(rows)

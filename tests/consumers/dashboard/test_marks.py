@@ -14,7 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
-from offloop.consumers.api.logger import Row
+from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -93,7 +93,7 @@ def test_marks_stand_where_it_happened_on_every_axis(
 def test_a_mark_comes_when_the_batches_up_to_it_are_known_and_once() -> None:
     outcomes = [Outcome(Command("pause", id="a"), "batch_checkpoint", 2, None, START + 2 * SECOND)]
     run = MonitoredRun(RunView("run"))
-    run.view.follow_outcomes(lambda: outcomes)
+    run.view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
     browser = MarkNews()
     run.view.see(batch_of(1))
     assert browser.news([run]) == []

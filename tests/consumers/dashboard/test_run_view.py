@@ -404,7 +404,7 @@ def test_a_run_without_an_end_has_no_fraction() -> None:
 def test_commands_in_a_history_stand_where_they_took_effect() -> None:
     outcomes: list[Outcome] = []
     view = RunView("run")
-    view.follow_outcomes(lambda: outcomes)
+    view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
     for epoch in range(3):
         view.see(
             Snapshot.build(Event.EPOCH_START, time_ns=START + 10 * epoch * SECOND, timestamp=Timestamp(epoch=epoch))
@@ -418,7 +418,7 @@ def test_commands_in_a_history_stand_where_they_took_effect() -> None:
 def test_the_state_follows_the_run_and_its_commands() -> None:
     outcomes: list[Outcome] = []
     view = RunView("run")
-    view.follow_outcomes(lambda: outcomes)
+    view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
     assert view.status == "waiting"
     view.see(batch_of(1))
     assert view.status == "live"
