@@ -13,7 +13,7 @@ from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody
-from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.runs.directory import RunDirectory, new_run_id
 from offloop.bus.runs.flight import MOST_DUMPS, AnnouncedDump, announce_dump, dump_path
 from offloop.bus.types.event import Event
@@ -217,7 +217,7 @@ class FlightRecorder:
                 return number
         return None
 
-    def _alert(self, about: str, status: str, text: str, batch: int) -> None:
+    def _alert(self, about: str, status: AlertStatus, text: str, batch: int) -> None:
         now = time.time()
         name = f"flight-{self._attempt}-{about}-{status}-{now:.3f}"
         note_alert(self._directory.path, RunAlert(name, status, about, text, now, self._attempt, batch))

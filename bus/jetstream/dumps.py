@@ -4,9 +4,11 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from offloop.bus.errors import OffloopError
@@ -68,7 +70,7 @@ class DumpRelay:
         # It comes back to this host, too, which has written it already.
         self._note(dump.id)
         try:
-            said = json.dumps({**dump._asdict(), "host": self._host}).encode()
+            said = json.dumps({**asdict(dump), "host": self._host}).encode()
             await self._client.publish(names.dump_subject(self._run), said)
             await self._client.flush()
         except (Error, OSError):
@@ -84,11 +86,9 @@ class DumpRelay:
             return  # as in names.is_request
         try:
             said = json.loads(message.data)
-            dump = AnnouncedDump(*(said[name] for name in AnnouncedDump._fields))
-            host, texts = said["host"], (dump.id, dump.reason, dump.detail)
-            if not all(isinstance(one, str) for one in (host, *texts)) or dump.id in self._known:
-                return
-            if not 0 < len(dump.id) <= _MOST_ID:
+            dump = msgspec.convert(said, AnnouncedDump)
+            host = said["host"]
+            if not isinstance(host, str) or dump.id in self._known or not 0 < len(dump.id) <= _MOST_ID:
                 return
         except (ValueError, KeyError, TypeError, RecursionError):
             return

@@ -1,11 +1,13 @@
 """What consumers alert about, in a file in the run's directory, so that whatever shows the run can show it."""
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -21,29 +23,32 @@ MOST = 1000
 _LONGEST = 1000
 _MAX_BYTES = 1 << 20
 
-FIRING, RESOLVED = "firing", "resolved"
+FIRING: Final = "firing"
+RESOLVED: Final = "resolved"
 
 
-class RunAlert(NamedTuple):
+AlertStatus: TypeAlias = Literal["firing", "resolved"]
+
+
+@dataclass(frozen=True)
+class RunAlert:
     """That something is not as it should be, or is again."""
 
     id: str
     """The same whenever the same events are handled."""
-    status: str
-    """``firing`` or ``resolved``."""
+    status: AlertStatus
     about: str
     """What it is about, such as a rule and a metric: the same when it is resolved."""
     text: str
     """For people."""
-    time: float
-    """In seconds since 1970."""
+    time: SecondsSince1970
     attempt: int
     batch: int
 
 
 def note_alert(run: Path, alert: RunAlert) -> None:
     """Adds an alert to those of a run; what cannot be written is named in the log, and so is what is too much."""
-    line = json.dumps(plain(alert._replace(text=alert.text[:_LONGEST], about=alert.about[:_LONGEST])._asdict()))
+    line = json.dumps(plain(asdict(alert) | {"text": alert.text[:_LONGEST], "about": alert.about[:_LONGEST]}))
     try:
         directory = open_directory(run)
         try:
@@ -70,8 +75,8 @@ def read_alerts(run: Path) -> list[RunAlert]:
         return []
     found: dict[str, RunAlert] = {}
     for line in lines:
-        alert = _read(line)
-        if alert is not None:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            alert = msgspec.json.decode(line, type=RunAlert)
             found.setdefault(alert.id, alert)
     return sorted(found.values(), key=lambda one: one.time)[-MOST:]
 
@@ -84,16 +89,3 @@ def firing(alerts: list[RunAlert]) -> list[RunAlert]:
         if alert.status == FIRING:
             open_ones[alert.attempt, alert.about] = alert
     return list(open_ones.values())
-
-
-def _read(line: bytes) -> RunAlert | None:
-    try:
-        read = json.loads(line)
-        alert = RunAlert(*(read[name] for name in RunAlert._fields))
-        texts = alert.id, alert.status, alert.about, alert.text
-        if not all(isinstance(one, str) for one in texts) or alert.status not in (FIRING, RESOLVED):
-            return None
-        time = msgspec.convert(alert.time, SecondsSince1970)
-        return alert._replace(time=time, attempt=int(alert.attempt), batch=int(alert.batch))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None

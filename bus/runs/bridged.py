@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from offloop.bus import processes
 from offloop.bus.errors import RunDirectoryError
-from offloop.bus.files import open_directory, open_file, replace_file
+from offloop.bus.files import open_directory, read_file, replace_file
 from offloop.bus.processes import start_time
 
 BRIDGE_FILE = "bridge.json"
@@ -90,18 +92,14 @@ def how_to_send(path: Path, stream: str) -> str:
 def read_bridge(path: Path) -> BridgeStatus | None:
     """What the bridge of the run in a directory last said; ``None`` where there was none, or it cannot be read."""
     try:
-        with open(open_file(path / BRIDGE_FILE), "rb") as file:
-            return bridge_of(json.loads(file.read(_MOST_BYTES)))
+        return bridge_of(msgspec.json.decode(read_file(path / BRIDGE_FILE, _MOST_BYTES)))
     except (OSError, ValueError, RecursionError):
         return None
 
 
 def bridge_of(said: object) -> BridgeStatus | None:
     """A bridge's status from the values of its fields by name; ``None`` if these are something else."""
-    if not isinstance(said, dict):
+    try:
+        return msgspec.convert(said, BridgeStatus)
+    except msgspec.ValidationError:
         return None
-    default = BridgeStatus()
-    known = {field.name: said[field.name] for field in fields(BridgeStatus) if field.name in said}
-    if any(type(value) is not type(getattr(default, name)) for name, value in known.items() if name != "started"):
-        return None
-    return BridgeStatus(**known)

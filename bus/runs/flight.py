@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from offloop.bus.files import open_directory, open_file, replace_file
+import msgspec
+
+from offloop.bus.files import open_directory, read_file, replace_file
 from offloop.bus.strict_json import plain
 
 FLIGHT_FILE = "flight.json"
@@ -19,7 +21,8 @@ _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
 _MOST_BYTES = 1 << 16
 
 
-class AnnouncedDump(NamedTuple):
+@dataclass(frozen=True)
+class AnnouncedDump:
     """A dump that a broker has decided on."""
 
     id: str
@@ -53,18 +56,13 @@ def announce_dump(run: Path, dump: AnnouncedDump) -> None:
     """
     directory = open_directory(run)
     try:
-        replace_file(directory, FLIGHT_FILE, json.dumps(plain(dump._asdict())))
+        replace_file(directory, FLIGHT_FILE, json.dumps(plain(asdict(dump))))
     finally:
         os.close(directory)
 
 
 def read_announced(run: Path) -> AnnouncedDump | None:
     """The newest dump of a run's broker on this host; ``None`` without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        with open(open_file(run / FLIGHT_FILE), "rb") as file:
-            read = json.loads(file.read(_MOST_BYTES))
-        dump = AnnouncedDump(*(read[name] for name in AnnouncedDump._fields))
-        texts = dump.id, dump.reason, dump.detail
-        if all(isinstance(one, str) for one in texts) and isinstance(dump.attempt, int):
-            return dump._replace(time=float(dump.time))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return msgspec.json.decode(read_file(run / FLIGHT_FILE, _MOST_BYTES), type=AnnouncedDump)
     return None

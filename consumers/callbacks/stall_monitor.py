@@ -11,7 +11,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
+from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.runs.directory import Origin, read_run
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import BASE_EVENTS
@@ -174,7 +174,7 @@ class StallMonitor(Callback):
                     f"{self._seen.limit:.0f} s: the training hangs {self._phase}",
                 )
 
-    def _alert(self, status: str, text: str) -> None:
+    def _alert(self, status: AlertStatus, text: str) -> None:
         say(text, err=True)
         context = self._context
         if context.run_dir is not None:

@@ -191,7 +191,8 @@ def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tm
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer), "abc")
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer))
     assert answers == [(None, "another alert had it written less than 60 s ago")]
-    assert read_announced(tmp_path)[:4] == ("abc", 1, "alert", "loss > 3")
+    announced = read_announced(tmp_path)
+    assert (announced.id, announced.reason, announced.detail) == ("abc", "alert", "loss > 3")
     recorder.work(math.inf)
     assert answers[1] == ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None)
     for _ in range(MOST_DUMPS - 1):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import asdict
 
 import pytest
 
@@ -32,9 +33,9 @@ def test_lines_that_are_something_else_are_left_out(tmp_path):
         for odd in (
             [1],
             {"id": 1},
-            {**alert(2)._asdict(), "time": "now"},
-            {**alert(2)._asdict(), "status": "odd"},
-            {**alert(2)._asdict(), "time": math.inf},
+            {**asdict(alert(2)), "time": "now"},
+            {**asdict(alert(2)), "status": "odd"},
+            {**asdict(alert(2)), "time": math.inf},
         ):
             file.write(json.dumps(odd).encode() + b"\n")
         file.write(b'\xff\n{"id": "cut')
