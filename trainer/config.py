@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 from offloop.bus.errors import ConfigurationError
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from offloop.trainer.schedulers import SchedulerFunction
 
 
-def _check_clock(clock: Any, argument: str) -> None:
-    check_function(clock, argument, "()")
-
-
 @dataclass(frozen=True)
 class _OwnArguments(ArgumentGroup):
     model: "torch.nn.Module"
@@ -62,7 +59,7 @@ class _OwnArguments(ArgumentGroup):
     step_schedulers_every_batch: bool | None = None
     scale_schedule_ratio: float = 1.0
     progress_bar: Annotated[bool, Option("--progress")] = True
-    clock: Annotated[Callable[[], int] | None, _check_clock] = None
+    clock: Annotated[Callable[[], int] | None, partial(check_function, call="()")] = None
 
 
 GROUPS: Mapping[str, type[ArgumentGroup]] = {

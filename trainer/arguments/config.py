@@ -18,6 +18,7 @@ from offloop.trainer.arguments.checks import (
     check_config,
     check_flag,
     check_flight_recorder,
+    check_number,
     check_path,
     check_precision,
     check_record,
@@ -140,9 +141,7 @@ def _read_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not seconds > 0:
-        raise ConfigurationError(f"{text!r} is not a number of seconds: use more than 0")
-    return seconds
+    return check_number(seconds, "seconds", above=0)
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,17 @@ def write_sharded(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> N
     Raises ``CheckpointError`` on every rank when any of them cannot write; the existing folder then stays."""
     rest, sharded = _take_apart(tree)
 
+    def make_draft() -> str:
+        assert path is not None  # the first rank has one
+        return str(stack.enter_context(atomic_replace(path)))
+
     def own_checksums() -> dict[str, str]:
         files = sorted((draft / SHARDS).iterdir())
         return _checksums(draft, files[ranks.rank :: ranks.world_size])
 
     with contextlib.ExitStack() as stack:
         # Only the first rank makes and moves folders.
-        draft = Path(on_first(ranks, lambda: str(stack.enter_context(atomic_replace(_given(path))))))
+        draft = Path(on_first(ranks, make_draft))
         _save(draft / SHARDS, {_name(place): tensor for place, tensor in sharded})
         checksums = ranks.each(lambda: _checked(own_checksums))
         contents = {
@@ -198,11 +202,6 @@ def _check_files(path: Path, files: Mapping[str, str]) -> None:
             raise CheckpointError(
                 f"checkpoint {path} is damaged: the checksum of {name} is wrong; use another one", path=path
             )
-
-
-def _given(path: Path | None) -> Path:
-    assert path is not None  # the first rank has one
-    return path
 
 
 def on_first(ranks: Ranks, do: Callable[[], Any]) -> Any:

@@ -45,9 +45,12 @@ class Ranks:
         self.failed_at: float | None = None
         """When this rank could not continue, in seconds since 1970."""
 
-    def begin_count(self, samples: int, tokens: int) -> None:
-        """Starts to add up what is in a batch over the ranks."""
-        self._begin_count(samples, tokens, 1)
+    def begin_count(self, samples: int, tokens: int, batches: int = 1) -> None:
+        """Starts to add up the samples and tokens of a batch over the ranks."""
+        for index, count in enumerate((samples, tokens, batches)):
+            self._counts[index] = count
+        with report_lost_ranks(self.rank):
+            self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
     def end_count(self) -> tuple[int, int]:
         """Samples and tokens of the batch over all ranks; can be asked again until the next batch."""
@@ -60,16 +63,10 @@ class Ranks:
 
     def end_data(self) -> None:
         """Reports, in place of :meth:`begin_count`, that this rank's data is at its end."""
-        self._begin_count(0, 0, 0)
+        self.begin_count(0, 0, 0)
         have_batch = self._end_count()[2]
         if have_batch:
             raise ConfigurationError(_unequal_data(self.world_size - have_batch, self.world_size))
-
-    def _begin_count(self, *counts: int) -> None:
-        for index, count in enumerate(counts):
-            self._counts[index] = count
-        with report_lost_ranks(self.rank):
-            self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
     def _end_count(self) -> list[int]:
         with report_lost_ranks(self.rank):

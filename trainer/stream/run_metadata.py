@@ -30,8 +30,9 @@ def describe_system(state: State) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
-        "offloop": _version(),
     }
+    with contextlib.suppress(PackageNotFoundError):
+        facts["offloop"] = version("offloop")
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -42,7 +43,8 @@ def describe_unavailable(is_sharded: bool) -> dict[str, Any]:
 
 def describe_sizes(state: State) -> dict[str, Any]:
     """Seed, batch sizes, numbers of samples, and the time spent evaluating before; unknown ones are left out."""
-    batch = _whole(getattr(state.train_dataloader, "batch_size", None))
+    batch = getattr(state.train_dataloader, "batch_size", None)
+    batch = batch if type(batch) is int else None
     # An attached training has none: it is not known which evaluations are to come.
     evaluators = getattr(state, "evaluators", None)
     evaluated = [_samples(evaluator.dataloader) for evaluator in evaluators or ()]
@@ -65,10 +67,6 @@ def _samples(dataloader: Any) -> int | None:
     return None
 
 
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int else None
-
-
 def _processors() -> dict[str, Any]:
     model, cores = platform.processor() or None, set()
     with contextlib.suppress(OSError):
@@ -85,10 +83,3 @@ def _memory() -> int | None:
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def _version() -> str | None:
-    try:
-        return version("offloop")
-    except PackageNotFoundError:
-        return None

@@ -219,14 +219,6 @@ def test_the_last_one_is_replaced_under_its_name(tmp_path: Path) -> None:
     assert len(listing(tmp_path)) == 3
 
 
-def test_one_that_is_gone_already_is_as_good_as_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = CheckpointFolder(tmp_path, keep=1)
-    folder.save(at(1), tree_of(1)).unlink()
-    folder.save(at(2), tree_of(2))
-    assert folder.state_dict() == {"saved": ["ep0-ba2-rank0.safetensors"]}
-    assert not caplog.records
-
-
 def test_one_that_cannot_be_removed_is_logged_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -330,13 +322,6 @@ def test_a_later_time_that_the_name_does_not_tell_is_in_the_file(tmp_path: Path,
         folder.check_conflicts(at(6))
     folder.check_conflicts(at(7))
     folder.check_conflicts(at(9))
-
-
-@pytest.mark.parametrize("name", ["ep9-ba99-rank1.safetensors", "ep-ba9-rank0.safetensors", "ep9-ba99-rank0.pt"])
-def test_files_of_other_names_are_no_conflict(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"")
-    (tmp_path / "ep9-ba9-rank0.safetensors").mkdir()
-    CheckpointFolder(tmp_path).check_conflicts(Timestamp())
 
 
 # Killed processes

@@ -1,13 +1,11 @@
 """The command's options for training and checkpoints, and what it says of how to go on."""
 
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import torch
 from commands import Run
@@ -16,9 +14,7 @@ from trainer_command import SMALL, command_in
 
 from offloop.bus.cli.describe import describe_run, lines
 from offloop.bus.runs.directory import find_run, list_runs
-from offloop.trainer.arguments.checks import PRECISIONS
 from offloop.trainer.checkpoints.file import read_weights
-from offloop.trainer.cli.options import COMMON_OPTIONS
 
 TUNED = '''
 import os
@@ -139,12 +135,6 @@ def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.Mon
     assert torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_help_offers_the_precisions_that_there_are() -> None:
-    [precision] = [option for option in COMMON_OPTIONS["Computing"] if option.name == "precision"]
-    assert isinstance(precision.type, click.Choice)
-    assert list(precision.type.choices) == list(PRECISIONS)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -156,14 +146,10 @@ def test_the_help_offers_the_precisions_that_there_are() -> None:
         (["--microbatch-size", "7"], "device_train_microbatch_size 7 is larger than the batch of 6 samples"),
         (["--precision", "fp8"], "'fp8' is not one of 'fp32', 'amp_bf16', 'amp_fp16'"),
         (["--train-batches", "0"], "0 is not in the range x>=1"),
-        (["--eval-batches", "none"], "'none' is not a valid int"),
         (["--save-folder", "ck", "--save-interval", "5"], "Invalid value for '--save-interval': invalid duration '5'"),
-        (["--save-folder", "ck", "--keep", "0"], "0 is not in the range x>=1"),
         (["--save-folder", "{rum_name}"], "unknown {rum_name}"),
         (["--save-interval", "5ba"], "--save-interval needs --save-folder"),
-        (["--keep", "2"], "--keep needs --save-folder"),
         (["--autoresume", "--run-name", "r"], "--autoresume needs --save-folder"),
-        (["--autoresume", "--save-folder", "ck"], "--autoresume needs --run-name"),
         (["--load-weights-only"], "--load-weights-only needs --load-path"),
         (["--load-path", "nowhere"], "Invalid value for '--load-path': Path 'nowhere' does not exist"),
     ],
@@ -248,24 +234,6 @@ def test_an_interrupted_training_leaves_a_checkpoint_and_goes_on_to_the_same_wei
 
 def test_without_checkpoints_nothing_is_said_of_them(run: Run) -> None:
     assert "checkpoints" not in run(*SMALL, "-d1ba").out
-
-
-@pytest.mark.slow
-def test_killed_and_started_again_digits_ends_with_the_same_weights(run: Run, tmp_path: Path, runs_dir: Path) -> None:
-    arguments = ["digits", "--train-batches=8", "-d2ep", "--save-interval=5ba", "--run-name=r", "--autoresume"]
-    command = [sys.executable, "-m", "offloop.trainer", *arguments, "--save-folder=ck"]
-    kill = ["--algorithms=tuning.py:Signal", "-oSignal.name=SIGKILL", "-oSignal.batch=13"]
-    killed = subprocess.run([*command, *kill], capture_output=True, timeout=100, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert sorted(path.name for path in (tmp_path / "ck").glob("ep*"))[-1] == "ep1-ba10-rank0.safetensors"
-    resumed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.splitlines()[-1] == (
-        "checkpoints: ck; to resume, run the same command with a longer --max-duration"
-    )
-    assert len(list((runs_dir / "r").glob("recording-*.mcap"))) == 2
-    assert run(*arguments, "--save-folder=whole", f"--runs-dir={runs_dir / 'other'}").code == 0
-    assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 import torch
 from gold import CrossEntropy, GoldMLP, gold_loader
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torchmetrics import MetricCollection
 from training import Act, gold_trainer
 
 from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
@@ -267,18 +266,6 @@ def test_labels_of_evaluators_name_something_of_their_own(label: Any) -> None:
         Evaluator(label, gold_loader("eval_a", 12, 5))
 
 
-@pytest.mark.parametrize("names", [5, [5], {"CrossEntropy"}])
-def test_metric_names_are_texts(names: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"metric_names of evaluator 'a' is .*: use a list of names"):
-        Evaluator("a", gold_loader("eval_a", 12, 5), metric_names=names)
-
-
-def test_one_metric_name_stands_for_a_list_of_it() -> None:
-    evaluator = Evaluator("a", gold_loader("eval_a", 12, 5), metric_names="CrossEntropy")
-    with gold_trainer(eval_dataloader=evaluator) as trainer:
-        assert set(trainer.eval()["a"]) == {"CrossEntropy"}
-
-
 METRICS: list[tuple[Any, str]] = [
     ([CrossEntropy()], "returned a list: return a dict of names and torchmetrics.Metric objects"),
     (CrossEntropy(), "returned a CrossEntropy: return a dict"),
@@ -296,14 +283,6 @@ def test_metrics_of_a_model_go_by_names(metrics: Any, message: str, is_train: bo
     with pytest.raises(ConfigurationError, match=rf"get_metrics\(is_train={is_train}\) of model GoldMLP {message}"):
         gold_trainer(model=model, eval_dataloader=gold_loader("eval_a", 12, 5), publish=True)
     assert list_runs(runs_dir) == []
-
-
-def test_a_collection_of_metrics_has_names() -> None:
-    model = GoldMLP()
-    model._metrics[True] = MetricCollection([CrossEntropy()])  # type: ignore[assignment]
-    with gold_trainer(model=model) as trainer:
-        trainer.fit()
-    assert set(trainer.state.train_metrics) == {"CrossEntropy"}
 
 
 def test_metrics_of_the_training_need_the_methods_that_update_them(runs_dir: Path) -> None:

@@ -287,15 +287,6 @@ def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pyte
     assert gpu.waits == 0
 
 
-def test_when_a_stream_is_drained_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = TimedGpu()
-    stream = Stream(asking(1, field="phases"))
-    train(monkeypatch, stream, batches=1, device=gpu)
-    (promise,) = phases_of(stream).values()
-    assert names(promise.value()) == PHASES
-    assert gpu.waits == 1
-
-
 def test_a_batch_of_very_many_microbatches_is_told_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(asking(1, field="phases"))
     train(monkeypatch, stream, batches=1, n_train=400, batch_size=400, device_train_microbatch_size=1)
@@ -313,9 +304,3 @@ def test_it_is_dropped_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch
     train(monkeypatch, stream, batches=20)
     assert 0 < len(calls) < 60
     assert stream.requested_events <= BASE_EVENTS
-
-
-def test_a_batch_begins_by_the_clock_that_events_are_timed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(asking(1, field="phases"))
-    train(monkeypatch, stream, batches=2, clock=lambda: 1_234_567_890)
-    assert [phases["began"] for phases in phases_of(stream).values()] == [1_234_567_890] * 2

@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -190,11 +189,6 @@ def test_a_warmup_of_zero_is_none(make: Callable[..., Scheduler]) -> None:
     assert at(make("0ba"), 0) == 1.0
 
 
-def test_a_warmup_may_take_the_whole_training() -> None:
-    values = multipliers(CosineAnnealingWithWarmupScheduler("1dur"), 13)
-    assert values == pytest.approx([batch / 12 for batch in range(13)])
-
-
 def test_milestones_count_from_the_start_of_the_training_also_after_a_warmup() -> None:
     values = multipliers(MultiStepWithWarmupScheduler("2ba", ["4ba", "6ba"], 0.5), 8)
     assert values == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
@@ -221,23 +215,6 @@ def test_a_cosine_that_restarts_very_often_is_soon_found_in_its_cycle() -> None:
 @pytest.mark.parametrize("half", ["6ba", "36sp", "360tok", "3sec", "0.5dur", Time(6, "ba"), timedelta(seconds=3)])
 def test_times_are_counted_in_any_unit(half: Any) -> None:
     assert at(LinearScheduler(t_max=half), 3) == pytest.approx(0.5)
-
-
-def test_a_schedule_may_be_longer_than_the_training() -> None:
-    assert multipliers(LinearScheduler(t_max="2dur"), 4, lasting("1ep")) == [1.0, 0.875, 0.75, 0.625]
-
-
-def test_epochs_and_iterations_count_too() -> None:
-    assert multipliers(StepScheduler("2ep", 0.5), 12) == [1.0] * 8 + [0.5] * 4
-    state = lasting("3ep")
-    state.timestamp = Timestamp(iteration=3)
-    assert StepScheduler("1iter", 0.5)(state) == 0.125
-
-
-@pytest.mark.parametrize("duration", ["12ba", "72sp", "720tok", "6sec", "3ep"])
-def test_a_share_is_one_of_max_duration_whatever_that_counts(duration: str) -> None:
-    assert at(LinearScheduler(), 6, lasting(duration)) == pytest.approx(0.5)
-    assert multipliers(MultiStepScheduler(["0.5dur"]), 12, lasting(duration)) == pytest.approx([1.0] * 6 + [0.1] * 6)
 
 
 def test_epochs_are_counted_in_batches_where_their_number_is_known() -> None:
@@ -297,19 +274,6 @@ def test_a_warmup_is_stretched_only_when_asked_for(make: Callable[..., Scheduler
     assert at(make("2ba", scale_warmup=True), 1, ssr=2.0) == 0.25
 
 
-def test_shares_of_the_training_are_not_stretched_twice() -> None:
-    assert at(LinearScheduler(), 6, lasting("12ba"), ssr=2.0) == 0.5
-
-
-def test_a_function_of_state_and_ratio_is_a_scheduler() -> None:
-    optimizer, state = sgd(0.1, 0.2), lasting("3ep")
-    scheduler = compile_scheduler(lambda state, ssr: ssr / (1 + int(state.timestamp.batch)), optimizer, state, ssr=0.5)
-    assert rates_of(optimizer) == [0.05, 0.1]
-    state.advance()
-    scheduler.step()
-    assert rates_of(optimizer) == scheduler.get_last_lr() == [0.025, 0.05]
-
-
 def test_a_scheduler_goes_on_from_its_state_with_another_base_rate_and_optimizer() -> None:
     def train(scheduler: Any, optimizer: Optimizer, state: Any, batches: int) -> list[list[float]]:
         used = []
@@ -332,13 +296,6 @@ def test_a_scheduler_goes_on_from_its_state_with_another_base_rate_and_optimizer
     scheduler.load_state_dict(saved)
     resumed.timestamp = state.timestamp
     assert used + train(scheduler, second, resumed, 7) == expected
-
-
-def test_the_state_holds_plain_lists_of_numbers() -> None:
-    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5))
-    saved = compile_scheduler(LinearScheduler(0.5), optimizer, lasting("3ep")).state_dict()
-    assert saved == {"base_lrs": [0.5], "_last_lr": [0.25]}
-    assert {type(value) for values in saved.values() for value in values} == {float}
 
 
 @pytest.mark.parametrize("saved", [{"base_lrs": [0.1], "_last_lr": [0.1]}, {"last_epoch": 3}])
@@ -374,15 +331,6 @@ def test_a_second_scheduler_works_on_the_rates_that_the_optimizer_was_made_with(
     compile_scheduler(ConstantScheduler(0.5), optimizer, state)
     compile_scheduler(ConstantScheduler(0.5), optimizer, state)
     assert rates_of(optimizer) == [0.05]
-
-
-def test_stepping_without_the_optimizer_warns_of_nothing() -> None:
-    optimizer, state = sgd(), lasting("3ep")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scheduler = compile_scheduler(LinearScheduler(), optimizer, state)
-        for _ in range(3):
-            scheduler.step()
 
 
 @pytest.mark.parametrize("scheduler", [LinearScheduler(), LinearWithWarmupScheduler("180tok")])

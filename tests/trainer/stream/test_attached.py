@@ -125,12 +125,6 @@ def test_a_name_that_cannot_be_had_is_refused_before_the_run(
     assert list_runs(runs_dir) == []
 
 
-def test_the_process_is_told_what_to_run_in_json_and_then_a_pickle(tmp_path: Path) -> None:
-    attached = process(READ_ORDER, tmp_path, [lambda: "hello"])
-    attached.wait()
-    assert (tmp_path / "order").read_text() == "['callbacks', 'loggers']['hello']"
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [
