@@ -189,7 +189,7 @@ class Publisher(EventSender):
                 fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
             check_plain(fields)
             me = get_ident()
-            if self._waiting or self._inside:  # as Turns._in_turn, without a call
+            if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
                 if self._is_ending:
                     self._check_lost()
                     return
@@ -269,7 +269,7 @@ class Publisher(EventSender):
         if not checked:
             return
         me = get_ident()
-        if self._waiting or self._inside:  # as Turns._in_turn, without a call
+        if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
             if self._is_ending:
                 self._check_lost()
                 return

@@ -32,9 +32,9 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
+from offloop.bus.publisher.serial_calls import SerialCalls
 from offloop.bus.publisher.session import POLL_SECONDS, BrokerSession
 from offloop.bus.publisher.statistics import PublisherStatistics
-from offloop.bus.publisher.turns import Turns
 from offloop.bus.redaction import redact
 from offloop.bus.types.commands import Command
 from offloop.bus.types.consumers import ConsumerProgress
@@ -71,7 +71,7 @@ class _EventEncoder(NamedTuple):
     """Whether it is sent at once."""
 
 
-class EventSender(Turns):
+class EventSender(SerialCalls):
     """What a trainer needs of a publisher; :class:`offloop.bus.Publisher` adds what loops of your own use."""
 
     _closed = True  # until it is made
@@ -182,7 +182,7 @@ class EventSender(Turns):
         FIT_END and :meth:`close`. ``fields`` may be kept until then."""
         if not _in_turn:
             me = get_ident()
-            if self._waiting or self._inside:  # as Turns._in_turn, without a call
+            if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
                 if not has_deferred:
                     # What cannot be sent is refused where it is given.
                     check_size(len(self._encoders[event].encode(1, 1, 0, timestamp, previous, fields, context)))

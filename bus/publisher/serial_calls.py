@@ -5,7 +5,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 
-class Turns:
+class SerialCalls:
     """Lets one call at a time into the state of an object. A call that comes meanwhile, from another thread or a signal
     handler, returns at once: the one at work does it as its last act.
 
