@@ -32,33 +32,28 @@ from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 class Runner:
     """Runs callbacks over a stream, once.
 
-    ``stream`` is a :class:`~offloop.bus.Subscriber`, a :class:`~offloop.bus.Recording` or any
-    iterable, plain or asynchronous, of snapshots in order. Each snapshot goes to every callback that requests its
-    event, in the order in which they are given, those of further ranks only to callbacks with ``all_ranks``; then what
-    they logged goes to the destinations. When the stream ends, every callback is closed, then ``post_close`` is called
-    on each, and the destinations come last.
+    Each snapshot goes to every callback that requests its event, in the order in which they are given, those of further
+    ranks only to callbacks with ``all_ranks``; then what they logged goes to the destinations. When the stream ends,
+    the callbacks are closed, and the destinations come last.
 
-    A callback that raises is shown once, with its traceback, and counted; the others are not affected. ``on_error``
-    says what comes next: ``continue`` gives it the next event all the same, ``disable`` gives it none any more,
-    ``stop`` ends the run with :class:`CallbackError`. One that raises
-    :class:`~offloop.consumers.api.callback.CannotWorkError` is given nothing more unless ``on_error`` is ``stop``, and
-    when none is left, that ends the run with
-    :class:`CallbackError` too. A destination that raises is shown and given nothing more, so that what it wrote has no
-    holes.
+    A callback that raises is shown once, with its traceback, and counted; ``on_error`` says what comes next:
+    ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop`` ends the run with
+    :class:`CallbackError`. One that raises :class:`~offloop.consumers.api.callback.CannotWorkError` gets nothing more;
+    when none is left, the run ends with :class:`CallbackError`. A destination that raises is shown and gets nothing
+    more, so that what it wrote has no holes.
 
-    With ``progress``, such as a :class:`~offloop.consumers.runner.state_file.StateFile`, it continues from what was
-    committed there, and commits after ``commit_every`` events handled, or when a second has gone by since the last
-    commit, and at the end. Events up to the committed position are passed over; a stream that can start after it,
-    should. At the end it commits before the callbacks are closed, and what they log then is written once more by a
-    runner that continues; when the run has ended, a last commit after that says that all is done, and later runners do
-    nothing. While a destination has failed, and once ``stop`` has ended the run, nothing is committed: the next runner
-    begins before that failure.
-
-    ``at_checkpoint``, such as :meth:`~offloop.consumers.runner.checkpoint_states.CheckpointStates.take`, is called
-    where the training has saved or loaded a checkpoint, with each dispatcher whose callbacks have come there.
+    With ``progress`` it resumes from what was committed there, and commits after ``commit_every`` events, after a
+    second, before the callbacks are closed, and once more when the run has ended and all is done. While a destination
+    has failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before that failure.
 
     SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
     one interrupts at once, and so does the first when nothing is left but to wait for servers.
+
+    Args:
+        stream: a :class:`~offloop.bus.Subscriber`, a :class:`~offloop.bus.Recording` or any iterable, plain or
+            asynchronous, of snapshots in order. Events up to the committed position are passed over.
+        at_checkpoint: called where the training has saved or loaded a checkpoint, with each dispatcher whose callbacks
+            have come there.
     """
 
     def __init__(
