@@ -39,7 +39,7 @@ class _Reading:
         return not self.is_over and not is_silent and self.view.last_ns < self.began_ns
 
 
-class Turns:
+class HistoryLimit:
     """Lets a few followers at a time read the history of their run: until its events are those of the present, or none
     has come for a second."""
 
@@ -85,14 +85,14 @@ class RunFollower(threading.Thread):
         run: MonitoredRun,
         open_stream: "Callable[[RunTap], Stream]",
         every: int | str,
-        turns: Turns | None = None,
+        turns: HistoryLimit | None = None,
         recording: Path | None = None,
     ) -> None:
         super().__init__(name="offloop-follower", daemon=True)
         self._run = run
         self._feed = RunTap(run, every)
         self._open = open_stream
-        self._turns = turns or Turns()
+        self._turns = turns or HistoryLimit()
         self._recording = recording
         self._runner: Runner | None = None
         self._left = False

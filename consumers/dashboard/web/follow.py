@@ -12,7 +12,7 @@ from offloop.bus.errors import OffloopError, RunNotFoundError
 from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import Attempt
-from offloop.consumers.dashboard.view.follower import RunFollower, Turns
+from offloop.consumers.dashboard.view.follower import HistoryLimit, RunFollower
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
 from offloop.consumers.dashboard.web.places import Places
@@ -38,7 +38,7 @@ class FollowedRuns:
         self._names: dict[str, str] = {}
         """By what it was asked for."""
         self._followers: list[RunFollower] = []
-        self._turns = Turns()
+        self._turns = HistoryLimit()
         self._started = False
         self._placeholders: dict[str, MonitoredRun] = {}
 

@@ -12,7 +12,7 @@ from offloop.bus.runs.directory import find_run
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
 from offloop.consumers.callbacks import SpeedMonitor
-from offloop.consumers.dashboard.view.follower import Turns
+from offloop.consumers.dashboard.view.follower import HistoryLimit
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
 from offloop.consumers.dashboard.web.cards import facts
@@ -21,7 +21,7 @@ from offloop.consumers.runner.places import FolderRuns
 
 
 def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
-    turns, counted, lock = Turns(2), [], threading.Lock()
+    turns, counted, lock = HistoryLimit(2), [], threading.Lock()
     most, go_on = [0], threading.Event()
 
     def read() -> None:
@@ -49,7 +49,7 @@ def test_no_more_histories_are_read_at_a_time_than_there_are_turns():
 
 
 def test_a_run_of_which_nothing_comes_and_one_that_is_live_let_others_read():
-    turns, live = Turns(1), RunView("live")
+    turns, live = HistoryLimit(1), RunView("live")
     with turns.take(live, lambda: False) as turn:
         assert turn
         live.see(Snapshot.build(Event.BATCH_END, time_ns=time.time_ns(), timestamp=Timestamp(batch=1)))
@@ -88,7 +88,7 @@ def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duratio
 
 
 def test_who_is_told_to_leave_does_not_wait_for_a_turn():
-    turns = Turns(1)
+    turns = HistoryLimit(1)
     busy = RunView("busy")
     with turns.take(busy, lambda: False), turns.take(RunView("left"), lambda: True) as turn:
         assert not turn
