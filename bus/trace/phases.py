@@ -1,13 +1,18 @@
 """The field ``phases`` of a batch, read and checked."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
-"""The phases of a batch that are measured, in the order in which they come: waiting for data, the passes through the
-model, the step of the optimizers, and what publishing costs the training thread."""
+"""The measured phases of a batch in order: waiting for data, the passes through the model, the step of the optimizers,
+and the cost of publishing to the training thread."""
 
 PARTS = (*PHASES, "other")
 """The parts of a step; ``other`` is the time in no phase."""
+
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Span(NamedTuple):
@@ -16,24 +21,23 @@ class Span(NamedTuple):
     phase: str
     start_ns: int
     """From the beginning of the batch."""
-    duration_ns: int
+    duration_ns: _Count
 
 
 class BatchPhases(NamedTuple):
     """The phases of a batch on one rank."""
 
     began_ns: int
-    """When the batch began, which is when the one before it, or the evaluation between them, had ended: nanoseconds
-    since 1970 (UTC), by the rank's own clock."""
+    """End of the batch before, or of the evaluation between them: nanoseconds since 1970 (UTC), by the rank's clock."""
     spans: tuple[Span, ...]
     on_device: bool
     """The GPU was timed, and not the host, which runs ahead of it."""
     publishing_ns: int | None = None
-    """What publishing costs the training thread for each batch, as the mean of all since the last report;
-    ``None`` without a report. A batch with one is not a typical one: other fields are computed in it too."""
+    """Cost of publishing to the training thread, the mean of the batches since the last report; ``None`` without one. A
+    batch with a report is not typical: other fields are computed in it too."""
 
     def starts(self, phase: str) -> list[int]:
-        """When each span of a phase began, in nanoseconds since 1970 (UTC)."""
+        """Start of each span of a phase, in nanoseconds since 1970 (UTC)."""
         return [self.began_ns + span.start_ns for span in self.spans if span.phase == phase]
 
     def totals(self) -> dict[str, int]:
@@ -58,35 +62,24 @@ class BatchPhases(NamedTuple):
         return {part: nanoseconds / 1e9 for part, nanoseconds in found.items()}
 
 
+class _OnWire(msgspec.Struct):
+    began: int
+    spans: tuple[Span, ...]
+    device: Any = False
+    publishing: tuple[_Count, Annotated[int, msgspec.Meta(ge=1)]] | None = None
+
+
 def read_phases(value: Any) -> BatchPhases | None:
     """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...,
     "publishing": [nanoseconds, batches]}``.
 
     ``None`` for a batch without it, and for a value of another form: a loop of your own may send anything under
     that name."""
-    if not isinstance(value, dict):
+    try:
+        read = msgspec.convert(value, _OnWire)
+    except (msgspec.ValidationError, RecursionError):
         return None
-    began, spans = value.get("began"), value.get("spans")
-    if type(began) is not int or not isinstance(spans, list | tuple):
-        return None
-    read = tuple(filter(None, map(_read_span, spans)))
-    if len(read) < len(spans):
-        return None
-    return BatchPhases(began, read, bool(value.get("device")), _read_publishing(value.get("publishing")))
-
-
-def _read_publishing(value: Any) -> int | None:
-    if not isinstance(value, list | tuple) or len(value) < 2:
-        return None
-    nanoseconds, batches = value[:2]
-    is_good = type(nanoseconds) is int and type(batches) is int and nanoseconds >= 0 and batches > 0
-    return nanoseconds // batches if is_good else None
-
-
-def _read_span(value: Any) -> Span | None:
-    if not isinstance(value, list | tuple) or len(value) < 3:
-        return None
-    phase, start, duration = value[:3]
-    if not isinstance(phase, str) or type(start) is not int or type(duration) is not int or duration < 0:
-        return None
-    return Span(phase, start, duration)
+    nanoseconds, batches = read.publishing or (None, 1)
+    return BatchPhases(
+        read.began, read.spans, bool(read.device), None if nanoseconds is None else nanoseconds // batches
+    )
