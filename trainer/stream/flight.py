@@ -147,24 +147,23 @@ class RingPublisher:
         if "phases" in fields:
             # A consumer requests them: these are the same.
             return fields
-        if self._probe is None:
-            return {**fields, "phases": None, "on_demand": [*fields.get("on_demand", ()), "phases"]}
-        try:
-            found = self._probe.found()
-        except FieldNotReadyError:
-            return fields
-        if isinstance(found, dict):
-            return {**fields, "phases": found, "on_demand": [*fields.get("on_demand", ()), "phases"]}
-        # On a GPU they come with a batch after this one.
-        late = self._late
-        late.append((found, timestamp, previous))
-        del late[:-_MOST_LATE]
-        if "late" in fields or not late[0][0].ready():
-            return fields
-        found, *moment = late.pop(0)
-        names = [*fields.get("on_demand", ()), "phases", "late"]
-        when = {"phases": [[Event.BATCH_END.value, *moment]]}
-        return {**fields, "phases": found.value(), "late": when, "on_demand": names}
+        added: dict[str, Any] = {"phases": None}
+        if self._probe is not None:
+            try:
+                found = self._probe.found()
+            except FieldNotReadyError:
+                return fields
+            if isinstance(found, dict):
+                added = {"phases": found}
+            else:
+                # On a GPU they come with a batch after this one.
+                self._late.append((found, timestamp, previous))
+                del self._late[:-_MOST_LATE]
+                if "late" in fields or not self._late[0][0].ready():
+                    return fields
+                found, *moment = self._late.pop(0)
+                added = {"phases": found.value(), "late": {"phases": [[Event.BATCH_END.value, *moment]]}}
+        return {**fields, **added, "on_demand": [*fields.get("on_demand", ()), *added]}
 
     def close(self) -> None:
         """Free the ring; the broker keeps the memory as long as it needs it."""
