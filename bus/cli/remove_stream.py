@@ -26,7 +26,7 @@ def remove_stream(run: str, stream: str | None) -> None:
         raise ConfigurationError(
             f"run {run!r} is live, and its bridge would copy it again: stop the training first", value=run
         )
-    found = connection.call(remove_run(connection.client, connection.jetstream, run), 30.0)
+    found = connection.call(remove_run(connection.client, run), 30.0)
     if not found:
         raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: 'offloop runs --stream' lists them", run=run)
     say(f"removed run {run}: {', '.join(found)}")

@@ -1,4 +1,4 @@
-"""How a bridge asks the servers: again, for as long as they do not answer or have no room, and its status says why."""
+"""Asks the servers for a bridge: again, for as long as they do not answer or have no room, and its status says why."""
 
 import asyncio
 import math
@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import answer_of, in_words, passing_errors
-from offloop.bus.jetstream.run_stream import FULL, STREAM_FULL
+from offloop.bus.jetstream.run_stream import FULL, STREAM_FULL, WRONG_LAST_SEQUENCE
 from offloop.bus.runs.bridged import BridgeStatus
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _AWAY_SECONDS = 0.2
 
 
 class Asking:
-    """How the bridge of a run asks the servers.
+    """The requests of a run's bridge to the servers.
 
     Args:
         client: the connection.
@@ -58,35 +59,38 @@ class Asking:
             try:
                 answer = await answer_of(self._client, ask())
             except passing_errors() as error:
-                self.note_failure(error)
-                await self.rest()
+                self._status.state, self._status.reason = "waiting", in_words(error)
+                if getattr(error, "err_code", None) in FULL:
+                    self._say_full(error)
+                await self._rest()
             else:
                 if self._status.state in ("connecting", "waiting"):
                     self._note_answer()
                 return answer
 
-    def note_failure(self, error: Exception) -> None:
-        """The servers do not answer, or cannot do what they are asked for now."""
-        self._status.state, self._status.reason = "waiting", in_words(error)
-        if getattr(error, "err_code", None) in FULL:
-            self._say_full(error)
+    async def note_refused(self, subject: str, error: Exception) -> None:
+        """A message of a subject was not taken, or it is not known that it was; rests until it is time to look again.
 
-    def note_full(self, subject: str, error: Exception) -> None:
-        """The stream has no room for more of a subject."""
-        self._full[subject] = in_words(error)
-        self._note_answer()
-        self._say_full(error)
-
-    def note_unstored(self, subject: str) -> None:
-        """The servers have not acknowledged a message of a subject."""
-        self._unstored += 1
-        if self._unstored < _MOST_UNSTORED or not self._client.is_connected:
+        Raises:
+            BrokerError: it will never be.
+        """
+        code = getattr(error, "err_code", None)
+        if code in WRONG_LAST_SEQUENCE:
             return
-        self._full[subject] = _UNSTORED
-        self._note_answer()
-        if _UNSTORED not in self._said:
-            self._said.add(_UNSTORED)
-            self._say(f"run {self._run}: {_UNSTORED}; waiting until they do")
+        if code in FULL:
+            self._full[subject] = in_words(error)
+            self._note_answer()
+            self._say_full(error)
+        elif code is not None and (getattr(error, "code", None) or 0) < 500:
+            raise BrokerError(f"NATS does not take the recording: {in_words(error)}")
+        else:
+            self._status.state, self._status.reason = "waiting", in_words(error)
+            self._unstored += 1
+            if self._unstored >= _MOST_UNSTORED and self._client.is_connected:
+                self._full[subject] = _UNSTORED
+                self._note_answer()
+                self._say_once(_UNSTORED, f"run {self._run}: {_UNSTORED}; waiting until they do")
+        await self._rest()
 
     def note_taken(self, subject: str) -> None:
         """The stream took a message of a subject."""
@@ -99,7 +103,7 @@ class Asking:
         """No more of a subject is sent."""
         self._full.pop(subject, None)
 
-    async def rest(self) -> None:
+    async def _rest(self) -> None:
         """Waits until it is time to ask again: longer each time."""
         self._note()
         if not self._client.is_connected:
@@ -114,14 +118,15 @@ class Asking:
         self._status.state, self._status.reason = "paused" if why else "copying", why
 
     def _say_full(self, error: Exception) -> None:
-        """Says once what has no room, and what makes some."""
         why = in_words(error)
-        if why in self._said:
-            return
-        self._said.add(why)
         room = (
             f"'nats stream edit {names.stream_of(self._run)} --max-bytes=-1' lets it grow"
             if getattr(error, "err_code", None) == STREAM_FULL
             else "let the servers' operator remove older runs ('offloop server remove RUN') or raise the limit"
         )
-        self._say(f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")
+        self._say_once(why, f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")
+
+    def _say_once(self, why: str, line: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            self._say(line)

@@ -1,7 +1,4 @@
-"""The bridge: copies the recordings of a run into JetStream, as they are on disk, and what its host says of its ranks.
-
-How a file is copied: :mod:`offloop.bus.jetstream.file_copy`.
-"""
+"""The bridge: copies the recordings of a run into JetStream, as they are on disk, and the windows of its ranks."""
 
 import asyncio
 import json
@@ -22,7 +19,7 @@ from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, 
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.progress import Progress
 from offloop.bus.jetstream.relay import Relay
-from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, make_bucket
+from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, open_bucket
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.bridged import BridgeStatus
@@ -96,10 +93,9 @@ class Bridge:
         self.status = BridgeStatus.of_this_process(str(servers), self._host)
         self._shown: FileCopy | None = None
         self._progress: Progress | None = None
-        self._told_at = 0.0
-        self._telling: asyncio.Task[None] | None = None
+        self._reported_at = 0.0
         self._asking: Asking | None = None
-        self._ended_at: float | None = None
+        self._ended_at = math.inf
 
     async def copy(self) -> None:
         """Copies until the run has ended and all of it is there.
@@ -114,33 +110,32 @@ class Bridge:
         # What follows may wait for servers as long as it likes.
         copying = asyncio.create_task(self._copy_connected())
         self._write_status()
+        is_own = True
         try:
             while not (await asyncio.wait((copying,), timeout=_TELL_SECONDS))[0]:
                 self._check_use()
             await copying
         except (BridgeReplacedError, _RunGoneError):
-            raise  # the run's folder, if there is one, has the other one's status
+            is_own = False  # the run's folder, if there is one, has the other one's status
+            raise
         except OffloopError as error:
             self.status.state, self.status.reason = "failed", str(error)
-            self._write_status()
-            raise
-        except BaseException:
-            self._write_status()
             raise
         finally:
+            if is_own:
+                self._write_status()
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
-        self._write_status()
 
     def _check_use(self) -> None:
         """Raises an error when copying has no use: the run is not there, or the servers take nothing of its rest."""
         run, now = self._read_run(), time.monotonic()
         if self.status.state == "done" or _is_going_on(run):
-            self._ended_at = None
+            self._ended_at = math.inf
             return
-        self._ended_at = ended_at = now if self._ended_at is None else self._ended_at
+        self._ended_at = min(self._ended_at, now)
         sent_at = -math.inf if self._asking is None else self._asking.sent_at
-        if now - max(ended_at, sent_at) > _GIVE_UP_SECONDS:
+        if now - max(self._ended_at, sent_at) > _GIVE_UP_SECONDS:
             why = f" ({self.status.reason})" if self.status.reason else ""
             raise BrokerError(
                 f"NATS at {self._servers} took no more of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
@@ -164,15 +159,12 @@ class Bridge:
         self._say(line)
 
     async def _copy_connected(self) -> None:
-        async with connected(self._servers, f"bridge {self._run.name}", self._note_away) as (client, stream):
-            self._client, self._jetstream = client, stream
+        async with connected(self._servers, f"bridge {self._run.name}", self._note_away) as client:
+            self._client = client
             self._asking = Asking(client, self._run.name, self.status, self._write_status, self._say)
-            self._stream = RunFileStream(
-                client, stream, self._run.name, self._run.id, self._identity, self._replicas, self._max_bytes
-            )
-            self._windows_stream = RunFileStream(
-                client, stream, self._run.name, self._run.id, self._identity, self._replicas, has_windows=True
-            )
+            copied = client, self._run.name, self._run.id, self._identity, self._replicas
+            self._stream = RunFileStream(*copied, self._max_bytes)
+            self._windows_stream = RunFileStream(*copied, has_windows=True)
             await self._asking.until_answered(self._make)
             async with Relay(client, self._path, self._run.name, self._host) as relay:
                 self._relay = relay
@@ -187,7 +179,7 @@ class Bridge:
         await self._stream.make()
         # An account may have no room for it: the recording comes first.
         with suppress(*passing_errors()):
-            await make_bucket(self._jetstream, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
+            await open_bucket(self._client, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
 
     async def _copy_all(self, asking: Asking) -> None:
         done: set[int] = set()
@@ -206,7 +198,8 @@ class Bridge:
             else:
                 self._say(f"attempt {attempt.number} of run {self._run.name} has no recording any more: not copied")
             if self._next(done) is None:
-                await asking.until_answered(self._say_done)
+                await asking.until_answered(self._put_done)
+                self._write_status()
                 await self._serve_readers(done)
         if failure is not None:
             raise failure
@@ -227,7 +220,8 @@ class Bridge:
         """Copies an attempt until it has ended: the recording of the first rank's host, the windows of every host."""
         run, number = self._run.name, attempt.number
         copies: list[FileCopy] = []
-        tasks: list[asyncio.Task[None]] = []
+        reporting = asyncio.create_task(self._keep_reporting())
+        tasks = [reporting]
         try:
             if not has_other_hosts(attempt) or await self._has_first_rank(number):
                 await self._relay.serve_run()
@@ -245,9 +239,12 @@ class Bridge:
             self._shown = copies[0]
             if isinstance(file := copies[0].file, GrowingRecording):
                 self._progress = Progress(file)
-            for task in asyncio.as_completed(tasks):
-                await task
-            await self._tell(force=True)
+            left = set(tasks)
+            while left != {reporting}:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            self._note()
         finally:
             self._shown = self._progress = None
             for one in tasks:
@@ -264,7 +261,7 @@ class Bridge:
             file.close()
             raise
         stream = self._windows_stream if isinstance(file, GrowingWindows) else self._stream
-        return FileCopy(stream, asking, subject, file, self.status, self._tell, self._say)
+        return FileCopy(stream, asking, subject, file, self.status, self._say)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:
         try:
@@ -306,7 +303,6 @@ class Bridge:
             ranks = {publisher.get("rank") for publisher in known.publishers}
             if 0 in ranks or is_closed or len(ranks) >= known.local_world_size:
                 return 0 in ranks
-            await self._tell()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _is_closed(self, attempt: int) -> bool:
@@ -314,7 +310,18 @@ class Bridge:
         run = self._read_run()
         return run.last.number != attempt or not _is_going_on(run)
 
-    # -- what is said of it -------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    async def _keep_reporting(self) -> None:
+        """Writes down how it is doing, and what the run is at, for readers elsewhere."""
+        while True:
+            if self._shown is not None and self._reported_at and time.monotonic() - self._reported_at > _STILL_SECONDS:
+                await self._shown.check()
+            self._reported_at = time.monotonic()
+            self._write_status()
+            with suppress(*passing_errors(), OffloopError):
+                await answer_of(self._client, self._put_description())
+            await asyncio.sleep(_TELL_SECONDS)
 
     def _note(self) -> None:
         if self._shown is None:
@@ -325,32 +332,15 @@ class Bridge:
         status.lag_events = recording.backlog.drop(at.offset)
         status.lag_seconds = recording.backlog.seconds
 
-    async def _tell(self, force: bool = False) -> None:
-        """Writes down how it is doing, and what the run is at, for readers elsewhere."""
-        now = time.monotonic()
-        if not force and now - self._told_at < _TELL_SECONDS:
-            return
-        if self._shown is not None and self._told_at and now - self._told_at > _STILL_SECONDS:
-            await self._shown.check()
-        self._told_at = now
-        self._write_status()
-        said = self._description()
-        # Beside the copying, which needs no answer of these replicas.
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._put(said))
-        elif force:
-            await self._telling
-            self._telling = asyncio.create_task(self._put(said))
-        if force:
-            await self._telling
-
-    async def _say_done(self) -> None:
+    async def _put_done(self) -> None:
         """Says that all is there: readers end then."""
-        if self._telling is not None:
-            await self._telling
         self.status.state, self.status.reason = "done", ""
-        await self._put_now(self._description())
-        self._write_status()
+        await self._put_description()
+
+    async def _put_description(self) -> None:
+        said = self._description()
+        bucket = await open_bucket(self._client, names.RUNS_BUCKET, self._replicas)
+        await bucket.put(names.run_key(said["run"], said["attempt"], self._host), json.dumps(said).encode())
 
     def _description(self) -> dict[str, Any]:
         served = {"attempt": self._run.last.number} if self._run.live else {}
@@ -362,24 +352,6 @@ class Bridge:
             # A reader of what is there would take it for all.
             said |= {"status": "live", "ended": None}
         return said
-
-    async def _put(self, said: dict[str, Any]) -> None:
-        with suppress(*passing_errors(), OffloopError):
-            await answer_of(self._client, self._put_now(said))
-
-    async def _put_now(self, said: dict[str, Any]) -> None:
-        bucket = await self._bucket()
-        key = names.run_key(said["run"], said["attempt"], self._host)
-        await bucket.put(key, json.dumps(said).encode())
-
-    async def _bucket(self) -> Any:
-        from nats.js.errors import BucketNotFoundError
-
-        try:
-            return await self._jetstream.key_value(names.RUNS_BUCKET)
-        except BucketNotFoundError:
-            await make_bucket(self._jetstream, names.RUNS_BUCKET, self._replicas)
-            return await self._jetstream.key_value(names.RUNS_BUCKET)
 
     def _write_status(self) -> None:
         self._note()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _MOST_ANSWERS = 1000
+_NO_BRIDGE = (
+    "this run has no bridge that answers: see with 'offloop runs' whether it is live, and start 'offloop server "
+    "bridge' on its host"
+)
 
 
 class StreamChannel:
@@ -92,9 +96,8 @@ class StreamChannel:
             """The caller sends it again."""
 
     async def _take(self, message: "Msg") -> None:
-        kind, asked = names.replied_to(message.subject)
         if message.headers and message.headers.get("Status") == "503":
-            self._refuse(names.NO_BRIDGE_OF_HOST if kind == "cut" else names.NO_BRIDGE, asked)
+            self._refuse(_NO_BRIDGE, names.replied_to(message.subject))
             return
         with suppress(ProtocolError):
             topic, body = split_frame(message.data)
@@ -103,8 +106,7 @@ class StreamChannel:
 
     def _refuse(self, reason: str, asked: object) -> None:
         content = {"reason": reason, "error": "BrokerError"}
-        refusal = encode_control("refused", content if asked is None else {**content, "id": asked})
-        self._note(decode_control(split_frame(refusal)[1]))
+        self._note(Control("refused", content if asked is None else {**content, "id": asked}))
 
     def _note(self, answer: Control) -> None:
         self._answers.append(answer)

@@ -1,5 +1,4 @@
-"""A client of NATS servers that knows which errors do not pass: it fails at once where waiting does not help. It is
-imported where a connection is begun, because it needs ``nats``."""
+"""A client of NATS servers that fails at once where waiting does not help. Needs ``nats`` when it is imported."""
 
 import asyncio
 import re
@@ -8,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.transport import TcpTransport
 from nats.errors import Error, SecureConnRequiredError
 
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import NatsServers, check_version, in_words, tls_context
+from offloop.bus.jetstream.connection import API_SECONDS, NatsServers, check_version, in_words, tls_context
 from offloop.bus.jetstream.roles import roles_for
 from offloop.bus.net.nkeys import load_nkey
 from offloop.bus.printing import one_line
@@ -23,17 +22,9 @@ _RECONNECT_SECONDS = 0.5
 _PING_SECONDS = 2
 """How often a server is pinged: when it leaves two of these without an answer, another one is connected to."""
 _PENDING_BYTES = 4 << 20
-_BUFFER_BYTES = 32 << 10
-_FLUSH_SECONDS = 10
 
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"", re.IGNORECASE)
 _REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
-
-_NOT_SIGNED = (18, 19, 20, 21)
-_EXPIRED = 10
-_NOT_YET = 9
-_OTHER_NAME = (62, 64)
-"""Of OpenSSL, ``man verify``."""
 
 
 class _Transport(TcpTransport):
@@ -49,7 +40,7 @@ class _Transport(TcpTransport):
             self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
 
     def abort(self) -> None:
-        """Closes it at once."""
+        """Closes it at once: a server that hangs never reads what is left to send."""
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:
                 writer.transport.abort()
@@ -69,6 +60,7 @@ class NatsClient(Client):
 
     def __init__(self, servers: NatsServers, say: Callable[[str], None] | None = None) -> None:
         super().__init__()
+        self.js = self.jetstream(timeout=API_SECONDS)
         self.failure: OffloopError | None = None
         self.trouble = ""
         """Why there was no connection last."""
@@ -111,19 +103,12 @@ class NatsClient(Client):
     async def close(self) -> None:
         """Closes the connection, also one that was not made."""
         await super().close()
+        self._abort()
+        await asyncio.sleep(0)
+
+    def _abort(self) -> None:
         if isinstance(self._transport, _Transport):
             self._transport.abort()
-            await asyncio.sleep(0)
-
-    async def flush(self, timeout: int = _FLUSH_SECONDS) -> None:
-        """Waits until the servers have read all that was sent before.
-
-        Raises:
-            nats.errors.Error: they have not, within ``timeout`` seconds.
-        """
-        # By itself the client asks for the answer ahead of what it has yet to write.
-        await self._flush_pending(force_flush=True)
-        await super().flush(timeout)
 
     async def may_command(self) -> bool:
         """Whether the servers let this user command trainings, or only view them."""
@@ -131,7 +116,8 @@ class NatsClient(Client):
             if self._may_command is None:
                 self._is_viewer = False
                 await self.publish(names.ROLE_SUBJECT, b"")
-                # What the servers have against that comes before their answer to this.
+                # The first question may overtake what was published; servers refuse that before they answer the second.
+                await self.flush()
                 await self.flush()
                 self._may_command = not self._is_viewer
             return self._may_command
@@ -154,14 +140,16 @@ class NatsClient(Client):
                 self._task.cancel()
 
     async def _note(self, error: Exception) -> None:
-        """Takes note of what went wrong: some of that passes."""
-        text = _certificate_trouble(error) if isinstance(error, ssl.SSLError) else in_words(error)
+        text = in_words(error)
         if any(refusal in text.lower() for refusal in _REFUSALS):
             self.fail(self._refused(text))
         elif isinstance(error, SecureConnRequiredError):
             self.fail(self._error("does not offer TLS: write nats:// and leave out --ca, or let its operator add it"))
-        elif isinstance(error, ssl.SSLError) and not self._was_connected:
-            self.fail(self._error(text))
+        elif isinstance(error, ssl.SSLError):
+            why = one_line(str(getattr(error, "verify_message", "") or error.reason or error))
+            text = f"has no certificate that --ca (or OFFLOOP_CA) and the address allow: {why}"
+            if not self._was_connected:
+                self.fail(self._error(text))
         if self.is_connected:
             return
         self.trouble = text
@@ -191,21 +179,10 @@ class NatsClient(Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         s.last_attempt = time.monotonic()
-        if isinstance(self._transport, _Transport):
-            # Closed already, but a server that hangs never reads what is left to send.
-            self._transport.abort()
+        self._abort()
         transport: Any = _Transport()  # type: ignore[no-untyped-call]
         self._transport = transport
-        await transport.connect(s.uri, _BUFFER_BYTES, self.options["connect_timeout"])
-
-    async def _process_connect_init(self) -> None:
-        try:
-            await super()._process_connect_init()
-        except ssl.SSLError:
-            raise
-        except (ValueError, TypeError, AttributeError) as error:
-            # The client takes what it reads for a server's greeting, and would neither report it nor try again.
-            raise Error("nats: what listens there is not a NATS server") from error
+        await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # Before anything is sent: who is in between could say that there is no TLS.
@@ -236,16 +213,3 @@ class NatsClient(Client):
                     "'offloop server nats-config'"
                 )
             )
-
-
-def _certificate_trouble(error: ssl.SSLError) -> str:
-    code = getattr(error, "verify_code", None)
-    if code in _NOT_SIGNED:
-        return "has a certificate that --ca (or OFFLOOP_CA) has not signed: name the certificate of who signed it"
-    if code == _EXPIRED:
-        return "has a certificate that has expired: its operator has to renew it"
-    if code == _NOT_YET:
-        return "has a certificate that is not valid yet: compare this machine's clock with the server's"
-    if code in _OTHER_NAME:
-        return "has a certificate for another name: write the name in the address that the certificate has"
-    return f"does not agree on TLS ({in_words(error)}): see what its log says"

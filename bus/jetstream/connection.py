@@ -15,8 +15,6 @@ from offloop.bus.net.nats_addresses import split_addresses
 from offloop.bus.printing import one_line
 
 if TYPE_CHECKING:
-    from nats.js.client import JetStreamContext
-
     from offloop.bus.jetstream.client import NatsClient
 
 OLDEST = (2, 9, 0)
@@ -25,10 +23,6 @@ OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
 
 API_SECONDS = 2.0
 """For how long an answer is waited on: servers that lose their leader give none until they have another one."""
-WRONG_LAST_SEQUENCE = (10071, 10164)
-"""Errors of a server to which another message of a subject is the last one than the one named."""
-NO_STREAM = 10059
-"""The error of a server that has no such stream."""
 CONNECT_SECONDS = 10.0
 _LOST_SECONDS = 0.2
 """How often it is looked whether a connection was lost while an answer is waited for."""
@@ -78,7 +72,7 @@ def is_loopback(host: str) -> bool:
 @contextlib.asynccontextmanager
 async def connected(
     servers: NatsServers, name: str, say: Callable[[str], None] | None = None
-) -> "AsyncIterator[tuple[NatsClient, JetStreamContext]]":
+) -> "AsyncIterator[NatsClient]":
     """A connection, which finds the servers again by itself. With ``say`` it waits for them as long as it takes, and
     says once that they are away.
 
@@ -97,7 +91,7 @@ async def connected(
         try:
             async with asyncio.timeout(None if say is not None else CONNECT_SECONDS):
                 await client.begin(name)
-            yield client, client.jetstream(timeout=API_SECONDS)
+            yield client
         finally:
             await client.close()
     except asyncio.CancelledError:
@@ -158,19 +152,13 @@ def tls_context(servers: NatsServers) -> ssl.SSLContext | None:
         return None
     if servers.ca is None:
         return ssl.create_default_context()
-    _check_readable(servers.ca)
     try:
         # Who else is trusted on this machine is not asked.
         return ssl.create_default_context(cafile=servers.ca)
     except ssl.SSLError:
         raise ConfigurationError(f"{servers.ca} is not a certificate in PEM", value=servers.ca) from None
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", value=path) from None
+        raise ConfigurationError(f"{servers.ca} cannot be read: {error.strerror}", value=servers.ca) from None
 
 
 def check_version(version: object, servers: NatsServers) -> None:

@@ -16,10 +16,11 @@ _SILENCE_SECONDS = 30.0
 """For how long nothing may come."""
 
 
-def download(address: str, run: str, attempt: int, path: Path) -> int:
+def download(address: str, run: str, attempt: int, path: Path, host: str | None = None) -> int:
     """Writes the recording of an attempt to ``path``, byte for byte as far as it is stored in the NATS servers to which
-    this process is connected, and returns how many bytes that is. What the stream lacks comes from the run's host.
-    Bytes that both have lost are zeros: whatever reads the file reports them as damage, by their offset.
+    this process is connected, and returns how many bytes that is; with ``host`` what that host has, from its bridge.
+    What the stream lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads the file
+    reports them as damage, by their offset.
 
     Raises:
         BrokerError: the servers do not answer: the message says from which byte on; or nothing of it is left.
@@ -34,7 +35,8 @@ def download(address: str, run: str, attempt: int, path: Path) -> int:
             f"the recording of run {run!r} cannot be had from byte {begin:,} on: {reason}", address=address
         )
 
-    with contextlib.closing(StreamBytes(connection, run, attempt, patient=False)) as stored, path.open("wb") as file:
+    stored = StreamBytes(connection, run, attempt, host, patient=False)
+    with contextlib.closing(stored), path.open("wb") as file:
         heard, why = time.monotonic(), ""
         while True:
             data = stored.read_at(offset, MAX_RANGE)
@@ -59,18 +61,20 @@ def download(address: str, run: str, attempt: int, path: Path) -> int:
 
 
 @contextlib.contextmanager
-def downloaded(address: str, run: str) -> Iterator[Path]:
-    """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block.
+def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path]:
+    """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block; with
+    ``host`` that host's.
 
     Raises:
-        RunNotFoundError: the servers have no such run.
+        RunNotFoundError: the servers have no such run, or it has no such host.
         BrokerError: see :func:`download`.
     """
-    runs = NatsConnection.at(address).runs(check_run_name(run))
+    runs = NatsConnection.at(address).runs(check_run_name(run), host)
     if not runs:
-        raise RunNotFoundError(f"NATS at {address} has no run {run!r}: {how_to_list(address)}", run=run)
+        of_host = "" if host is None else f" of host {host}"
+        raise RunNotFoundError(f"NATS at {address} has no run {run!r}{of_host}: {how_to_list(address)}", run=run)
     attempt = runs[0]["attempt"]
     with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
         path = Path(folder) / f"{run}-{attempt}.mcap"
-        download(address, run, attempt, path)
+        download(address, run, attempt, path, host)
         yield path

@@ -8,12 +8,12 @@ one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from offloop.bus.errors import BrokerError, RecordingError
 from offloop.bus.jetstream.asking import Asking
-from offloop.bus.jetstream.connection import WRONG_LAST_SEQUENCE, in_words, passing_errors
-from offloop.bus.jetstream.run_stream import FULL, Copied, RunFileStream
+from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.run_stream import Copied, RunFileStream
 from offloop.bus.printing import one_line
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows
@@ -35,12 +35,10 @@ class FileCopy:
 
     Args:
         stream: where the copy is.
-        asking: how the servers are asked.
+        asking: asks the servers.
         subject: the subject of the copy.
         file: the file, to be closed by :meth:`close`.
         status: where it stands how much was sent again.
-        tell: brings the bridge's status up to date and passes it on; called whenever something has changed, and
-            several times a second.
         say: shows a line to the user.
     """
 
@@ -51,7 +49,6 @@ class FileCopy:
         subject: str,
         file: GrowingRecording | GrowingWindows,
         status: BridgeStatus,
-        tell: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
         self._stream = stream
@@ -59,7 +56,6 @@ class FileCopy:
         self._subject = subject
         self.file = file
         self._status = status
-        self._tell = tell
         self._say = say
         self.at = Copied()
         """How far the copy goes."""
@@ -71,56 +67,39 @@ class FileCopy:
 
     async def follow(self, has_ended: Callable[[], bool]) -> None:
         """Copies until nothing more is written and all of it is there."""
-        file = self.file
-        at = await self._find(Copied())
+        await self._find()
         while True:
             # Looked at first: what was written before the run ended is in the file then.
             is_closed = has_ended()
-            end = file.look()
-            if at.offset < end:
-                at = await self._send(at, end, final=None)
-            elif is_closed and at.end != file.size:
-                at = await self._send(at, file.size, final=end)
+            end = self.file.look()
+            if self.at.offset < end:
+                await self._send(end, final=None)
+            elif is_closed and self.at.end != self.file.size:
+                await self._send(self.file.size, final=end)
             elif is_closed:
                 return
             else:
-                await self._tell()
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _send(self, at: Copied, end: int, final: int | None) -> Copied:
+    async def _send(self, end: int, final: int | None) -> None:
         """Sends the next message of what is missing up to ``end``; ``final`` is where the end of a closed file begins,
-        if that is what is sent. Returns how far the copy goes then."""
+        if that is what is sent."""
+        at = self.at
         # What followed the last check record before is no more.
         begin = at.offset if final is None else max(at.end, final)
         if final is not None and at.end > end:
             begin = final
         data = self.file.piece(begin, end, self._stream.most)
-        from nats.js.errors import APIError
-
         try:
             sequence = await self._stream.publish(self._subject, begin, data, at.sequence, final)
-        except APIError as error:
-            if error.err_code in FULL:
-                self._asking.note_full(self._subject, error)
-                await self._tell()
-                await self._asking.rest()
-            elif error.err_code not in WRONG_LAST_SEQUENCE:
-                if (error.code or 0) < 500:
-                    raise BrokerError(f"NATS does not take the recording: {in_words(error)}") from None
-                self._asking.note_failure(error)
-                await self._asking.rest()
         except passing_errors() as error:
-            # It may have arrived: that is looked up.
-            self._asking.note_failure(error)
-            self._asking.note_unstored(self._subject)
-            await self._tell()
+            await self._asking.note_refused(self._subject, error)
+            # It may have arrived.
+            await self._find()
         else:
             self._asking.note_taken(self._subject)
             end = begin + len(data)
-            self.at = at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
-            await self._tell()
-            return at
-        return await self._find(at)
+            self.at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
 
     async def check(self) -> None:
         """Looks whether another bridge took the place of this one.
@@ -137,8 +116,9 @@ class FileCopy:
             raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {self._stream.run!r} now")
         return at, data
 
-    async def _find(self, before: Copied) -> Copied:
+    async def _find(self) -> None:
         """Looks up how far the copy goes, as often as it takes."""
+        before = self.at
         at, data = await self._look(before)
         # Who was here before is what a later one is compared with.
         self.at = at = at._replace(bridge=self._stream.bridge)
@@ -147,7 +127,6 @@ class FileCopy:
             self._status.resent += before.end - at.end
             forgotten = f"{before.end - at.end:,} bytes of run {self._stream.run}"
             self._say(f"the servers have forgotten {forgotten}: sent again")
-        return at
 
     async def _compare(self, at: Copied, last: bytes) -> None:
         """Compares the file with the last message, and with the first one where the file ends before the last.

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import msgpack
 
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
-from offloop.bus.jetstream.stored import Stored, get, list_subjects
+from offloop.bus.jetstream.stored import last_of_each, list_subjects
 from offloop.bus.protocol.listed_runs import listed_run
 
 if TYPE_CHECKING:
@@ -24,10 +23,10 @@ FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
 PATIENCE = 60.0
 """For how long the bridge of a run that continues is waited for, in seconds, when the stream lacks something."""
-_LONGEST_PAUSE = 80.0
+_SILENT_SECONDS = 20.0
+"""How often an entry of a live run of which nothing is heard is looked up."""
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
-_BATCH = 64
 _LOOK_SECONDS = 0.05
 _FOLLOW_SECONDS = 0.25
 _FIRST_SECONDS = 2.5
@@ -43,8 +42,6 @@ class _Entry:
     """When this reader first had it."""
     looked: float
     """When it was last looked up."""
-    pause: float = FRESH_SECONDS
-    """For how long it is not looked up again: longer each time that there was nothing new."""
 
 
 class KnownRuns:
@@ -55,7 +52,7 @@ class KnownRuns:
     def __init__(self, client: "NatsClient") -> None:
         self._client = client
         self._entries: dict[str, dict[str, _Entry]] = {}
-        """Those of each run by their keys; the run as the first token of these."""
+        """Those of each run by their subjects; the run as the first token of their keys."""
         self._connection = -1
         """After how many lost connections all entries were looked up; -1 before the first time."""
 
@@ -66,24 +63,18 @@ class KnownRuns:
         await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
         while True:
             with suppress(*passing_errors()):
-                if self._client.stats["reconnects"] != self._connection:
-                    await self._look_up_all()
-                for key, entry in [one for entries in self._entries.values() for one in entries.items()]:
-                    now = time.monotonic()
-                    if entry.said.get("live") and now - max(entry.heard, entry.looked) > entry.pause:
-                        entry.looked, entry.pause = now, min(2 * entry.pause, _LONGEST_PAUSE)
-                        await self._look_up(f"{_SUBJECTS}{key}")
+                connection = self._client.stats["reconnects"]
+                if connection != self._connection:
+                    found = await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>")
+                    await self._look_up({*found, *(subject for of_run in self._entries.values() for subject in of_run)})
+                    self._connection = connection
+                await self._look_up(self._silent())
             await asyncio.sleep(_FOLLOW_SECONDS)
 
-    async def until_known(self, run: str | None, seconds: float) -> None:
-        """Waits until all entries were looked up, and those that say that a run is live had time to be heard.
-
-        Raises:
-            TimeoutError: the servers do not answer.
-        """
-        async with asyncio.timeout(seconds):
-            while self._connection < 0:
-                await asyncio.sleep(_LOOK_SECONDS)
+    async def until_known(self, run: str | None) -> None:
+        """Waits until all entries were looked up, and those that say that a run is live had time to be heard."""
+        while self._connection < 0:
+            await asyncio.sleep(_LOOK_SECONDS)
         while any(
             entry.said.get("live") and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
             for entry in self._of(run)
@@ -94,21 +85,18 @@ class KnownRuns:
         """The entries of all runs, or of one, the newest attempt of each; ``live`` says whether its bridge is there.
         Of a run on several hosts that of the first rank's host, or of ``host``, or with ``*`` those of all of them. The
         newest run comes first."""
+        newest: dict[tuple[str, str], _Entry] = {}
+        for entry in sorted(self._of(name), key=_precedence):
+            of = str(entry.said.get("host"))
+            if host in (None, "*", of):
+                newest[entry.said["run"], of if host == "*" else ""] = entry
         now = time.monotonic()
-        newest: dict[tuple[str, str], dict[str, Any]] = {}
-        for entry in self._of(name):
-            said = entry.said
-            of = str(said.get("host"))
-            key = said["run"], of if host == "*" else ""
-            known = newest.get(key)
-            if host not in (None, "*", of):
-                continue
-            if known is not None and _precedence(known) >= _precedence(said):
-                continue
-            is_there = now - entry.heard < FRESH_SECONDS
-            # Where the bridge is silent the run may continue unseen: more may come.
-            newest[key] = {**said, "live": bool(said.get("live")) and is_there}
-        return sorted(newest.values(), key=lambda run: run["started"] or 0.0, reverse=True)
+        # Where the bridge is silent the run may continue unseen: more may come.
+        runs = [
+            {**one.said, "live": bool(one.said.get("live")) and now - one.heard < FRESH_SECONDS}
+            for one in newest.values()
+        ]
+        return sorted(runs, key=lambda run: run["started"] or 0.0, reverse=True)
 
     def _of(self, run: str | None) -> list[_Entry]:
         """The entries of a run, or of all."""
@@ -136,8 +124,7 @@ class KnownRuns:
         return not is_current or is_there or (not once and now - max(newest.heard, newest.found) < PATIENCE)
 
     def _newest(self, run: str) -> _Entry | None:
-        """What is said of the newest attempt of a run, by the host of the first rank."""
-        return max(self._of(run), key=lambda entry: _precedence(entry.said), default=None)
+        return max(self._of(run), key=_precedence, default=None)
 
     def copied(self, run: str, attempt: int) -> int:
         """How many bytes of the recording of an attempt were in the servers when its bridge had done; 0 before."""
@@ -148,67 +135,48 @@ class KnownRuns:
         copied = bridge.get("copied")
         return copied if type(copied) is int else 0
 
-    async def _look_up_all(self) -> None:
-        connection = self._client.stats["reconnects"]
-        known = [f"{_SUBJECTS}{key}" for entries in self._entries.values() for key in entries]
-        subjects = list({*await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>"), *known})
-        for begin in range(0, len(subjects), _BATCH):
-            await asyncio.gather(*(self._look_up(subject) for subject in subjects[begin : begin + _BATCH]))
-        self._connection = connection
+    def _silent(self) -> set[str]:
+        now = time.monotonic()
+        return {
+            subject
+            for entries in self._entries.values()
+            for subject, entry in entries.items()
+            if entry.said.get("live") and now - max(entry.heard, entry.looked) > _SILENT_SECONDS
+        }
 
-    async def _look_up(self, subject: str) -> None:
-        found = await get(self._client, _STREAM, last_by_subj=subject)
-        if isinstance(found, Stored) and not _is_deleted(found.headers):
-            self._take(_key_of(subject), found.data, is_heard=False)
-        else:
-            self._drop(_key_of(subject))
+    async def _look_up(self, subjects: set[str]) -> None:
+        found = {one.subject: one for one in await last_of_each(self._client, _STREAM, subjects)}
+        for subject in subjects:
+            self._take(subject, found[subject].data if subject in found else b"", is_heard=False)
 
     async def _hear(self, message: "Msg") -> None:
-        if not message.subject.startswith(_SUBJECTS):
-            return  # as in names.is_request
-        key = _key_of(message.subject)
-        if _is_deleted(message.headers):
-            self._drop(key)
-        else:
-            self._take(key, message.data, is_heard=True)
+        if message.subject.startswith(_SUBJECTS):  # as in names.is_request
+            self._take(message.subject, message.data, is_heard=True)
 
-    def _drop(self, key: str) -> None:
-        self._entries.get(_run_of(key), {}).pop(key, None)
-
-    def _take(self, key: str, value: bytes, is_heard: bool) -> None:
+    def _take(self, subject: str, value: bytes, is_heard: bool) -> None:
+        run, now = names.run_token(subject.removeprefix(_SUBJECTS)), time.monotonic()
+        if not value:  # it was removed
+            self._entries.get(run, {}).pop(subject, None)
+            return
         try:
             said = listed_run(json.loads(value))
             msgpack.packb(said)  # texts without half characters, numbers that fit
         except (ValueError, OverflowError, RecursionError):
             return
-        if said is None or names.token(said["run"]) != _run_of(key):
+        if said is None or names.token(said["run"]) != run:
             return
-        entries = self._entries.setdefault(_run_of(key), {})
-        known = entries.get(key)
-        if known is not None and not is_heard and _time_of(said) <= _time_of(known.said):
-            return
-        now = time.monotonic()
-        # What has changed since it was last seen was said in between.
-        heard = now if is_heard or known is not None else float("-inf")
-        entries[key] = _Entry(said, heard, now if known is None else known.found, now)
+        known = self._entries.setdefault(run, {}).get(subject)
+        if known is None or is_heard or _time_of(said) > _time_of(known.said):
+            # What has changed since it was last seen was said in between.
+            heard = now if is_heard or known is not None else float("-inf")
+            self._entries[run][subject] = _Entry(said, heard, now if known is None else known.found, now)
+        else:
+            known.looked = now
 
 
-def _precedence(said: dict[str, Any]) -> tuple[int, bool]:
+def _precedence(entry: _Entry) -> tuple[int, bool]:
     """Of what hosts say of a run, the greatest counts: of the newest attempt, by the host of the first rank."""
-    return said["attempt"], 0 in said["ranks"]
-
-
-def _key_of(subject: str) -> str:
-    return subject.removeprefix(_SUBJECTS)
-
-
-def _run_of(key: str) -> str:
-    """The run of a key, see :func:`offloop.bus.jetstream.names.run_key`."""
-    return key.partition(".")[0]
-
-
-def _is_deleted(headers: Mapping[str, str] | None) -> bool:
-    return not {"KV-Operation", "Nats-Marker-Reason"}.isdisjoint(headers or {})
+    return entry.said["attempt"], 0 in entry.said["ranks"]
 
 
 def _time_of(said: dict[str, Any]) -> float:

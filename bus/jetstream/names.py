@@ -1,4 +1,4 @@
-"""What things are called in NATS: streams, subjects, keys and headers. ``docs/cluster.md`` has the table."""
+"""Names in NATS: streams, subjects, keys and headers. ``docs/cluster.md`` has the table."""
 
 import re
 
@@ -20,21 +20,9 @@ RUN_ID_METADATA = "offloop-run-id"
 """Key of a stream's metadata with the identity of the run."""
 FINAL = "Ol-Final"
 """Header of what follows the last check record: the end of a closed file, which another broker may cut off."""
-HOLDER = "Ol-Holder"
-"""Header of an entry with a position: the identity of the consumer that wrote it."""
 
 ROLE_SUBJECT = "ol.q.role"
 """To publish here takes the permission to command: a reader tries once, and so learns its own role."""
-
-NO_BRIDGE = (
-    "this run has no bridge that answers: see with 'offloop runs' whether it is live, and start 'offloop server "
-    "bridge' on its host"
-)
-NO_BRIDGE_OF_HOST = (
-    "that host has no bridge that answers: the run has ended there, or it cannot reach these servers; "
-    "'offloop convert cut' on that host gives the same"
-)
-"""What is said where the servers deliver a request to no bridge."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_]{1,64}")
 _SPECIAL = re.compile(r"[^A-Za-z0-9_-]")
@@ -92,15 +80,20 @@ def run_key(run: str, attempt: int, host: str) -> str:
     return f"{token(run)}.{attempt}.{token(host)}"
 
 
+def run_token(key: str) -> str:
+    """The run of a :func:`run_key`, as a token."""
+    return key.partition(".")[0]
+
+
 def reply_subject(inbox: str, kind: str, asked: str | None) -> str:
     """Where the answer to a request goes: it says which request that is where servers answer in a bridge's place."""
     return f"{inbox}.{kind}.{asked if asked is not None and _PLAIN.fullmatch(asked) else '-'}"
 
 
-def replied_to(reply: str) -> tuple[str, str | None]:
-    """Kind and identity of the request whose :func:`reply_subject` that is."""
-    _, kind, asked = reply.rsplit(".", 2)
-    return kind, None if asked == "-" else asked
+def replied_to(reply: str) -> str | None:
+    """The identity of the request whose :func:`reply_subject` that is."""
+    asked = reply.rpartition(".")[2]
+    return None if asked == "-" else asked
 
 
 def reader_of(reply: str) -> str:

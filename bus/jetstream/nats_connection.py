@@ -15,8 +15,6 @@ from offloop.bus.jetstream.known import KnownRuns
 from offloop.bus.jetstream.windows import StreamWindows
 
 if TYPE_CHECKING:
-    from nats.js.client import JetStreamContext
-
     from offloop.bus.jetstream.client import NatsClient
 
 _Answer = TypeVar("_Answer")
@@ -35,7 +33,6 @@ class NatsConnection:
     """
 
     client: "NatsClient"
-    jetstream: "JetStreamContext"
     known: KnownRuns
     """What is known of runs."""
 
@@ -108,7 +105,9 @@ class NatsConnection:
             ask.close()
             self.check()
             raise BrokerError(f"no NATS server answers at {self.servers}", address=self.address)
-        asked = self.begin(ask)
+        return self._answer(self.begin(ask), seconds)
+
+    def _answer(self, asked: "concurrent.futures.Future[_Answer]", seconds: float) -> _Answer:
         try:
             return asked.result(seconds)
         except concurrent.futures.CancelledError:
@@ -149,16 +148,7 @@ class NatsConnection:
             BrokerError: the servers do not answer.
         """
         self.check()
-        try:
-            self.begin(self.known.until_known(name, _RUNS_SECONDS)).result()
-        except TimeoutError:
-            raise BrokerError(
-                f"NATS at {self.servers} does not answer: see whether its servers run and have JetStream",
-                address=self.address,
-            ) from None
-        except concurrent.futures.CancelledError:
-            self.check()
-            raise BrokerError(f"the connection to {self.servers} has been closed", address=self.address) from None
+        self._answer(self.begin(self.known.until_known(name)), _RUNS_SECONDS)
         return self.known.runs(name, host)
 
     def hosts(self, run: str) -> list[dict[str, Any]]:
@@ -214,7 +204,7 @@ class NatsConnection:
 
     async def _serve(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        async with connected(self.servers, "reader") as (self.client, self.jetstream):
+        async with connected(self.servers, "reader") as self.client:
             self.known = KnownRuns(self.client)
             self._is_begun = True
             self._ready.set()

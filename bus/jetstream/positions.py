@@ -1,9 +1,9 @@
 """How far named readers are, in a key-value bucket: of each name one process at a time may write it.
 
-Who works under a name renews an entry every two seconds. Another one that asks for the name watches that entry: it is
-refused when it changes, and takes over when it has not changed for ten seconds, so clocks are not compared. Every write
-expects the revision of the one before. The first thing that the next holder writes is what it found, so the one that
-was replaced, however long it was paused, cannot write any more.
+Who works under a name renews the holder's entry every two seconds. Another one that asks for the name watches that
+entry: it is refused when the entry changes, and takes over when it has not changed for ten seconds, so clocks are not
+compared. Every write expects the revision of the one before. The next holder first writes itself as the holder, and
+then writes the position that it found, so the one that was replaced, however long it was paused, cannot write any more.
 """
 
 import asyncio
@@ -14,13 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import WRONG_LAST_SEQUENCE, passing_errors
-from offloop.bus.jetstream.stored import Stored, get
+from offloop.bus.jetstream.connection import passing_errors
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import host_name
 
@@ -47,21 +45,28 @@ class ReplacedError(OffloopError):
     """Another process works under this name now."""
 
 
-class _Found(NamedTuple):
-    """An entry as it is."""
-
-    revision: int = 0
-    holder: str = ""
-    """Who wrote it."""
-    value: bytes = b""
-
-
-@dataclass
 class _Entry:
-    """An entry as this process knows it."""
+    """A key of the bucket and its revision, as this process knows it."""
 
-    key: str
-    revision: int = 0
+    def __init__(self, bucket: Any, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self.revision = 0
+
+    async def read(self) -> bytes:
+        from nats.js.errors import KeyNotFoundError
+
+        try:
+            found = await self._bucket.get(self._key)
+        except KeyNotFoundError as error:
+            self.revision = error.entry.revision if error.entry else 0
+            return b""
+        self.revision = found.revision
+        return found.value or b""
+
+    async def write(self, value: bytes) -> None:
+        """Writes the entry, unless it has changed since it was read or written."""
+        self.revision = await self._bucket.update(self._key, value, last=self.revision)
 
 
 class HeldPosition:
@@ -74,20 +79,20 @@ class HeldPosition:
         BrokerError: the servers do not answer.
     """
 
+    _holder: _Entry
+    _position: _Entry
+
     def __init__(self, nats: "NatsConnection", run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
         self._nats = nats
         self._run = run
         self._name = name
         self._say = say
-        self._identity = f"{host_name()}/{os.getpid()}/{secrets.token_hex(4)}"
-        self._holder = _Entry(names.holder_key(run, name))
-        self._position = _Entry(names.position_key(run, name, attempt))
+        self._identity = f"{host_name()}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._replaced: ReplacedError | None = None
-        self._rests_until = 0.0
-        self._silent = -1
-        """The connection on which they have not answered."""
+        self._silent = 0.0, -1
+        """Until when the servers are left alone, and on which connection they have not answered."""
         self._renewal: Future[None] | None = None
-        self.found = nats.call(self._claim(), _CLAIM_SECONDS)
+        self.found = nats.call(self._claim(attempt), _CLAIM_SECONDS)
         """What was written last, under that name; empty when nothing was."""
         self._renewal = nats.begin(self._renew())
 
@@ -109,14 +114,15 @@ class HeldPosition:
                 value=len(value),
             )
         connection = self._nats.reconnects
-        if time.monotonic() < self._rests_until and connection == self._silent:
+        until, silent = self._silent
+        if time.monotonic() < until and connection == silent:
             raise BrokerError("the servers have not answered", address=self._nats.address)
         try:
             self._nats.call(self._write(self._position, value), _WRITE_SECONDS)
         except BrokerError:
             # Servers that were away and are there again are asked at once.
             if self._nats.is_connected:
-                self._rests_until, self._silent = time.monotonic() + _REST_SECONDS, connection
+                self._silent = time.monotonic() + _REST_SECONDS, connection
             raise
 
     def close(self) -> None:
@@ -131,98 +137,96 @@ class HeldPosition:
 
     # -- in the connection's thread -----------------------------------------------------------------------------------
 
-    async def _claim(self) -> bytes:
+    async def _claim(self, attempt: int) -> bytes:
         # Servers of which one died choose a leader for some seconds.
-        found = await _until_answered(lambda: self._read(self._holder))
-        since = time.monotonic()
-        if found.value:
-            self._say(
-                f"consumer {self._name} was begun by {_in_words(found.holder)} and has not ended: looking for up to "
-                f"{STALE_SECONDS:g} s whether it is at work"
-            )
-        while found.value and time.monotonic() - since < STALE_SECONDS:
+        bucket = await _until_answered(self._bucket)
+        self._holder = _Entry(bucket, names.holder_key(self._run, self._name))
+        self._position = _Entry(bucket, names.position_key(self._run, self._name, attempt))
+        if holder := await _until_answered(self._holder.read):
+            await self._watch(holder)
+        try:
+            await _until_answered(functools.partial(self._write, self._holder, self._identity))
+        except ReplacedError:
+            raise self._at_work(await self._holder.read()) from None
+        while True:
+            # The one before may be writing just now.
+            with suppress(*passing_errors()):
+                found = await self._position.read()
+                await self._position.write(found)
+                return found
             await asyncio.sleep(_LOOK_SECONDS)
-            asked = time.monotonic()
-            again = await _until_answered(lambda: self._read(self._holder))
+
+    async def _bucket(self) -> Any:
+        from nats.js.errors import BucketNotFoundError
+
+        try:
+            return await self._nats.client.js.key_value(names.POSITIONS_BUCKET)
+        except BucketNotFoundError:
+            raise BrokerError(
+                f"NATS at {self._nats.address} has no bucket {names.POSITIONS_BUCKET}: the next bridge that starts "
+                "there makes it; '--state-dir DIR' keeps the consumer's progress in a file",
+                address=self._nats.address,
+            ) from None
+
+    async def _watch(self, holder: bytes) -> None:
+        """Waits until the holder has ended, or has shown no sign of life.
+
+        Raises:
+            ConfigurationError: it is at work.
+        """
+        self._say(
+            f"consumer {self._name} was begun by {_in_words(holder)} and has not ended: looking for up to "
+            f"{STALE_SECONDS:g} s whether it is at work"
+        )
+        since = time.monotonic()
+        while holder and time.monotonic() - since < STALE_SECONDS:
+            await asyncio.sleep(_LOOK_SECONDS)
+            known, asked = self._holder.revision, time.monotonic()
+            holder = await _until_answered(self._holder.read)
             if time.monotonic() - asked > _WRITE_SECONDS:
                 # Who works under the name could not say so either.
                 since = time.monotonic()
-            if again.value and again.revision != found.revision:
-                raise self._at_work(again)
-            found = again
-        self._holder.revision = found.revision
-        try:
-            await _until_answered(lambda: self._write(self._holder, self._identity.encode()))
-        except ReplacedError:
-            raise self._at_work(await self._read(self._holder)) from None
-        for _ in range(_TRIES):
-            last = await _until_answered(lambda: self._read(self._position))
-            self._position.revision = last.revision
-            # The one before may be writing just now.
-            with suppress(ReplacedError):
-                await _until_answered(functools.partial(self._write, self._position, last.value))
-                return last.value
-        raise self._at_work(last)
+            if holder and self._holder.revision != known:
+                raise self._at_work(holder)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                with suppress(BrokerError, *passing_errors()):  # the next time comes soon
-                    await self._write(self._holder, self._identity.encode())
+                with suppress(*passing_errors()):  # the next time comes soon
+                    await self._write(self._holder, self._identity)
             except ReplacedError as error:
                 self._replaced = error
                 return
 
     async def _write(self, entry: _Entry, value: bytes) -> None:
-        """Writes an entry, unless another process has."""
-        from nats.js.errors import APIError, NoStreamResponseError
+        from nats.js.errors import KeyWrongLastSequenceError
 
         for _ in range(_TRIES):
-            headers = {names.HOLDER: self._identity, "Nats-Expected-Last-Subject-Sequence": str(entry.revision)}
-            try:
-                written = await self._nats.jetstream.publish(
-                    _subject(entry.key), value, headers=headers, stream=_STREAM
-                )
-            except NoStreamResponseError:
-                """The bucket was removed, or its servers are away: reading it finds out."""
-            except APIError as error:
-                if error.err_code not in WRONG_LAST_SEQUENCE:
-                    raise
-            else:
-                entry.revision = written.seq
+            with suppress(KeyWrongLastSequenceError):
+                await entry.write(value)
                 return
-            found = await self._read(entry)
-            if found.revision and found.revision >= entry.revision and found.holder != self._identity:
+            # The holder is read last, because who takes over writes it first. If it is still this process, an answer to
+            # its own write was lost, or the servers went back to an older state.
+            if entry is not self._holder:
+                await entry.read()
+            known = self._holder.revision
+            holder = await self._holder.read()
+            if holder != self._identity and self._holder.revision >= known:
                 raise ReplacedError(
-                    f"consumer {self._name!r} of run {self._run!r} was taken over by {_in_words(found.holder)}: "
+                    f"consumer {self._name!r} of run {self._run!r} was taken over by {_in_words(holder)}: "
                     "this one ends, and keeps nothing more"
                 )
-            # It is our own, of which the answer was lost; or the servers went back to an older state.
-            entry.revision = found.revision
         raise TimeoutError("the entry changes again and again")
 
-    async def _read(self, entry: _Entry) -> _Found:
-        found = await get(self._nats.client, _STREAM, last_by_subj=_subject(entry.key))
-        if isinstance(found, Stored):
-            return _Found(found.sequence, found.headers.get(names.HOLDER, "?"), found.data)
-        if not found.has_stream:
-            raise BrokerError(
-                f"NATS at {self._nats.address} has no bucket {names.POSITIONS_BUCKET}: the next bridge that starts "
-                "there makes it; '--state-dir DIR' keeps the consumer's progress in a file",
-                address=self._nats.address,
-            )
-        return _Found()
-
-    def _at_work(self, found: _Found) -> ConfigurationError:
+    def _at_work(self, holder: bytes) -> ConfigurationError:
         return ConfigurationError(
-            f"a consumer named {self._name!r} is at work on run {self._run!r} already, {_in_words(found.holder)}: stop "
+            f"a consumer named {self._name!r} is at work on run {self._run!r} already, {_in_words(holder)}: stop "
             "that one, or choose another '--name'"
         )
 
 
 async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Asks until the servers answer; who waits for that has a limit."""
     while True:
         try:
             return await ask()
@@ -230,14 +234,7 @@ async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-_STREAM = f"KV_{names.POSITIONS_BUCKET}"
-
-
-def _subject(key: str) -> str:
-    return f"$KV.{names.POSITIONS_BUCKET}.{key}"
-
-
-def _in_words(identity: str) -> str:
+def _in_words(identity: bytes) -> str:
     """``HOST/PID/TOKEN`` in words."""
-    host, _, rest = one_line(identity[:200]).partition("/")
+    host, _, rest = one_line(identity[:200].decode(errors="replace")).partition("/")
     return f"process {rest.partition('/')[0]} of {host}" if rest else "another process"

@@ -1,16 +1,14 @@
-"""The stream of a run, as its bridge writes it."""
+"""The streams of a run and the buckets beside them, as its bridge writes them."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import answer_of, in_words
-from offloop.bus.jetstream.stored import Stored, Unstored, get, last_range, list_subjects
+from offloop.bus.jetstream.stored import get, last_of_each, last_range, list_subjects
 
 if TYPE_CHECKING:
-    from nats.js.client import JetStreamContext
-
     from offloop.bus.jetstream.client import NatsClient
 
 MAX_MESSAGE = 512 * 1024
@@ -20,12 +18,13 @@ STREAM_FULL = 10077
 """The stream has reached its own limit."""
 FULL = (STREAM_FULL, 10002, 10047, 10023)
 """A stream, an account or a server has no room left."""
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""Another message of the subject is the last one than the one named."""
 _EXISTS = 10058
 """A stream of that name is there, with other settings."""
 _TOO_FEW_SERVERS = 10005
 """Not enough servers are there at the moment for as many replicas."""
 _NO_CLUSTER = 10074
-
 
 _WINDOWS_SECONDS = 86_400.0
 """How long windows are kept: older ones stay on the hosts."""
@@ -33,13 +32,14 @@ POSITIONS_BYTES = 64 << 20
 """How large the bucket of positions may become: an account's readers may write there."""
 
 
-async def make_bucket(jetstream: "JetStreamContext", bucket: str, replicas: int, max_bytes: int | None = None) -> None:
-    """Makes a key-value bucket, unless it is there."""
-    from nats.js.api import KeyValueConfig
-    from nats.js.errors import BadRequestError
+async def open_bucket(client: "NatsClient", bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
+    """A key-value bucket, which is made unless it is there."""
+    from nats.js.errors import BucketNotFoundError
 
-    with suppress(BadRequestError):  # it is there, with other settings
-        await jetstream.create_key_value(KeyValueConfig(bucket, replicas=replicas, max_bytes=max_bytes))
+    try:
+        return await client.js.key_value(bucket)
+    except BucketNotFoundError:
+        return await client.js.create_key_value(bucket=bucket, replicas=replicas, max_bytes=max_bytes)
 
 
 class Copied(NamedTuple):
@@ -60,7 +60,6 @@ class RunFileStream:
 
     Args:
         client: the connection.
-        jetstream: what is there.
         run: the run's name.
         run_id: its identity, if it has one.
         bridge: who writes: stands in each message.
@@ -72,7 +71,6 @@ class RunFileStream:
     def __init__(
         self,
         client: "NatsClient",
-        jetstream: "JetStreamContext",
         run: str,
         run_id: str | None,
         bridge: str,
@@ -85,7 +83,6 @@ class RunFileStream:
         self._subjects = names.all_windows(run) if has_windows else names.all_recordings(run)
         self._max_age = _WINDOWS_SECONDS if has_windows else None
         self._client = client
-        self._jetstream = jetstream
         self.run = run
         self._run_id = run_id
         self.bridge = bridge
@@ -101,7 +98,7 @@ class RunFileStream:
         """Makes it, unless it is there.
 
         Raises:
-            BrokerError: the servers do not make it, for good.
+            BrokerError: the servers do not make it, for good, or it is another run's.
         """
         from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
         from nats.js.errors import APIError, BadRequestError
@@ -119,10 +116,10 @@ class RunFileStream:
             metadata=None if self._run_id is None else {names.RUN_ID_METADATA: self._run_id},
         )
         try:
-            await self._jetstream.add_stream(config)
+            await self._client.js.add_stream(config)
         except APIError as error:
             if error.err_code == _EXISTS:
-                known = (await self._jetstream.stream_info(self.name)).config
+                known = (await self._client.js.stream_info(self.name)).config
                 self._check_owner((known.metadata or {}).get(names.RUN_ID_METADATA))
                 return
             is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *FULL)
@@ -131,7 +128,6 @@ class RunFileStream:
             raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
 
     def _check_owner(self, run_id: str | None) -> None:
-        """Raises an error when the stream is that of another run."""
         if run_id not in (None, self._run_id):
             raise BrokerError(
                 f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
@@ -150,33 +146,31 @@ class RunFileStream:
             headers[names.RUN_ID] = self._run_id
         if final is not None:
             headers[names.FINAL] = str(final)
-        sending = self._jetstream.publish(subject, data, headers=headers, stream=self.name)
+        sending = self._client.js.publish(subject, data, headers=headers, stream=self.name)
         return (await answer_of(self._client, sending)).seq
 
     async def first(self, subject: str) -> tuple[int, bytes]:
         """The beginning of what the stream holds of the file, and its offset."""
-        message = await get(self._client, self.name, seq=1, next_by_subj=subject)
-        return (0, b"") if isinstance(message, Unstored) else (message.offset or 0, message.data)
+        message = await get(self._client, self.name, subject, 1)
+        return (0, b"") if message is None else (message.offset or 0, message.data)
 
     async def last(self, subject: str) -> tuple[Copied, bytes]:
-        """How far the copy of a file goes, and the content of its last message.
+        """How far the copy of a file goes, and the content of its last message. A stream that was removed is made.
 
         Raises:
             BrokerError: the stream is of something else.
         """
         message, number = await last_range(self._client, self.name, subject)
-        if isinstance(message, Unstored):
-            if not message.has_stream:
-                await self.make()
+        if message is None or message.offset is None:
+            await self.make()
             return Copied(sequence=number), b""
-        assert message.offset is not None  # it is a range
         self._check_owner(message.headers.get(names.RUN_ID))
         end = message.offset + len(message.data)
         offset = end if message.final is None else message.final
         return Copied(offset, end, number, message.headers.get(names.BRIDGE, "?")), message.data
 
 
-async def remove_run(client: "NatsClient", jetstream: "JetStreamContext", run: str) -> list[str]:
+async def remove_run(client: "NatsClient", run: str) -> list[str]:
     """Removes a run from the servers; returns what was removed: names of streams, and keys in buckets.
 
     Raises:
@@ -187,14 +181,13 @@ async def remove_run(client: "NatsClient", jetstream: "JetStreamContext", run: s
     removed = []
     for stream in (names.stream_of(run), names.windows_stream_of(run)):
         with suppress(NotFoundError):
-            await jetstream.delete_stream(stream)
+            await client.js.delete_stream(stream)
             removed.append(stream)
     for bucket in (names.RUNS_BUCKET, names.POSITIONS_BUCKET):
-        prefix = f"$KV.{bucket}."
-        for subject in await list_subjects(client, f"KV_{bucket}", f"{prefix}{names.token(run)}.>"):
-            found = await get(client, f"KV_{bucket}", last_by_subj=subject)
-            if isinstance(found, Stored) and "KV-Operation" not in found.headers:
-                headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
-                await jetstream.publish(subject, b"", headers=headers)
-                removed.append(subject.removeprefix("$KV."))
+        stream, prefix = f"KV_{bucket}", f"$KV.{bucket}."
+        subjects = await list_subjects(client, stream, f"{prefix}{names.token(run)}.>")
+        for one in await last_of_each(client, stream, subjects):
+            if "KV-Operation" not in one.headers:
+                await (await client.js.key_value(bucket)).purge(one.subject.removeprefix(prefix))
+                removed.append(one.subject.removeprefix("$KV."))
     return removed

@@ -1,19 +1,17 @@
-"""Messages as the leader of a stream's servers has stored them, read one at a time: a stream has no consumers."""
+"""Reads messages as the leader of a stream's servers has stored them, one at a time: readers make no consumers."""
 
-import base64
-import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import API_SECONDS, NO_STREAM
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
+    from offloop.bus.jetstream.client import NatsClient
 
-_NO_MESSAGE = 10037
 _MOST_OTHERS = 1000
 """How many messages back a range is looked for."""
+_BATCH = 64
 
 
 class Stored(NamedTuple):
@@ -36,89 +34,55 @@ class Stored(NamedTuple):
         return int(self.headers[names.FINAL]) if names.FINAL in self.headers else None
 
 
-class Unstored(NamedTuple):
-    """That there is no such message."""
-
-    has_stream: bool
-    """Whether there is such a stream."""
-
-
-async def ask_api(client: "Client", subject: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Sends a request to JetStream's API, ``$JS.API.SUBJECT``; returns the response.
+async def get(client: "NatsClient", stream: str, subject: str | None = None, seq: int | None = None) -> Stored | None:
+    """The last message of a subject; with ``seq`` the first one of the subject from that number on, or the one of that
+    number. ``None`` where there is no such message, or no stream.
 
     Raises:
         nats.errors.Error: the servers do not answer, or refuse.
     """
-    from nats.js.errors import APIError
-
-    message = await client.request(f"$JS.API.{subject}", json.dumps(request).encode(), timeout=API_SECONDS)
-    response: dict[str, Any] = json.loads(message.data)
-    if "error" in response:
-        raise APIError.from_error(response["error"])
-    return response
-
-
-async def get(client: "Client", stream: str, **request: object) -> Stored | Unstored:
-    """The message with the sequence number ``seq``; with ``next_by_subj`` the first one of that subject from there on;
-    with ``last_by_subj`` alone its last one.
-
-    Raises:
-        nats.errors.Error: the servers do not answer, or refuse.
-    """
-    from nats.js.errors import APIError
+    from nats.js.errors import NotFoundError
 
     try:
-        found = (await ask_api(client, f"STREAM.MSG.GET.{stream}", request))["message"]
-    except APIError as error:
-        if error.err_code not in (_NO_MESSAGE, NO_STREAM):
-            raise
-        return Unstored(has_stream=error.err_code == _NO_MESSAGE)
-    headers = dict(_headers(base64.b64decode(found.get("hdrs", ""))))
-    return Stored(found["subject"], found["seq"], headers, base64.b64decode(found.get("data", "")))
+        found = await client.js.get_msg(stream, seq, subject, next=None not in (subject, seq))
+    except NotFoundError:
+        return None
+    return Stored(str(found.subject), found.seq or 0, found.headers or {}, found.data or b"")
 
 
-def _headers(block: bytes) -> Iterator[tuple[str, str]]:
-    for line in block.decode(errors="replace").split("\r\n")[1:]:
-        name, colon, value = line.partition(":")
-        if colon:
-            yield name, value.strip()
-
-
-async def last_range(client: "Client", stream: str, subject: str) -> tuple[Stored | Unstored, int]:
+async def last_range(client: "NatsClient", stream: str, subject: str) -> tuple[Stored | None, int]:
     """The last message of a subject that is a range of a file, and the sequence number of its last message of any kind:
     a reader can have servers store an answer to a request there, and a host anything."""
-    last = found = await get(client, stream, last_by_subj=subject)
-    if isinstance(last, Unstored):
-        return last, 0
-    for before in range(last.sequence - 1, max(0, last.sequence - _MOST_OTHERS), -1):
-        if isinstance(found, Stored) and found.subject == last.subject and found.offset is not None:
-            return found, last.sequence
+    found = last = await get(client, stream, subject)
+    if last is None:
+        return None, 0
+    before = last.sequence
+    while found is None or found.subject != last.subject or found.offset is None:
+        before -= 1
+        if before < max(1, last.sequence - _MOST_OTHERS):
+            return None, last.sequence
         found = await get(client, stream, seq=before)
-    is_range = isinstance(found, Stored) and found.subject == last.subject and found.offset is not None
-    return (found if is_range else Unstored(has_stream=True)), last.sequence
+    return found, last.sequence
 
 
-async def list_subjects(client: "Client", stream: str, pattern: str) -> list[str]:
+async def list_subjects(client: "NatsClient", stream: str, pattern: str) -> list[str]:
     """The subjects of messages in a stream; none where there is no such stream.
 
     Raises:
         nats.errors.Error: the servers do not answer, or refuse.
     """
-    from nats.js.errors import APIError
+    from nats.js.errors import NotFoundError
 
-    found: dict[str, int] = {}
-    total = 1
-    while len(found) < total:
-        request = {"subjects_filter": pattern, "offset": len(found)}
-        try:
-            response = await ask_api(client, f"STREAM.INFO.{stream}", request)
-        except APIError as error:
-            if error.err_code != NO_STREAM:
-                raise
-            return []
-        subjects = response["state"].get("subjects")
-        if not subjects:
-            break
-        found |= subjects
-        total = response.get("total", 0)
-    return list(found)
+    try:
+        return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
+    except NotFoundError:
+        return []
+
+
+async def last_of_each(client: "NatsClient", stream: str, subjects: Iterable[str]) -> list[Stored]:
+    """The last messages of those subjects that have one."""
+    asked = list(subjects)
+    found: list[Stored | None] = []
+    for begin in range(0, len(asked), _BATCH):
+        found += await asyncio.gather(*(get(client, stream, one) for one in asked[begin : begin + _BATCH]))
+    return [one for one in found if one is not None]

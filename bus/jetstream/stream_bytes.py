@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
-from offloop.bus.jetstream.stored import Stored, Unstored, get, last_range
+from offloop.bus.jetstream.stored import Stored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.walk import Hole
@@ -47,20 +47,20 @@ class StreamBytes:
         attempt: the attempt.
         host: reads the recording of that host, which its bridge gives range by range; ``None`` for the copy in the
             stream.
-        patient: whether a bridge that is silent is waited for where the stream lacks something.
+        patient: whether a bridge that is silent is waited for.
     """
 
     def __init__(
         self, connection: "NatsConnection", run: str, attempt: int, host: str | None = None, *, patient: bool = True
     ) -> None:
         self._connection = connection
+        self._client = connection.client
         self._run = run
         self._attempt = attempt
         self._host = host
         self._patient = patient
         self._stream = names.stream_of(run)
         self._subjects = names.recording_subject(run, attempt, "*")
-        self._prefix = self._subjects[:-1]
         self._lock = threading.Lock()
         self._start = 0
         self._data = bytearray()
@@ -159,7 +159,7 @@ class StreamBytes:
                 self._wake.clear()
                 try:
                     if subscription is None and self._host is None:
-                        subscription = await self._connection.client.subscribe(self._subjects, cb=self._note_passing)
+                        subscription = await self._client.subscribe(self._subjects, cb=self._note_passing)
                     is_behind = await (self._fill_from_stream() if self._host is None else self._fill_from_host())
                 except passing_errors():
                     is_behind, pause = True, _AGAIN_SECONDS
@@ -178,7 +178,7 @@ class StreamBytes:
                     await subscription.unsubscribe()
 
     async def _note_passing(self, message: Any) -> None:
-        if message.subject.startswith(self._prefix):  # servers deliver to any subject that a reader names
+        if message.subject.startswith(self._subjects[:-1]):  # as in names.is_request
             offset = (message.headers or {}).get(names.OFFSET, "")
             if offset.isdecimal():
                 self._passed, self._passed_at = int(offset) + len(message.data), time.monotonic()
@@ -186,13 +186,12 @@ class StreamBytes:
 
     async def _fill_from_stream(self) -> bool:
         """Reads what is stored, as far as there is room; returns whether it is to be tried again soon."""
-        asked, place = self._asked, self._place
-        client, known = self._connection.client, self._connection.known
+        asked, place, known = self._asked, self._place, self._connection.known
         if place != self._sequence_place:
             self._sequence, self._sequence_place = None, place
-        last, _ = await last_range(client, self._stream, self._subjects)
+        last, _ = await last_range(self._client, self._stream, self._subjects)
         end = 0
-        if isinstance(last, Stored) and last.offset is not None:
+        if last is not None and last.offset is not None:
             end, self.newest = last.offset + len(last.data), last.data
             while (at := self._at(place)) is not None and (at < end or self._is_behind(last)):
                 if not await self._read_on(place, at, last):
@@ -229,24 +228,14 @@ class StreamBytes:
 
     async def _read_on(self, place: int, at: int, last: Stored) -> bool:
         """Reads the next messages; returns whether something of them was placed."""
-        if last.offset is not None and last.offset <= at and last.sequence - 1 == self._sequence:
-            self._put(place, last.offset, last.data)
-            self._sequence = last.sequence
-            return True
-        messages: list[Stored | Unstored] = []
-        if self._sequence is not None and self._sequence < last.sequence:
-            size = max(1, len(last.data))
-            count = min(_BATCH, max(1, _AHEAD_BYTES // size), last.sequence - self._sequence)
-            numbers = range(self._sequence + 1, self._sequence + 1 + count)
-            client = self._connection.client
-            messages = list(await asyncio.gather(*(get(client, self._stream, seq=number) for number in numbers)))
         has_placed = False
-        for message in messages:
-            if isinstance(message, Stored) and message.subject == last.subject and message.offset is not None:
-                if message.offset > at:
-                    break
-                at = self._put(place, message.offset, message.data)
-                self._sequence, has_placed = message.sequence, True
+        for message in await self._following(last):
+            if message is None or message.subject != last.subject or message.offset is None:
+                continue
+            if message.offset > at:
+                break
+            at = self._put(place, message.offset, message.data)
+            self._sequence, has_placed = message.sequence, True
         if has_placed:
             return True
         found, following = await self._search(last.subject, at)
@@ -256,22 +245,32 @@ class StreamBytes:
             return True
         return await self._name_hole(place, at, last.offset or 0 if following is None else following)
 
+    async def _following(self, last: Stored) -> "list[Stored] | list[Stored | None]":
+        """The messages behind the one that was placed last."""
+        before = self._sequence
+        if before is None or before >= last.sequence:
+            return []
+        if before == last.sequence - 1:
+            return [last]
+        count = min(_BATCH, max(1, _AHEAD_BYTES // max(1, len(last.data))), last.sequence - before)
+        numbers = range(before + 1, before + 1 + count)
+        return await asyncio.gather(*(get(self._client, self._stream, seq=number) for number in numbers))
+
     async def _search(self, subject: str, offset: int) -> tuple[Stored | None, int | None]:
         """The message with the byte at an offset; without one, where the next message begins. Later messages have later
         bytes."""
-        client, stream = self._connection.client, self._stream
-        last, _ = await last_range(client, stream, subject)
-        low, high = 1, last.sequence if isinstance(last, Stored) else 0
+        last, _ = await last_range(self._client, self._stream, subject)
+        low, high = 1, 0 if last is None else last.sequence
         best = following = None
         while low <= high:
             middle = (low + high) // 2
-            found = await get(client, stream, seq=middle, next_by_subj=subject)
-            while isinstance(found, Stored) and found.offset is None:
-                found = await get(client, stream, seq=found.sequence + 1, next_by_subj=subject)
-            if isinstance(found, Stored) and found.offset is not None and found.offset <= offset:
+            found = await get(self._client, self._stream, subject, middle)
+            while found is not None and found.offset is None:
+                found = await get(self._client, self._stream, subject, found.sequence + 1)
+            if found is not None and found.offset is not None and found.offset <= offset:
                 best, low = found, found.sequence + 1
             else:
-                following = found.offset if isinstance(found, Stored) else following
+                following = following if found is None else found.offset
                 high = middle - 1
         if best is not None and best.offset is not None and best.offset + len(best.data) > offset:
             return best, following
@@ -320,10 +319,10 @@ class StreamBytes:
             BrokerError: it refuses.
         """
         content = {"run": self._run, "attempt": self._attempt, "offset": offset}
-        may_command = await self._connection.client.may_command()
+        may_command = await self._client.may_command()
         subject = names.request_subject(self._run, "fetch", self._host, may_command=may_command)
-        request = self._connection.client.request(subject, encode_control("fetch", content), timeout=_FETCH_SECONDS)
-        control = decode_control(split_frame((await request).data)[1])
+        answer = await self._client.request(subject, encode_control("fetch", content), timeout=_FETCH_SECONDS)
+        control = decode_control(split_frame(answer.data)[1])
         if control.kind == "refused":
             raise BrokerError(str(control.content.get("reason")))
         data = control.content.get("data")
@@ -342,7 +341,10 @@ class StreamBytes:
                     return False
                 self._put(place, at, data)
             return self._place != place
-        except (NoRespondersError, OffloopError) as error:
-            if not self._connection.known.is_going_on(self._run, self._host, self._attempt):
-                self.refusal = names.NO_BRIDGE_OF_HOST if isinstance(error, NoRespondersError) else str(error)
-            return True
+        except NoRespondersError:
+            why = "that host has no bridge that answers: the run has ended there, or it cannot reach these servers"
+        except OffloopError as error:
+            why = str(error)
+        if not self._patient or not self._connection.known.is_going_on(self._run, self._host, self._attempt):
+            self.refusal = why
+        return True

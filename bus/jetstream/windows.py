@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offloop.bus.errors import ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
-from offloop.bus.jetstream.stored import Stored, get, list_subjects
+from offloop.bus.jetstream.stored import Stored, last_of_each, list_subjects
 from offloop.bus.protocol.host_windows import HostWindow, decode_window
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from offloop.bus.jetstream.client import NatsClient
 
 _KEPT_BYTES = 32 << 20
-_BATCH = 64
 _AGAIN_SECONDS = 1.0
 
 
@@ -27,8 +26,8 @@ class StreamWindows:
 
     def __init__(self, client: "NatsClient", run: str) -> None:
         self._client = client
-        self._run = run
-        self._prefix = names.all_windows(run).rstrip("*.")
+        self._stream = names.windows_stream_of(run)
+        self._subjects = names.all_windows(run)
         self._kept: deque[tuple[int, bytes]] = deque()
         self._size = 0
         self._known: dict[str, int] = {}
@@ -50,36 +49,27 @@ class StreamWindows:
 
     async def follow(self) -> None:
         """Keeps what comes, until it is cancelled."""
-        connection = -1
-        await self._client.subscribe(names.all_windows(self._run), cb=self._hear)
+        seen = -1
+        await self._client.subscribe(self._subjects, cb=self._hear)
         while True:
             with suppress(*passing_errors()):
-                if self._client.stats["reconnects"] != connection:
-                    number = self._client.stats["reconnects"]
-                    await self._look_up()
-                    connection = number
+                if (connection := self._client.stats["reconnects"]) != seen:
+                    subjects = await list_subjects(self._client, self._stream, self._subjects)
+                    for one in await last_of_each(self._client, self._stream, subjects):
+                        self._take(one)
+                    seen = connection
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _look_up(self) -> None:
-        stream = names.windows_stream_of(self._run)
-        subjects = await list_subjects(self._client, stream, names.all_windows(self._run))
-        for begin in range(0, len(subjects), _BATCH):
-            batch = subjects[begin : begin + _BATCH]
-            found = await asyncio.gather(*(get(self._client, stream, last_by_subj=subject) for subject in batch))
-            for one in found:
-                if isinstance(one, Stored):
-                    self._take(one.subject, one.offset, one.data)
-
     async def _hear(self, message: "Msg") -> None:
-        if message.subject.startswith(self._prefix):  # servers deliver to any subject that a reader names
-            offset = (message.headers or {}).get(names.OFFSET, "")
-            self._take(message.subject, int(offset) if offset.isdecimal() else None, message.data)
+        if message.subject.startswith(self._subjects.rstrip("*.")):  # as in names.is_request
+            self._take(Stored(message.subject, 0, message.headers or {}, message.data))
 
-    def _take(self, subject: str, offset: int | None, data: bytes) -> None:
-        attempt = subject.split(".")[-2]
-        if offset is None or not attempt.isdecimal() or offset < self._known.get(subject, 0):
+    def _take(self, message: Stored) -> None:
+        attempt = message.subject.split(".")[-2]
+        offset, data = message.offset, message.data
+        if offset is None or not attempt.isdecimal() or offset < self._known.get(message.subject, 0):
             return
-        self._known[subject] = offset + len(data)
+        self._known[message.subject] = offset + len(data)
         self._kept.append((int(attempt), data))
         self._size += len(data)
         self._count += 1

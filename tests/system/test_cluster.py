@@ -135,7 +135,7 @@ class SecureCluster:
         """How many servers keep a stream."""
         asked = NatsServers.parse(self.address, self._seeds["view"], self._authority.certificate)
         with NatsConnection(asked) as there:
-            return there.call(there.jetstream.stream_info(stream), 10).config.num_replicas
+            return there.call(there.client.js.stream_info(stream), 10).config.num_replicas
 
 
 @pytest.mark.needs("openssl")

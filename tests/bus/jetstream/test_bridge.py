@@ -201,36 +201,6 @@ def test_a_bridge_of_a_run_that_has_ended_gives_up_when_the_servers_take_nothing
     nats_server.signal(signal.SIGCONT) if trouble == "stopped" else None
 
 
-@pytest.mark.parametrize("greeting", [b"INFO []\r\n", b"\xffINFO\r\n", b"x" * 200_000])
-def test_what_is_no_nats_server_is_named_and_waited_for_until_it_is_one(tmp_path, nats_server, copying, greeting):
-    nats_server.kill()
-    path = write_run(tmp_path, "r", losses=[0.5] * 20)
-
-    async def greet(_, writer):
-        writer.write(greeting)
-        with contextlib.suppress(ConnectionError):
-            await writer.drain()
-        writer.close()
-
-    async def listen():
-        server = await asyncio.start_server(greet, "127.0.0.1", nats_server.port)
-        live = copying(path)
-        async with asyncio.timeout(60):
-            while not live.said:
-                assert live.thread.is_alive()
-                await asyncio.sleep(0.01)
-        server.close()
-        return live
-
-    live = asyncio.run(listen())
-    assert live.said == [
-        f"no NATS server answers at {nats_server.address} (what listens there is not a NATS server): waiting"
-    ]
-    nats_server.start()
-    live.wait()
-    assert read_bridge(path).has_all(1)
-
-
 def test_a_bridge_of_a_live_run_never_gives_up(tmp_path, nats_server, copying, impatient, monkeypatch):
     nats_server.kill()
     run = WrittenRun(tmp_path, "late").train([1.0] * 20)

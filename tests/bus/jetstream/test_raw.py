@@ -3,10 +3,8 @@
 import asyncio
 import time
 
-import pytest
 from run_folders import write_run
 
-from offloop.bus import BrokerError
 from offloop.bus.jetstream.raw import RawRecordings
 from offloop.bus.protocol.frames import Control, decode_control, split_frame
 from offloop.bus.recording.growing import GrowingRecording
@@ -39,11 +37,3 @@ def test_a_recording_of_days_is_looked_through_while_the_bridge_does_other_thing
     for answer in answers:
         data = decode_control(split_frame(answer)[1]).content["data"]
         assert data == (path / "recording-1.mcap").read_bytes()
-
-
-def test_a_part_that_was_dropped_is_not_continued_with_another_one(tmp_path):
-    raw = RawRecordings(write_run(tmp_path, "r"))
-    cut = {"run": "r", "attempt": 1, "reader": "me", "start": "1ba", "offset": 100}
-    with pytest.raises(BrokerError, match="fetch it again"):
-        asyncio.run(raw.answer(Control("cut", cut)))
-    raw.close()

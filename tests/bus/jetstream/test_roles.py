@@ -249,7 +249,7 @@ def test_a_viewer_is_never_taken_for_one_who_commands(roles):
 
     async def ask():
         for _ in range(20):
-            async with connected(roles.servers("view"), "viewer") as (client, _):
+            async with connected(roles.servers("view"), "viewer") as client:
                 assert not await client.may_command()
 
     asyncio.run(ask())
