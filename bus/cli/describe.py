@@ -1,14 +1,17 @@
-"""The details of a run or a recording, which ``offloop show`` prints: as values and as lines for people."""
+"""The report on a run or a recording: values for programs, and lines of them, which ``offloop show`` and pages show."""
 
+import math
 import os
+import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
-from offloop.bus.index.entry import GOING_ON
+from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.net.requests import ask, ask_broker
@@ -18,12 +21,12 @@ from offloop.bus.protocol.listed_runs import is_silent
 from offloop.bus.protocol.order import Gap, Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
+from offloop.bus.recording.summary import Summarizer
 from offloop.bus.runs.bridged import BridgeStatus, bridge_of, how_to_send, read_bridge
 from offloop.bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
 from offloop.bus.runs.flight import list_dumps
 from offloop.bus.types.event import Event
-from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
-from offloop.bus.types.hyperparameters import chosen_first, hyperparameters_in, value_text
+from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.bus.types.source import Source
 from offloop.bus.types.units import lasted, when
 
@@ -33,8 +36,23 @@ _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
     """A run's newest attempt, its recording, and, while it is live, what its broker, publishers and consumers say of
-    themselves (see their ``statistics()``). Times are seconds since 1970."""
+    themselves (see their ``statistics()``)."""
+    described = describe_start(run)
+    if (bridge := read_bridge(run.path)) is not None:
+        described["bridge"] = asdict(bridge)
+    if dumps := list_dumps(run.path):
+        described["dumps"] = [_dump(path) for path in dumps]
+    recorded = _recorded(run.recording)
+    if run.last.gaps:
+        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
+    paused = None if run.paused is None else run.paused._asdict()
+    return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
+
+
+def describe_start(run: RunInfo) -> dict[str, Any]:
+    """The newest attempt of a run, as its folder has it without its recording. Times are seconds since 1970."""
     last, info = run.last, run.last.info
+    versions = info.get("versions")
     described = {
         "run": run.name,
         "recorded_as": run.recorded_as,
@@ -47,11 +65,12 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         "changed": run.changed,
         "started": last.started,
         "ended": last.ended,
-        "command": [str(word) for word in info.get("command", [])],
+        "command": [str(word) for word in info.get("command") or ()],
+        "folder": info.get("cwd"),
         "host": info.get("host"),
         "world_size": last.world_size,
         "local_world_size": last.local_world_size,
-        "versions": {"python": info.get("python"), **info.get("versions", {})},
+        "versions": {"python": info.get("python"), **(versions if isinstance(versions, dict) else {})},
         "git_commit": info.get("git_commit"),
         "git_dirty": info.get("git_dirty"),
         "config": info.get("config", {}),
@@ -62,16 +81,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         described["replay_of"] = origin._asdict()
     if isinstance(imported := info.get(IMPORTED_FROM), dict):
         described[IMPORTED_FROM] = imported
-    bridge = read_bridge(run.path)
-    if bridge is not None:
-        described["bridge"] = asdict(bridge)
-    if dumps := list_dumps(run.path):
-        described["dumps"] = [_dump(path) for path in dumps]
-    paused = None if run.paused is None else run.paused._asdict()
-    recorded = _recorded(run.recording)
-    if last.gaps:
-        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in last.gaps)]
-    return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
+    return described
 
 
 def _dump(path: Path) -> list[str]:
@@ -126,17 +136,17 @@ def describe_recording(path: Path) -> dict[str, Any]:
     source = RecordSource(path)
     counts: Counter[str] = Counter()
     last: EventBody | None = None
-    hyperparameters: dict[str, Any] = {}
     described: dict[str, Any] = {}
     for record in source:
         if is_mark(record):
             continue
         name, last = record.topic.name, record.event
         counts[name] += 1
-        if name in WITH_HYPERPARAMETERS and not record.topic.rank:
-            hyperparameters |= hyperparameters_in(last.fields)
         if name == Event.INIT and not record.topic.rank:
             described = Source.of(last.fields).describe()
+    with closing(Summarizer(path, source.run, source.attempt, source.run_id)) as summarizer:
+        summarizer.work(math.inf, saves=False)
+        summary = summarizer.summary
     return {
         **described,
         "run": source.run,
@@ -149,8 +159,25 @@ def describe_recording(path: Path) -> dict[str, Any]:
         "left_out": [gap._asdict() for gap in source.left_out],
         "damage": source.damage,
         "paused": _pause(source),
-        "hyperparameters": hyperparameters,
+        "hyperparameters": summary.hyperparameters,
+        "metrics": describe_metrics(metric_values([summary])),
     }
+
+
+def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str, Any]]:
+    """The last, the least and the greatest value of each metric, and the steps that these are of."""
+    described = {}
+    for name, values in metrics.items():
+        is_known = values.low_step >= 0
+        described[name] = {
+            "last": values.last,
+            "last_step": values.last_step,
+            "min": values.low if is_known else None,
+            "min_step": values.low_step if is_known else None,
+            "max": values.high if is_known else None,
+            "max_step": values.high_step if is_known else None,
+        }
+    return described
 
 
 def _pause(source: RecordSource) -> dict[str, Any] | None:
@@ -179,17 +206,32 @@ def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The hyperparameters as pairs of a name and a text, without what :func:`lines` says already."""
-    is_known = "command" in described
     hyperparameters = described.get("hyperparameters", {})
     for name in chosen_first(hyperparameters):
-        if not (is_known and name.startswith(_ALREADY_SAID)):
+        if "command" not in described or not name.startswith(_ALREADY_SAID):
             yield name, value_text(hyperparameters[name])
+
+
+def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """By what, where and how a run was started, as pairs of a label and a text, without what is empty."""
+    here, ranks, commit = described["local_world_size"], described["world_size"], described["git_commit"]
+    found = {
+        "recorded as": described["recorded_as"] if described["recorded_as"] != described["run"] else "",
+        "id": described["id"],
+        "command": shlex.join(described["command"]),
+        "folder": described["folder"],
+        "host": described["host"],
+        "ranks": f"{here} of {ranks}: the others are recorded on their hosts" if here < ranks else str(ranks),
+        "versions": _pairs({name: version for name, version in described["versions"].items() if version}),
+        "git commit": f"{commit}{', with uncommitted changes' if described['git_dirty'] else ''}" if commit else "",
+    }
+    for label, text in found.items():
+        if text:
+            yield label, str(text)
 
 
 def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "run", described["run"]
-    if described.get("recorded_as") != described["run"]:
-        yield "recorded as", described.get("recorded_as")
     if "status" in described:
         yield "status", described["status"]
         yield "error", described["error"]
@@ -204,15 +246,11 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "replay of", str(Origin(**described["replay_of"]))
     if imported := described.get(IMPORTED_FROM):
         yield "imported from", f"{imported.get('path')} ({imported.get('source')})"
-    yield "command", " ".join(described.get("command", ()))
-    yield "host", described.get("host")
     if "command" in described:
-        if described["local_world_size"] < described["world_size"]:
-            here, ranks = described["local_world_size"], described["world_size"]
-            yield "ranks", f"{here} of {ranks}: the others are recorded on their hosts"
-        yield "versions", _pairs({name: version for name, version in described["versions"].items() if version})
-        yield "git commit", _commit(described)
+        yield from start_lines(described)
         yield "config", _pairs(described["config"])
+    else:
+        yield "host", described.get("host")
     if "unavailable" in described:
         yield "framework", described["framework"]
         yield "never gives", _never(**described["unavailable"])
@@ -289,11 +327,6 @@ def _gaps(gaps: list[dict[str, int]]) -> str:
 def _gap(gap: Gap) -> str:
     which = f"event {gap.first}" if gap.first == gap.last else f"events {gap.first} to {gap.last}"
     return f"{which} of rank {gap.rank}"
-
-
-def _commit(described: dict[str, Any]) -> str:
-    commit = described["git_commit"]
-    return f"{commit}{' with changes' if described['git_dirty'] else ''}" if commit else ""
 
 
 def _pairs(values: dict[str, Any]) -> str:

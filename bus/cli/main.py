@@ -2,7 +2,6 @@
 
 import json
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -111,7 +110,7 @@ def bus() -> None:
 _reason_option = click.option(
     "--reason",
     metavar="TEXT",
-    help="Why, in a few words: the training's output, 'offloop show' and dashboards show it.",
+    help="Why, for the training's output, 'offloop show' and dashboards.",
 )
 
 _timeout_option = click.option(
@@ -129,8 +128,7 @@ _SEND_HELP = """Send a live RUN a command, and wait until it has taken effect be
 \b
 {}
 
-Exit code: 0 when it took effect, 1 when the trainer refused it or its outcome stays unknown, 3 when it has not taken
-effect yet: during a long evaluation, for example.
+Exit code: 0 when it took effect, 1 when it was refused or its outcome is unknown, 3 when it has not taken effect yet.
 """.format("\n".join(f"{name:<12}{effect}" for name, effect in COMMANDS.items()))
 
 
@@ -142,7 +140,7 @@ effect yet: during a long evaluation, for example.
     frequent=("--reason", "--timeout", "--runs-dir"),
 )
 @click.argument("run")
-@click.argument("command", type=click.Choice(list(COMMANDS)))
+@click.argument("command", type=click.Choice(list(COMMANDS)), metavar="COMMAND")
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
 @_reason_option
 @_timeout_option
@@ -225,12 +223,6 @@ for _command in (bridge, fetch_part, nats_config, remove_stream):
 def main() -> None:
     """The programs ``offloop`` and ``bus``."""
     run_command(bus)
-
-
-def _where(value: str | None) -> Path:
-    from offloop.bus.runs.directory import runs_dir
-
-    return runs_dir(value)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,12 @@ output_option = click.option(
 )
 force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
 loop_option = click.option("--loop", is_flag=True, help="Repeat the replay until Ctrl-C.")
-nkey_option = click.option("--nkey", type=_FILE, metavar="FILE", help="Seed of your nkey. Default: $OFFLOOP_NKEY.")
-ca_option = click.option("--ca", type=_FILE, metavar="FILE", help="CA file of NATS servers. Default: $OFFLOOP_CA.")
+nkey_option = click.option(
+    "--nkey", type=_FILE, metavar="FILE", hidden=True, help="Seed of your nkey. Default: $OFFLOOP_NKEY."
+)
+ca_option = click.option(
+    "--ca", type=_FILE, metavar="FILE", hidden=True, help="CA file of NATS servers. Default: $OFFLOOP_CA."
+)
 certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
 certificate_key_option = click.option(
     "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."
@@ -91,7 +95,8 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with NatsConnection.shared(NatsServers.parse(stream, nkey, ca)) as nats:
             return command(*args, stream=nats.address, **options)
 
-    for option in (ca_option, nkey_option, click.option("--stream", metavar="ADDRESS", help=HELPS["--stream"])):
+    stream_place = click.option("--stream", metavar="ADDRESS", help=HELPS["--stream"])
+    for option in (ca_option, nkey_option, stream_place):
         with_stream = option(with_stream)
     return with_stream
 

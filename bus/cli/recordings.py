@@ -60,8 +60,7 @@ def export_recording(
 ) -> None:
     """Write a recording in a form that other tools read.
 
-    FILE is a recording, or the name or the folder of a run, of which the newest attempt is taken; with --stream the
-    name of a run there.
+    FILE is a recording, or the name or the folder of a run; with --stream the name of a run there.
 
     \b
     parquet    a table with a row for each event and a column for each field
@@ -70,7 +69,7 @@ def export_recording(
     json-mcap  an MCAP file of JSON messages, for Foxglove and PlotJuggler
     trace      a timeline, for Perfetto (ui.perfetto.dev)
 
-    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be exported.
+    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be exported.
     """
     from offloop.bus.tools.export import export, exported_path
 

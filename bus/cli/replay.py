@@ -57,12 +57,9 @@ def replay(
     """Serve a RECORDING as if it were live, to any number of consumers.
 
     RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a run of
-    its own, with a broker and a recording like any other: consumers attach to it before, during and after. Each event
-    comes at its recorded time and with its recorded content. Nothing can be sent to it. With --loop, each time is a new
-    attempt of the run.
+    its own, to which consumers attach before, during and after. Nothing can be sent to it.
 
-    Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or part of the recording is
-    damaged.
+    Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or a part is damaged.
     """
     from offloop.bus.jetstream.download import downloaded
     from offloop.bus.recording.recording import Recording

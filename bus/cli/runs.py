@@ -19,7 +19,7 @@ from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, 
 from offloop.bus.types.units import BYTES, lasted, number_text, when
 
 if TYPE_CHECKING:
-    from offloop.bus.index.entry import MetricValues, RunEntry
+    from offloop.bus.index.entry import RunEntry
     from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import RunInfo
 
@@ -143,6 +143,8 @@ def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: str | N
 
 def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
     """What is known of a run, for programs."""
+    from offloop.bus.cli.describe import describe_metrics
+
     reached = {name: getattr(entry, name) for name in ("epoch", "batch", "sample", "planned")}
     return {
         "run": entry.run,
@@ -165,19 +167,7 @@ def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
         "size": entry.size,
         "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
         "hyperparameters": entry.hyperparameters,
-        "metrics": {name: _metric(values) for name, values in entry.metrics.items()},
-    }
-
-
-def _metric(values: "MetricValues") -> dict[str, Any]:
-    is_finite = values.low_step >= 0
-    return {
-        "last": values.last,
-        "last_step": values.last_step,
-        "min": values.low if is_finite else None,
-        "min_step": values.low_step if is_finite else None,
-        "max": values.high if is_finite else None,
-        "max_step": values.high_step if is_finite else None,
+        "metrics": describe_metrics(entry.metrics),
     }
 
 
@@ -239,10 +229,10 @@ def show_run(
 
 
 def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
+    from offloop.bus.cli.describe import describe_metrics
+
     say_table([line for line in _lines(info, entry) if line[1]])
-    if entry.metrics:
-        say("metrics")
-        say_table([("  NAME", "LAST", "STEP", "", "BEST", "STEP", "FULL NAME"), *_metric_rows(entry)])
+    _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
     if entry.checkpoints:
         say("checkpoints")
         say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
@@ -255,12 +245,13 @@ def _say_details(described: dict[str, Any]) -> None:
     """Prints the details alone, of a run or recording without results."""
     from offloop.bus.cli.describe import hyperparameter_lines, lines
 
-    shown = table(list(lines(described)))
-    if described.get("hyperparameters"):
-        shown.append("hyperparameters")
-        shown += table([(f"  {name}", text) for name, text in hyperparameter_lines(described)])
-    for line in shown:
+    for line in table(list(lines(described))):
         say(line)
+    _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))
+    if described.get("hyperparameters"):
+        say("hyperparameters")
+        for line in table([(f"  {name}", text) for name, text in hyperparameter_lines(described)]):
+            say(line)
 
 
 def _say_more_details(described: dict[str, Any]) -> None:
@@ -306,16 +297,19 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
         yield (f"  {one.path}", batch, size, names.short(metric or ""), number, ", ".join(marks))
 
 
-def _metric_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
+def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:
     from offloop.bus.types.metric_names import MetricNames
     from offloop.bus.types.metrics import direction_of, goals_in
 
-    names, goals = MetricNames(entry.metrics), goals_in([entry.hyperparameters])
-    for name, values in entry.metrics.items():
+    if not metrics:
+        return
+    names, goals = MetricNames(metrics), goals_in([hyperparameters])
+    rows: list[tuple[str, ...]] = [("  NAME", "LAST", "STEP", "", "BEST", "STEP", "FULL NAME")]
+    for name, values in metrics.items():
         mode = direction_of(name, goals)
-        best = (
-            (mode, number_text(values.best(mode)), str(values.best_step(mode)))
-            if values.low_step >= 0 and mode is not None
-            else ("", "", "")
-        )
-        yield (f"  {names.short(name)}", number_text(values.last), str(values.last_step), *best, name)
+        best = ("", "", "")
+        if mode is not None and values[mode] is not None:
+            best = mode, number_text(values[mode]), str(values[f"{mode}_step"])
+        rows.append((f"  {names.short(name)}", number_text(values["last"]), str(values["last_step"]), *best, name))
+    say("metrics")
+    say_table(rows)

@@ -1,6 +1,5 @@
 """A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,12 +11,10 @@ from offloop.bus.net.channels import Channel
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.protocol.host_windows import HostWindow
-from offloop.bus.protocol.order import StreamOrder
-from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording import records
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import CheckRecord, DamageError
-from offloop.bus.subscriber.following import FETCH_POLL_SECONDS, RunStatus
+from offloop.bus.subscriber.following import RunStatus
 from offloop.bus.subscriber.source import RunSource
 
 
@@ -101,24 +98,6 @@ class StreamRun(RunSource):
     def refresh(self) -> None:
         """Looks up what is stored behind the reader's position, where another broker may have cut a footer off."""
         self._bytes.forget(self.reader.position)
-
-    def recorded(self) -> Iterator[Snapshot]:
-        """The events that are stored at the moment.
-
-        Raises:
-            BrokerError: the servers refuse this user.
-        """
-        order = StreamOrder(self.run_name, self.attempt, None)
-        while True:
-            for chunk in self.reader.read():
-                for record in chunk:
-                    snapshot = order.from_record(record.topic, record.body)
-                    if isinstance(snapshot, Snapshot):
-                        yield snapshot
-            if not self.pending:
-                return
-            self.look()
-            self.wait(FETCH_POLL_SECONDS)
 
     def wait(self, seconds: float) -> None:
         self._bytes.wait(seconds)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.files import open_file
@@ -25,15 +25,8 @@ _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
-_LONGEST_ENTRY = 16 << 20
-"""Characters in a line of JSON, or in a row of CSV."""
-_LONGEST_STATE = 64 << 20
-"""Bytes in a trainer_state.json."""
 _LONGEST_RECORD = 64 << 20
 """Bytes in a record of an event file."""
-_LONGEST_HPARAMS = 256 << 10
-_MOST_HPARAMS = 100_000
-"""Values in a hparams.yaml, with each alias as what it stands for."""
 # An earlier number cannot be a date of a training: it counts seconds since something else.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -104,8 +97,6 @@ _OF_ADD_HPARAMS = re.compile(r"\d{9,}\.\d+")
 _RECORD = struct.Struct("<QI")
 _CHECKED_BYTES = 4096
 _START = 1
-_NUMBERS = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
-_NUMBER_FIELDS = ("float_val", "double_val", "int_val", "int64_val")
 
 
 def _find_event_files(path: Path) -> list[Log]:
@@ -216,43 +207,13 @@ def _scalar(value: Any) -> float | None:
         return float(value.simple_value)
     if kind != "tensor" or value.tensor.tensor_shape.dim:
         return None
-    tensor = value.tensor
-    for name in _NUMBER_FIELDS:
-        if numbers := getattr(tensor, name):
-            return float(numbers[0])
-    form = _NUMBERS.get(tensor.dtype)
-    if form is None or len(tensor.tensor_content) != struct.calcsize(form):
-        return None
-    return float(struct.unpack(form, tensor.tensor_content)[0])
+    from tensorboard.util.tensor_util import make_ndarray
+
+    number = make_ndarray(value.tensor).item()
+    return float(number) if type(number) in (int, float) else None
 
 
 # -- files of text ----------------------------------------------------------------------------------------------------
-
-
-class _Lines:
-    """The lines of a file, of which an entry of the log takes only so many that they fit into memory.
-
-    Raises :class:`ConfigurationError` where one is longer."""
-
-    def __init__(self, file: TextIO, path: Path) -> None:
-        self._file = file
-        self._path = path
-        self._number = self._taken = 0
-
-    def begin_entry(self) -> None:
-        """The next line begins another entry."""
-        self._taken = 0
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self._file.readline(_LONGEST_ENTRY + 1):
-            self._number += 1
-            self._taken += len(line)
-            if self._taken > _LONGEST_ENTRY:
-                raise ConfigurationError(
-                    f"{self._path}, line {self._number}: an entry of the log has at most {_LONGEST_ENTRY:,} "
-                    "characters, and this one has more: see whether the file is such a log"
-                )
-            yield line
 
 
 class _Rows:
@@ -339,15 +300,12 @@ def _read_csv(log: Log, step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, step_column)
     _take_hparams_file(log, path.parent)
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
-        text = _Lines(file, path)
-        lines = csv.reader(text)
+        lines = csv.reader(file)
         try:
             header = next(lines, [])
             if twice := [name for name, count in Counter(header).items() if name and count > 1]:
                 raise ConfigurationError(f"{path} has more than one column {min(twice)!r}: give each its own name")
-            text.begin_entry()
             for cells in lines:
-                text.begin_entry()
                 where = f"line {lines.line_num}"
                 if len(cells) > len(header):
                     raise ConfigurationError(f"{path}, {where}: it has {len(cells)} cells, the header {len(header)}")
@@ -374,9 +332,7 @@ def _of_cell(text: str) -> float | str | None:
 def _read_jsonl(log: Log, step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, step_column)
     with open(open_file(path, follow=True), encoding="utf-8-sig") as file:
-        lines = _Lines(file, path)
-        for number, line in enumerate(lines, 1):
-            lines.begin_entry()
+        for number, line in enumerate(file, 1):
             where = f"line {number}"
             if line.isspace():
                 continue
@@ -399,11 +355,6 @@ def _read_jsonl(log: Log, step_column: str | None) -> Iterator[LogRow]:
 def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[LogRow]:
     path, rows = log.path, _Rows(log, "step")
     with open(open_file(path, follow=True), encoding="utf-8") as file:
-        if (size := os.fstat(file.fileno()).st_size) > _LONGEST_STATE:
-            raise ConfigurationError(
-                f"{path} has {size:,} bytes, and a trainer_state.json at most {_LONGEST_STATE:,}: write the entries "
-                "of its 'log_history' into a file, one in a line, and import that with '--from jsonl'"
-            )
         try:
             state = json.load(file)
         except UnicodeError:
@@ -432,14 +383,7 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     try:
         with open(open_file(path, follow=True), encoding="utf-8") as file:
-            text = file.read(_LONGEST_HPARAMS + 1)
-        if len(text) > _LONGEST_HPARAMS:
-            raise ValueError(f"it has more than {_LONGEST_HPARAMS:,} characters")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if _count_nodes(node, {}) > _MOST_HPARAMS:
-            raise ValueError(f"it has more than {_MOST_HPARAMS:,} values, with each alias as what it stands for")
-        found = None if node is None else loader.construct_document(node)
+            found = yaml.safe_load(file)
         # An integer may have more digits than Python writes.
         json_text(found)
     # PyYAML lets out what Python raises where a value is not of the kind that its tag says.
@@ -448,18 +392,6 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     if isinstance(found, dict):
         log.hyperparameters |= {str(name): value for name, value in found.items()}
-
-
-def _count_nodes(node: Any, known: dict[Any, int]) -> int:
-    """How many values a node of YAML has, with each alias as what it stands for; not more than one too many."""
-    if node not in known:
-        # Until it is counted: of a node within itself there is no end.
-        known[node] = _MOST_HPARAMS + 1
-        parts = node.value if isinstance(getattr(node, "value", None), list) else ()
-        # A map has pairs.
-        nodes = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-        known[node] = min(1 + sum(_count_nodes(one, known) for one in nodes), _MOST_HPARAMS + 1)
-    return known[node]
 
 
 SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[LogRow]]]] = {

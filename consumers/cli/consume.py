@@ -17,7 +17,6 @@ from offloop.bus.recording.window import Bound
 from offloop.bus.types.demand import check_max_delay, shortest_delay
 from offloop.consumers.api.callback import Callback, OnError, demand_of
 from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.cli.metrics import list_metrics as print_metrics
 from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
 from offloop.consumers.cli.selector import RunSelector, SourceStreams, open_state
@@ -50,15 +49,12 @@ class ConsumerOptions:
     state_dir: Path | None
     commit_every: int
     max_delay: float | None
-    list_metrics: str | None
     show_list: bool
 
     @property
     def source(self) -> RunSelector:
         """The run or recording to read."""
-        is_newest = self.last or (self.list_metrics == "" and not (self.run or self.replay))
-        run = self.run or self.list_metrics or None
-        return RunSelector(run, self.runs_dir, self.stream, self.replay, self.wait, is_newest, self.ranks)
+        return RunSelector(self.run, self.runs_dir, self.stream, self.replay, self.wait, self.last, self.ranks)
 
     @property
     def choice(self) -> ReplayChoice:
@@ -69,10 +65,6 @@ class ConsumerOptions:
         """Raises for options that do not go together, or for a value that is not allowed."""
         if not self.callbacks:
             raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
-        if self.list_metrics and (self.run or self.replay):
-            raise click.UsageError(
-                f"--list-metrics names run {self.list_metrics!r} already: leave out --run and --replay"
-            )
         self.source.check()
         if self.choice.option and not self.source.is_file:
             raise click.UsageError(
@@ -100,10 +92,6 @@ def consume(options: ConsumerOptions) -> int:
         _print_list()
         return 0
     options.check()
-    if options.list_metrics is not None:
-        for line in print_metrics(options.source.find(say, as_it_is=True)):
-            say(line)
-        return 0
     made, destinations = options.create()
     requested_events(made)
     demand_of(made)

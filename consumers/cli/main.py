@@ -95,20 +95,15 @@ settings_option = click.option(
     type=click.IntRange(min=1),
     default=COMMIT_EVENTS,
     metavar="N",
-    help=f"With --name: events between two saves, at most a second apart. Default: {COMMIT_EVENTS:,}.",
+    hidden=True,
+    help="With --name: events between two saves, at most a second apart.",
 )
 @click.option(
     "--max-delay",
     type=float,
     metavar="SECONDS",
+    hidden=True,
     help="How late events may come: 0 to 1.",
-)
-@click.option(
-    "--list-metrics",
-    is_flag=False,
-    flag_value="",
-    metavar="[RUN]",
-    help="Show what a run has logged so far, and exit.",
 )
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Show callbacks, loggers, their options, and exit.")
@@ -116,10 +111,9 @@ def consumer(**options: Any) -> int:
     """Run callbacks on a run, in a process of their own, without slowing the training.
 
     By default attach to the live run, or wait for one, and read its history first. Callbacks are names that --list
-    shows, package.module:Class or file.py:Class. '--callbacks top' alone shows a table of all runs.
+    shows, package.module:Class or file.py:Class.
 
-    Exit code: 0 when everything was handled, however the run ended; 1 for an error of a callback or logger; 4 when the
-    run was lost or its recording is damaged; 130 after Ctrl-C before there was a run.
+    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 4 when the run was lost or damaged.
     """
     from offloop.consumers.cli.consume import ConsumerOptions, consume
 

@@ -60,10 +60,9 @@ class RunSelector:
         if self.ranks and not (self.stream and self.run):
             raise click.UsageError("--ranks chooses ranks of a run in NATS: name them with --stream and --run")
 
-    def find(self, say: Callable[[str], None], *, as_it_is: bool = False) -> Found:
+    def find(self, say: Callable[[str], None]) -> Found:
         """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
-        named run that is just being started again is waited for, unless the run is requested ``as_it_is``. ``say`` is
-        told what is waited for.
+        named run that is just being started again is waited for. ``say`` is told what is waited for.
 
         Raises:
             RunNotFoundError: there is no such run, and they do not say to wait.
@@ -78,7 +77,7 @@ class RunSelector:
             return Recording(self.replay or Path(str(self.run)))
         place = place_of(self.runs_dir, self.stream)
         if self.run:
-            found = find_or_wait(place, self.run, self.wait, say, as_it_is=as_it_is)
+            found = find_or_wait(place, self.run, self.wait, say)
             return choose_ranks(found, self.ranks, self.wait, say) if self.ranks else found
         return (newest_run if self.last else live_or_wait)(place, say)
 

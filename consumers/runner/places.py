@@ -3,14 +3,13 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from offloop.bus.errors import RunError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.listed_runs import is_silent
-from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
@@ -130,11 +129,6 @@ class FolderRuns:
         assert run.info is not None
         return Subscriber(str(run.info.path), **vars(subscription)) if run.is_live else Recording(run.info.recording)
 
-    def recorded(self, run: FoundRun) -> contextlib.AbstractContextManager[Iterable[Snapshot]]:
-        """The events of a run's newest attempt that are recorded at the moment."""
-        assert run.info is not None
-        return contextlib.nullcontext(Recording(run.info.recording))
-
     def find_restart(self, run: FoundRun) -> int | None:
         """The process of this machine that may be about to begin a run's next attempt."""
         assert run.info is not None
@@ -200,15 +194,6 @@ class NatsRuns:
                 subscribers.append(opened.enter_context(one))
             opened.pop_all()
         return subscribers[0] if len(subscribers) == 1 else MergedSubscriber(subscribers)
-
-    @contextlib.contextmanager
-    def recorded(self, run: FoundRun) -> Iterator[Iterable[Snapshot]]:
-        """As :meth:`FolderRuns.recorded`."""
-        from offloop.bus.jetstream.nats_connection import NatsConnection
-        from offloop.bus.subscriber.stream_run import StreamRun
-
-        with contextlib.closing(StreamRun(NatsConnection.at(self.address), run.name)) as stored:
-            yield stored.recorded()
 
     def find_restart(self, run: FoundRun) -> int | None:
         """None: processes of other machines are not seen."""

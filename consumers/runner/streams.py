@@ -63,9 +63,9 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
     )
 
 
-def find_or_wait(place: Place, name: str, wait: bool, say: Say, *, as_it_is: bool = False) -> FoundRun:
+def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
     """The run of that name; with ``wait``, as soon as it exists. Where its training has ended and is just being started
-    again, its next attempt is waited for, for a limited time, but not ``as_it_is``. Says on ``say`` what it waits for,
+    again, its next attempt is waited for, for a limited time. Says on ``say`` what it waits for,
     and what its reader should know of the run.
 
     Raises:
@@ -85,7 +85,7 @@ def find_or_wait(place: Place, name: str, wait: bool, say: Say, *, as_it_is: boo
         if not wait:
             place.find(name)
         run = _as_soon_as_there(look, f"waiting for run {name} {place} ... (Ctrl-C ends)", say)
-    elif not (as_it_is or run.is_live):
+    elif not run.is_live:
         run = _next_attempt(run, look, say)
     return _with_remark(run, say)
 

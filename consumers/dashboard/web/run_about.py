@@ -1,12 +1,12 @@
 """The panel that says what a run is: its start, its attempts, and what people say of it."""
 
 import asyncio
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offloop.bus.cli.describe import describe_start, start_lines
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.annotations import MAX_NOTE, MAX_TAG, Annotations, annotate
 from offloop.bus.index.entry import GOING_ON
@@ -74,25 +74,8 @@ class AboutPanel(Panel):
 
 def facts_of(run: RunInfo) -> Iterator[tuple[str, str]]:
     """By what, where and how a run was started, for people; what is not known is left out."""
-    info = run.last.info
-    command = shlex.join(str(word) for word in info.get("command") or ())
-    versions = {"python": info.get("python"), **(info["versions"] if isinstance(info.get("versions"), dict) else {})}
-    commit = info.get("git_commit")
-    dirty = ", with uncommitted changes" if info.get("git_dirty") else ""
-    facts = (
-        ("command", command),
-        ("folder", info.get("cwd")),
-        ("machine", info.get("host")),
-        ("git commit", f"{commit}{dirty}" if commit else ""),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
-        ("ranks", str(run.last.world_size) if run.last.world_size > 1 else ""),
-        ("directory", str(run.path.absolute())),
-        ("recorded as", run.recorded_as if run.recorded_as != run.name else ""),
-        ("id", run.id),
-    )
-    for name, text in facts:
-        if text:
-            yield name, one_line(str(text))[:_LONGEST]
+    for name, text in (*start_lines(describe_start(run)), ("directory", str(run.path.absolute()))):
+        yield name, one_line(text)[:_LONGEST]
 
 
 def _attempts_of(label: str, run: RunInfo) -> Iterator[dict[str, Any]]:

@@ -255,7 +255,11 @@ def test_the_help_of_a_command_begins_with_its_frequent_options(context):
         assert 3 <= len([line for line in frequent if re.match("  -", line)]) <= 13
         # Every option is in one of the two lists.
         shown = context.get_help()
-        assert all(max(one.opts, key=len) in shown for one in context.command.params if isinstance(one, click.Option))
+        assert all(
+            max(one.opts, key=len) in shown
+            for one in context.command.params
+            if isinstance(one, click.Option) and not one.hidden
+        )
 
 
 def test_the_options_of_all_tasks_are_explained_apart():

@@ -293,6 +293,7 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
     assert names("--where", "tags == baseline") == ["best"]
     assert described("show", "best")["metrics"]["loss/train/total"]["min"] == 0.5
     about = described("show", "best")["details"]
+    assert about["metrics"]["loss/train/total"]["min"] is not None
     assert (about["run"], about["recorded_as"], about["events"]["batch_end"]) == ("best", "a", 3)
     assert re.search(r"^  recorded as +a$", invoke("show", "best", "--details"), re.MULTILINE)
     assert "recorded as" not in invoke("show", "b", "--details")

@@ -598,28 +598,6 @@ def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path
     assert not list(runs_dir.iterdir())
 
 
-# Read whole, each of these would take more memory or time than there is.
-SPARSE = None
-
-
-@pytest.mark.parametrize(
-    ("source", "file", "content", "message"),
-    [
-        ("csv", "metrics.csv", SPARSE, "line 1: an entry of the log has at most 16,777,216 characters"),
-        ("csv", "metrics.csv", b"step,loss\n1," + b'"\n",' * 5_000_000, "an entry of the log has at most 16,777,216"),
-        ("jsonl", "metrics.jsonl", SPARSE, "line 1: an entry of the log has at most 16,777,216 characters"),
-        ("hf-trainer-state", "trainer_state.json", SPARSE, "has 134,217,728 bytes, and a trainer_state.json at most"),
-        ("tensorboard", "tfevents", SPARSE, "there are no numbers in"),
-    ],
-)
-def test_what_is_too_large_is_refused(runs_dir, tmp_path, source, file, content, message):
-    (tmp_path / file).write_bytes(content or b"")
-    if content is SPARSE:
-        os.truncate(tmp_path / file, 128 << 20)
-    assert message in str(run_bus("import", "--from", source, tmp_path, code=1).exception)
-    assert not list(runs_dir.iterdir())
-
-
 def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_path):
     with SummaryWriter(tmp_path) as writer:
         writer.add_scalar("loss", 1.0, 1)
@@ -644,34 +622,6 @@ def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
     assert "more than one column 'c7'" in str(
         run_bus("import", "--from", "csv", path, "--run-name", "twice", code=1).exception
     )
-
-
-def grown(first, repeat):
-    """YAML in which each line repeats the one before nine times."""
-    lines = [f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {repeat([f'*a{n}'] * 9)}" for n in range(11))]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (grown("[x]", lambda names: f"[{', '.join(names)}]"), "more than 100,000 values"),
-        (
-            grown("{x: 1}", lambda names: f"{{{', '.join(f'{key}: {name}' for key, name in enumerate(names))}}}"),
-            "more than 100,000 values",
-        ),
-        (grown("{x: 1}", lambda names: f"{{<<: [{', '.join(names)}]}}"), "more than 100,000 values"),
-        ("a: &a [*a]", "more than 100,000 values"),
-        (f"a: {'x' * (1 << 18)}", "more than 262,144 characters"),
-    ],
-    ids=["lists", "maps", "merged", "endless", "long"],
-)
-def test_hyperparameters_that_grow_as_they_are_read_are_left_out(runs_dir, tmp_path, text, message):
-    write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
-    (tmp_path / "hparams.yaml").write_text(text)
-    (done,) = import_logs("csv", tmp_path, name="x")
-    assert done.notes[0].startswith(f"{tmp_path}/hparams.yaml is left out, it cannot be read: it has {message}")
-    assert (replayed("x").hyperparameters, replayed("x").metrics["loss/train/total"]) == ({}, [(1, 2)])
 
 
 def test_what_a_killed_import_leaves_is_removed_by_the_next_one_and_what_is_being_written_is_not(runs_dir, tmp_path):

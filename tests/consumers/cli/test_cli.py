@@ -19,7 +19,6 @@ from offloop.bus.cli.main import bus
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.types.event import Event
-from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.cli import main as cli
 from offloop.consumers.runner import streams as attach
 from offloop.consumers.runner.places import FolderRuns
@@ -337,47 +336,6 @@ def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(
     assert done.stdout.startswith("step")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
-
-
-def test_what_a_run_has_logged_is_listed_by_name(consumer: Run, runs_dir: Path) -> None:
-    record_run(runs_dir, "digits-1", snapshots_of_training())
-    own = Snapshot.build(
-        Event.BATCH_END, timestamp=Timestamp(batch=1), loss=0.5, grad_norm=2.5, logged=[[0, {"mine\n\x1b[2J": 3.25}]]
-    )
-    record_run(runs_dir, "own", [own])
-    record_run(runs_dir, "empty", [Snapshot.build(Event.FIT_START)])
-    ways = (["digits-1"], ["--run", "digits-1"], ["--replay", runs_dir / "digits-1"])
-    results = [consumer("--list-metrics", *way) for way in ways]
-    assert [result.code for result in results] == [0, 0, 0]
-    assert results[0] == results[1] == results[2]
-    header, *lines = results[0].out.splitlines()
-    assert header.split() == ["name", "label", "event", "last", "value", "full", "name"]
-    names = [line.split()[-1] for line in lines]
-    assert names == sorted(names)
-    assert {"loss/train/total", "lr-SGD/group0", "time/batch"} <= set(names)
-    listed = consumer("--list-metrics", "own").out
-    assert "loss/train/total" in listed
-    assert ["mine\\n\\x1b[2J", "-", "batch_end", "3.25", "mine\\n\\x1b[2J"] in [
-        line.split() for line in listed.splitlines()
-    ]
-    assert ["grad_norm", "-", "batch_end", "2.5", "grad_norm"] in [line.split() for line in listed.splitlines()]
-    nothing = consumer("--list-metrics", "empty")
-    assert (nothing.code, nothing.out) == (0, "")
-    assert "run empty has logged nothing" in nothing.err
-    twice = consumer("--list-metrics", "own", "--run", "own")
-    assert twice.code == 2
-    assert "leave out --run" in twice.err
-
-
-def test_metrics_of_evaluators_are_listed_with_their_label(consumer: Run, runs_dir: Path) -> None:
-    snapshot = Snapshot.build(
-        Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}
-    )
-    record_run(runs_dir, "evaluated", [snapshot])
-    result = consumer("--list-metrics")
-    row = ["accuracy", "eval", "eval_end", "0.75", "metrics/eval/accuracy"]
-    assert row in [line.split() for line in result.out.splitlines()]
-    assert "dataloader_label=LABEL and monitor=NAME" in result.err
 
 
 def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Run, runs_dir: Path) -> None:

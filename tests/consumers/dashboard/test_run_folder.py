@@ -103,7 +103,7 @@ def test_what_a_run_was_started_with_is_said_without_what_is_not_known(tmp_path)
     facts = dict(facts_of(folder.run))
     assert facts["command"] == "'a b' c"
     assert facts["git commit"] == "abc, with uncommitted changes"
-    assert facts["machine"] == "\\x1b[2J"
+    assert facts["host"] == "\\x1b[2J"
     assert "folder" not in facts
 
 
