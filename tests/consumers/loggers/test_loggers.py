@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import batch_end, snapshots_of_training
+from consumers_stream import batch_end
 from helpers import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,14 +27,11 @@ from offloop.consumers import (
     JsonlLogger,
     Logger,
     LoggerDestination,
-    LRMonitor,
     MLFlowLogger,
     ParquetLogger,
     PrometheusLogger,
     Runner,
-    SpeedMonitor,
     TensorboardLogger,
-    TrainerMetrics,
     WandBLogger,
 )
 from offloop.consumers.api.logger import Row, RunContext
@@ -203,16 +200,6 @@ FILES = pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
 
 
 @FILES
-def test_equal_streams_give_equal_bytes(make: Any, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        callbacks = [TrainerMetrics(), SpeedMonitor(window_size=2), LRMonitor()]
-        Runner(snapshots_of_training(), callbacks, [make(str(tmp_path / name))]).run()
-    written = (tmp_path / "one").read_bytes()
-    assert written == (tmp_path / "two").read_bytes()
-    assert b"throughput/samples_per_sec" in written
-
-
-@FILES
 def test_a_file_that_exists_is_refused_unless_it_may_be_replaced(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     path.write_text("precious\n")
@@ -279,26 +266,6 @@ def test_console_shows_what_was_logged_between_two_lines_in_an_order_that_stays(
 def test_console_prints_every_event_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     log(ConsoleLogger(every=0), *[{"x": 1}] * 5)
     assert len(capsys.readouterr().out.splitlines()) == 5
-
-
-def test_console_hides_times_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    log(ConsoleLogger(every=0), {"time/batch": 1}, {"time/batch": 2, "time/total": 3, "loss": 4})
-    assert capsys.readouterr().out.split() == ["step", "2", "epoch", "0", "loss", "4"]
-    log(ConsoleLogger(every=0, hide=()), {"time/batch": 1})
-    assert "time/batch" in capsys.readouterr().out
-
-
-def test_console_wraps_between_metrics_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    log(ConsoleLogger(), {f"metric/number{n}": n for n in range(6)})
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 1
-    assert all(len(line) <= 60 for line in lines)
-    assert " ".join(" ".join(lines).split()).count("metric/number") == 6
-    assert all(line.startswith("    metric/number") for line in lines[1:])
 
 
 def test_console_refuses_a_negative_interval() -> None:
