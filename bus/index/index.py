@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from offloop.bus.checkpoints.announced import ANNOUNCED_FILE
 from offloop.bus.checkpoints.folders import FOLDERS_FILE
@@ -110,9 +110,7 @@ class RunIndex:
     def __enter__(self) -> "RunIndex":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _is_clear(self, run: str) -> bool:
@@ -143,7 +141,7 @@ class RunIndex:
             info = read_run(path)
             followed = self._followed.setdefault(run, _FollowedRun())
             is_read = followed.read(info, until)
-            entry = make_entry(info, followed.summaries, read_annotations(path), followed.problem)
+            entry = followed.entry(info)
         except RunDirectoryError as error:
             # One damaged run must not hide the others.
             self._leave(run)
@@ -177,12 +175,9 @@ class RunIndex:
 
 def read_entry(run: RunInfo) -> RunEntry:
     """The entry of a run, read from its directory."""
-    followed = _FollowedRun()
-    try:
+    with contextlib.closing(_FollowedRun()) as followed:
         followed.read(run, math.inf)
-        return make_entry(run, followed.summaries, read_annotations(run.path), followed.problem)
-    finally:
-        followed.close()
+        return followed.entry(run)
 
 
 def add_run(run: Path, seconds: float) -> None:
@@ -194,7 +189,7 @@ def add_run(run: Path, seconds: float) -> None:
         stamp, info = _stamp(str(run)), read_run(run)
         if not followed.read(info, time.monotonic() + seconds):
             return
-        entry = make_entry(info, followed.summaries, read_annotations(run), followed.problem)
+        entry = followed.entry(info)
         if not entry.is_going_on:
             store.open()
             store.store(run.name, stamp, entry, followed.all_series())
@@ -230,6 +225,9 @@ class _FollowedRun:
         for number in sorted(self._attempts):
             one = self._attempts[number]
             yield one if isinstance(one, Summary) else one.summary
+
+    def entry(self, run: RunInfo) -> RunEntry:
+        return make_entry(run, self.summaries, read_annotations(run.path), self.problem)
 
     def read(self, run: RunInfo, until: float) -> bool:
         """Reads what was recorded meanwhile, the newest attempt first, until that time of ``time.monotonic``; returns
@@ -283,14 +281,12 @@ class _FollowedRun:
 
 
 def _read_series(run: Path, metric: str) -> list[Point]:
-    followed = _FollowedRun()
-    try:
-        followed.read(read_run(run), math.inf)
+    with contextlib.closing(_FollowedRun()) as followed:
+        try:
+            followed.read(read_run(run), math.inf)
+        except RunDirectoryError:
+            return []  # It was deleted or damaged meanwhile.
         return followed.series(metric)
-    except RunDirectoryError:
-        return []  # It was deleted or damaged meanwhile.
-    finally:
-        followed.close()
 
 
 def _find(root: Path) -> dict[str, str]:

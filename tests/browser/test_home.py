@@ -267,8 +267,7 @@ def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, br
     with visit(browser, served.url, viewport=wide) as there:
         shows(there, 12)
         there.page.get_by_role("button", name="accuracy").click()
-        there.page.get_by_role("button", name="Group", exact=True).click()
-        there.page.get_by_label("config/lr").check()
+        there.page.get_by_label("Group by", exact=True).select_option("config/lr")
         head = there.page.get_by_role("button", name="lr: 0.1, 4 runs")
         head.wait_for()
 

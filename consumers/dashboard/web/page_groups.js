@@ -1,55 +1,13 @@
-// Runs of the table under heads: the menu that chooses by which column, and the head of a group.
+// Runs of the table under heads: the columns to group by, and the head of a group.
 
-const USUAL = ["folder", "status", "tags", "attempts"];
-const MOST_LISTED = 100;
+const OF_EVERY_RUN = ["folder", "status", "tags", "attempts"];
 
-export const GroupMenu = {
-  template: `
-    <q-btn flat dense no-caps class="link" icon="workspaces" :label="group ? 'Group: ' + titleOf(group) : 'Group'" aria-haspopup="dialog">
-      <q-menu ref="menu" class="home-menu" @show="$refs.find?.focus()">
-        <div class="column-menu" role="dialog" aria-label="Group runs by a column">
-          <q-input v-model="find" ref="find" dense outlined clearable placeholder="find columns" aria-label="Find columns to group by" @clear="find = ''"></q-input>
-          <div v-if="group" class="group-buttons">
-            <q-btn flat dense no-caps class="link" label="No groups" @click="choose('')"></q-btn>
-            <q-btn flat dense no-caps class="link" label="Open all" @click="$emit('fold', false)"></q-btn>
-            <q-btn flat dense no-caps class="link" label="Close all" @click="$emit('fold', true)"></q-btn>
-          </div>
-          <div class="column-list" role="radiogroup" aria-label="Group by">
-            <div v-for="name in listed" :key="name" class="column-row">
-              <label><input type="radio" name="group" :checked="name === group" @change="choose(name)"> {{ clean(name) }}</label>
-            </div>
-            <p v-if="!listed.length" class="soft">no run has that</p>
-            <p v-if="matching.length > listed.length" class="soft">and {{ matching.length - listed.length }} more: find them by name</p>
-          </div>
-        </div>
-      </q-menu>
-    </q-btn>`,
-  props: { group: String, names: Object, clean: Function },
-  emits: ["choose", "fold"],
-  data: () => ({ find: "" }),
-  computed: {
-    // What runs differ in comes first: among the usual columns are those hyperparameters.
-    matching() {
-      const hyperparameters = this.names.hyperparameters;
-      const differing = this.names.usual.filter((name) => hyperparameters.includes(name));
-      const usual = USUAL.filter((name) => this.names.every.includes(name));
-      const wanted = (this.find || "").toLowerCase();
-      return [...new Set([...differing, ...usual, ...hyperparameters])].filter((name) => name.toLowerCase().includes(wanted));
-    },
-    listed() {
-      return this.matching.slice(0, MOST_LISTED);
-    },
-  },
-  methods: {
-    choose(name) {
-      this.$refs.menu.hide();
-      this.$emit("choose", name);
-    },
-    titleOf(name) {
-      return this.clean(name.slice(name.lastIndexOf("/") + 1));
-    },
-  },
-};
+// Columns to group by: first hyperparameters in which runs differ, which are among the usual columns.
+export function groupable({ usual, every, hyperparameters }, chosen) {
+  const differing = usual.filter((name) => hyperparameters.includes(name));
+  const known = OF_EVERY_RUN.filter((name) => every.includes(name));
+  return [...new Set([...differing, ...known, ...hyperparameters, ...(chosen ? [chosen] : [])])];
+}
 
 export const GroupHead = {
   template: `
@@ -64,9 +22,8 @@ export const GroupHead = {
           <small v-if="row.cells[number].range" class="below">{{ row.cells[number].range }}</small>
         </template>
       </td>
-      <td v-if="hasMore" class="more"></td>
     </tr>`,
-  props: { row: Object, columns: Array, column: String, hasMore: Boolean, clean: Function },
+  props: { row: Object, columns: Array, column: String, clean: Function },
   emits: ["select", "toggle"],
   computed: {
     columnTitle() {

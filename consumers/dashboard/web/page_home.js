@@ -1,7 +1,7 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
 import { Explore, takeExplored } from "page_explore";
-import { GroupHead, GroupMenu, toggledOf } from "page_groups";
+import { GroupHead, groupable, toggledOf } from "page_groups";
 import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
 
@@ -38,7 +38,13 @@ export default {
         <div class="spread"></div>
         <q-btn-toggle v-model="settings.view" :options="views" class="view-switch" dense no-caps unelevated toggle-color="primary" role="group" aria-label="View"></q-btn-toggle>
         <q-toggle v-if="settings.archived || archived" v-model="settings.archived" label="archived" dense></q-toggle>
-        <group-menu :group="settings.group" :names="names" :clean="clean" @choose="groupBy($event)" @fold="fold($event)"></group-menu>
+        <span class="group-by">group by
+          <select :value="settings.group" aria-label="Group by" @change="groupBy($event.target.value)">
+            <option value="">nothing</option>
+            <option v-for="name in groupable" :key="name" :value="name">{{ clean(name) }}</option>
+          </select>
+        </span>
+        <q-btn v-if="settings.group" flat dense no-caps class="link" :label="settings.folded ? 'Open all' : 'Close all'" @click="fold(!settings.folded)"></q-btn>
         <q-btn flat dense no-caps class="link" icon="view_column" label="Columns" aria-haspopup="dialog">
           <q-menu class="home-menu" role="dialog" aria-label="Columns" @show="$refs.findColumn?.focus()">
             <div class="column-menu">
@@ -179,7 +185,7 @@ export default {
       </q-menu>
     </div>`,
   mixins: [paged],
-  components: { Explore, GroupHead, GroupMenu },
+  components: { Explore, GroupHead },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -237,6 +243,9 @@ export default {
     },
     tableWidth() {
       return this.columns.reduce((sum, column) => sum + this.widthOf(column), this.checkWidth + this.nameWidth + 44);
+    },
+    groupable() {
+      return groupable(this.names, this.settings.group);
     },
     compareLook() {
       const { group, folded, toggled, baseline } = this.settings;
