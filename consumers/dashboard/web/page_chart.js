@@ -47,14 +47,14 @@ export class LineChart {
   }
 
   // Draws a spec. Only where the looks of its lines are others than before uPlot is made anew.
-  show(spec, isAnew = false) {
+  show(spec) {
     const looks = JSON.stringify([
       spec.axis, spec.isLog, spec.marks.length > 0, ...spec.lines.map(({ id, color, width, dash, fill, low }) => [id, color, width, dash, fill, !!low]),
     ]);
     this.spec = spec;
     this.alone = new Map();
     const data = this.dataOf(spec);
-    if (isAnew || looks !== this.looks) {
+    if (looks !== this.looks) {
       this.uplot?.destroy();
       this.uplot = new uPlot(this.options(), data, this.element);
       this.looks = looks;
@@ -243,7 +243,7 @@ export class LineChart {
       rows.push({ x, y: y ?? -Infinity, apart, run: line.run, cells: { color: line.color, name: line.label, value, more } });
     });
     showTip(uplot.over, left, top, {
-      rows: rows, focused: this.focused, marks: marksNear(uplot, this.spec.marks, left), placeText: (x) => `${this.spec.axis} ${placeText(x, this.spec.axis)}`,
+      rows, focused: this.focused, marks: marksNear(uplot, this.spec.marks, left), placeText: (x) => `${this.spec.axis} ${placeText(x, this.spec.axis)}`,
     });
   }
 
