@@ -127,14 +127,14 @@ class ProtocolError(OffloopError):
     size: int | None = None
     """The size in bytes, where that is over a limit."""
     limit: int | None = None
-    """That limit in bytes."""
+    """The limit in bytes."""
 
 
 class BrokerError(OffloopError):
     """The broker could not be started or reached, or it refused a request."""
 
     address: str | None = None
-    """Where it was expected."""
+    """Its address."""
 
 
 class RankError(OffloopError):

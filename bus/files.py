@@ -100,7 +100,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 class NotAFileError(OSError):
-    """What was to be opened is a directory, a FIFO, a socket, a device, or a symbolic link."""
+    """A file to be opened is a directory, a FIFO, a socket, a device, or a symbolic link."""
 
 
 def open_file(

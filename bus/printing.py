@@ -66,7 +66,7 @@ def share_terminal() -> None:
 
 
 def is_screen(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that obeys what moves the cursor."""
+    """A stream is a terminal that obeys what moves the cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -169,7 +169,7 @@ def wrap(cells: Iterable[str]) -> list[str]:
 
 
 def widest_cell() -> int:
-    """How wide a cell of :func:`wrap` may be."""
+    """Widest cell of :func:`wrap`."""
     return max(shutil.get_terminal_size().columns - len(_INDENT), 1)
 
 
@@ -202,18 +202,18 @@ class Damage:
         return bool(self._kept)
 
     def add(self, line: str) -> None:
-        """Takes a line in."""
+        """Adds a line."""
         if len(self._kept) < KEPT:
             self._kept.append(line)
         else:
             self._more += 1
 
     def add_all(self, other: "Damage") -> None:
-        """Takes in what another one has."""
+        """Adds the lines of another one."""
         for line in other._kept:
             self.add(line)
         self._more += other._more
 
     def lines(self) -> list[str]:
-        """Those that were kept, and how many more there are."""
+        """The kept lines, and the number of further ones."""
         return [*self._kept, f"and {self._more:,} more places like these"] if self._more else list(self._kept)

@@ -27,7 +27,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: Any, began: Any = None) -> bool:
-    """Whether the process is there, has not ended without being waited for, and began at ``began`` if that is known."""
+    """The process runs, and began at ``began`` if that is known. An unreaped one does not run."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     fields = _stat(pid)

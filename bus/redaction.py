@@ -141,7 +141,7 @@ _CONTAINERS = (list, tuple, Set, Mapping)
 
 
 def is_named_tuple(value: Any) -> bool:
-    """Whether a value is a tuple whose parts have names."""
+    """A value is a tuple whose parts have names."""
     return isinstance(value, tuple) and hasattr(value, "_asdict")
 
 

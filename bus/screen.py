@@ -40,7 +40,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """How many characters a line can have; one that reached the last column would wrap."""
+        """Most characters of a line; one that reached the last column would wrap."""
         return _columns(self.stream) - 1
 
     def draw(self, lines: Sequence[str]) -> None:

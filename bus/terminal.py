@@ -135,7 +135,7 @@ def exit_on_signal(words: str) -> Iterator[None]:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system refused, in words."""
+    """The system's refusal in words."""
     if error.filename is None or error.strerror is None:
         return error.strerror or str(error)
     return f"{error.filename} cannot be used: {error.strerror}"

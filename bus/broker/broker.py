@@ -156,7 +156,7 @@ class Broker:
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
-        """Takes what has come; returns whether that was all."""
+        """Handles received messages; returns whether that was all."""
         receive = self._control_socket.recv
         until = time.monotonic() + COLLECT_SECONDS
         while time.monotonic() < until:
@@ -186,7 +186,7 @@ class Broker:
             self._control.take(identity, decode_control(split_frame(message)[1]))
 
     def _take_events(self, identity: bytes, frames: list[bytes], batch: bytes | None = None) -> None:
-        """Takes the events of a message, ``batch`` if they came as one: together where they are in order."""
+        """Records and forwards events, together where in order; ``batch`` is their message if they came as one."""
         left = frames
         while left:
             place = self._service.publisher(identity)

@@ -35,7 +35,7 @@ class HelloMessage(msgspec.Struct):
     demand: dict[str, Any] | None = None
     """The demand that it continues with."""
     flight: dict[str, Any] | None = None
-    """Where its flight recorder is."""
+    """Memory of its flight recorder."""
 
 
 class ResumeMessage(msgspec.Struct, rename={"first": "from"}):
@@ -59,7 +59,7 @@ class LeaseMessage(msgspec.Struct):
 
 
 class HandledMessage(msgspec.Struct):
-    """How far a consumer is: pairs of rank and number of the last handled event."""
+    """A consumer's progress: pairs of rank and number of the last handled event."""
 
     run: Text
     handled: list[tuple[Count, Count]]

@@ -23,7 +23,7 @@ PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
 
 
 class Placement(enum.Enum):
-    """Where an event belongs among those of its rank."""
+    """Place of an event among those of its rank."""
 
     NEXT = enum.auto()
     EARLY = enum.auto()
@@ -62,15 +62,15 @@ class LiveRank:
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
     may_cut: bool = False
-    """Whether it may send ``$cut``: it sends a recording again."""
+    """It may send ``$cut``: it sends a recording again."""
     died: float | None = None
     """When its process was found dead, or the connection gone of one that cannot be seen."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """What it last reported of itself."""
+    """Its last report."""
     names: dict[bytes, str] = field(default_factory=dict)
     """The topics that its connection has used, and the names of events in them."""
     times_requested: int = 0
-    """How often the missing event was requested."""
+    """Number of requests for the missing event."""
     _acknowledgement_sent: int = 0
     _requested_after: int = -1
     _requested_at: float = 0.0

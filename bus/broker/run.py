@@ -30,7 +30,7 @@ STALLED_SECONDS = 300.0
 
 @dataclass
 class BrokerStatistics:
-    """How a broker is doing; counts since it began."""
+    """Counts of a broker since it began."""
 
     collected: int = 0
     """Events taken from publishers and sent out."""
@@ -41,7 +41,7 @@ class BrokerStatistics:
     refused: int = 0
     """Messages that were malformed or came from unknown peers."""
     asked_again: int = 0
-    """How often a publisher was asked to send again."""
+    """Requests to publishers to send again."""
     missing: int = 0
     """Events that publishers had to give up before they came: gaps."""
 
@@ -65,13 +65,13 @@ class BrokerRun:
         self.writer = writer
         self.world_size = world_size
         self.local_world_size = local_world_size
-        """How many of the ranks publish here."""
+        """Number of ranks that publish here."""
         self.ranks: dict[int, LiveRank] = {}
         self.consumers = Consumers()
         self.reported: tuple[Demand, int] = Demand(), 0
         """The demand that the publishers have received, and the version of :attr:`consumers`."""
         self.ending = Ending("finished")
-        """How it ended, as far as it has."""
+        """The worst ending of a rank so far."""
         self.last_end: float | None = None
         self.write_error: str | None = None
         """Why nothing is recorded at the moment; ``None`` without an error."""
@@ -79,7 +79,7 @@ class BrokerRun:
         """Events that came but are not in the recording."""
         self.flush_soon = False
         self.flight = FlightRecorder(directory, attempt, STALLED_SECONDS)
-        """What is kept of it in memory."""
+        """Its flight recorder."""
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True
@@ -96,11 +96,11 @@ class BrokerRun:
 
     @property
     def over(self) -> bool:
-        """Whether every rank that publishes here has ended."""
+        """Every rank that publishes here has ended."""
         return len(self.ranks) == self.local_world_size and all(rank.ended for rank in self.ranks.values())
 
     def is_abandoned(self, now: float) -> bool:
-        """Whether every rank that came has ended, and the others have had their time to come."""
+        """Every rank that came has ended, and the others have had their time to come."""
         return (
             self.last_end is not None
             and now - self.last_end > JOIN_SECONDS
@@ -110,7 +110,7 @@ class BrokerRun:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
-        """Takes an event in, and records it if it is the next one.
+        """Accepts an event, and records it if it is the next one.
 
         Raises:
             ProtocolError: it is refused. If it was the next one, it is lost.
@@ -235,7 +235,7 @@ class BrokerRun:
         self.ending = worst_of([self.ending, ending])
 
     def publishers(self) -> list[LiveRank]:
-        """Those that have not ended and are connected."""
+        """The ranks that have not ended and are connected."""
         return [rank for rank in self.ranks.values() if rank.identity is not None and not rank.ended]
 
     def connections(self) -> list[bytes]:
@@ -244,18 +244,18 @@ class BrokerRun:
 
     @property
     def reached(self) -> Reached | None:
-        """How far the training came, as the first rank here says."""
+        """Progress of the first rank here."""
         first = self.ranks.get(min(self.ranks, default=0))
         return None if first is None or first.last is None else Reached.of(first.last)
 
     @property
     def end_context(self) -> bytes:
-        """That of a ``$end`` which the broker writes for a rank."""
+        """The context of a ``$end`` that the broker writes for a rank."""
         return mark_context(self.world_size, self.local_world_size)
 
     @property
     def incomplete(self) -> str | None:
-        """What is to be said of a recording that lacks something."""
+        """Description of what the recording lacks; ``None`` for nothing."""
         if self.write_error is not None:
             return f"the recording is incomplete: {self.write_error}"
         return f"the recording lacks {self.lost} events" if self.lost else None

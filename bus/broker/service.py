@@ -36,7 +36,7 @@ class RunService:
         self.run: BrokerRun | None = None
         """The run while it is live."""
         self.has_ended = False
-        """Whether it was live and is not any more."""
+        """It was live and is not any more."""
         self._control_endpoint = control_endpoint
         self._statistics = BrokerStatistics()
         self._directory = directory
@@ -44,7 +44,7 @@ class RunService:
         self._send = send
 
     def statistics(self) -> BrokerStatistics:
-        """How the broker is doing."""
+        """Counts of the broker."""
         if self.run is not None:
             self._statistics.recorded = self.run.writer.written
         return self._statistics
@@ -65,7 +65,7 @@ class RunService:
         return None if rank is None or self.run is None else (self.run, rank)
 
     def is_there(self, rank: LiveRank) -> bool:
-        """Whether a rank's process runs, or its connection if that process cannot be seen."""
+        """A rank's process runs; or its connection is there, where that process cannot be seen."""
         if rank.pid is not None:
             return processes.is_running(rank.pid, rank.started)
         return rank.identity is not None and self._send(rank.identity, "beat", {})
@@ -189,7 +189,7 @@ class RunService:
     # -- it ends ------------------------------------------------------------------------------------------------------
 
     def forget_connection(self, rank: LiveRank) -> None:
-        """Takes nothing more from a rank's connection: it has ended, or has another one."""
+        """Ignores further messages of a rank's connection: it has ended, or has another one."""
         rank.died = None
         rank.names.clear()
         if rank.identity is not None:

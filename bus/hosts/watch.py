@@ -44,7 +44,7 @@ async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str
 
 
 class _Watching:
-    """Takes an attempt's events, and appends the windows that come of them."""
+    """Makes windows of an attempt's events, and appends them."""
 
     def __init__(self, path: Path, attempt: Attempt, host: str, writer: WindowsWriter) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class _Watching:
         self._failure: OffloopError | None = None
 
     async def read(self) -> None:
-        """Takes an attempt that has ended."""
+        """Reads an attempt that has ended."""
         for number, snapshot in enumerate(Recording(self._attempt.recording).snapshots()):
             self._take(snapshot)
             if not number % _AT_ONCE:
@@ -77,7 +77,7 @@ class _Watching:
         self._append(self._windows.finish())
 
     async def follow(self) -> None:
-        """Takes the newest attempt until it has ended."""
+        """Follows the newest attempt until it has ended."""
         demand = Demand({Event.BATCH_END: EventDemand(1, {"phases": PHASES_EVERY})})
         async with Subscriber(self._path, events=[Event.INIT, Event.BATCH_END], demand=demand) as subscriber:
             waiting = asyncio.create_task(self._wait())
@@ -134,7 +134,7 @@ class _Watching:
 
 
 def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> Demand:
-    """What is asked of the training where a window has so many batches: memory and norm once in each, at its end.
+    """The demand for windows of so many batches: memory and norm once in each, at its end.
 
     What it can never have is not: it would warn its user of a request that is not the user's."""
     fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}

@@ -49,7 +49,7 @@ class _Window(NamedTuple):
 @dataclass
 class _Rank:
     batch: int = 0
-    """How many batches it has trained."""
+    """Number of trained batches."""
     batches: dict[int, _Batch] = field(default_factory=dict)
     """Those of windows that are not closed, and the one before."""
 
@@ -100,7 +100,7 @@ class HostWindows:
         second, now more and now less."""
 
     def take(self, snapshot: Snapshot) -> list[HostWindow]:
-        """Takes the end of a batch; returns the windows that are closed with it."""
+        """Adds the end of a batch; returns the windows that are closed with it."""
         batch, now_ns = snapshot.timestamp.values.batch, snapshot.time_ns
         rank = self._ranks.setdefault(snapshot.rank, _Rank())
         if batch <= rank.batch:

@@ -14,7 +14,7 @@ class Channel(Protocol):
     """Sends control messages and receives answers, each on whatever thread; one thread at a time."""
 
     peer: str
-    """Who answers, for messages."""
+    """The other end, for error messages."""
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
         """Sends a message, without waiting; returns whether it could be sent now."""

@@ -12,7 +12,7 @@ _SCHEMES = ("nats", "tls")
 
 
 def how_to_list(address: str) -> str:
-    """How a user finds the runs there."""
+    """The command that lists the runs there."""
     return f"'offloop runs --stream {address}' lists them"
 
 

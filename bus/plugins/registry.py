@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """What a list of such classes shows of one."""
+    """One class in a list of them."""
 
     name: str
     summary: str

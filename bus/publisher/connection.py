@@ -38,7 +38,7 @@ class BrokerConnection:
         self.address = address
         self.process = process
         self.info = describe(self.run_name)
-        """What is written down about the run."""
+        """The run's description in ``run.json``."""
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

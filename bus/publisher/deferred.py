@@ -16,7 +16,7 @@ _log = logging.getLogger("offloop")
 
 
 class PendingEvent(NamedTuple):
-    """What :func:`offloop.bus.protocol.frames.event_encoder` makes a frame of, kept until its fields are complete."""
+    """The arguments of an event's frame, kept until its fields are complete."""
 
     encode: Callable[..., bytes]
     seq: int

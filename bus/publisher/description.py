@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the current folder; ``None`` without git, outside a repository, and when it takes long."""
+    """Git's answer about the current folder; ``None`` without git, outside a repository, and when it takes long."""
     # A status need not write the index, for which it would wait for others.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

@@ -115,7 +115,7 @@ class BrokerProcess:
         return self._process.pid
 
     def ended(self) -> str | None:
-        """How it ended, if it has."""
+        """Its end in words; ``None`` while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -123,7 +123,7 @@ class BrokerProcess:
 
     @property
     def has_finished(self) -> bool:
-        """Whether it exited because its run has ended."""
+        """It exited because its run has ended."""
         return self._process.poll() == 0
 
     def refusal(self) -> OffloopError | None:

@@ -29,7 +29,7 @@ class LoggedValues:
         self.bound = 0
         """Bytes that they take at most."""
         self.count = 0
-        """How many values were added, also where one took the place of another."""
+        """Number of added values, replaced ones included."""
         self.step = 0
         """The step that was added last."""
         self._names: set[str] = set()
@@ -42,11 +42,11 @@ class LoggedValues:
         return self.step if self._names.isdisjoint(values) else self.step + 1
 
     def has_other_than(self, step: int) -> bool:
-        """Whether there are values of another step."""
+        """There are values of another step."""
         return bool(self._steps) and step not in self._steps
 
     def add(self, values: Mapping[str, Any], step: int) -> None:
-        """Takes in values that :func:`check_values` gave."""
+        """Adds values that :func:`check_values` has returned."""
         self._has_late = self._has_late or any(type(one) not in (int, float) for one in values.values())
         self._steps.setdefault(step, {}).update(values)
         self.count += len(values)
@@ -57,7 +57,7 @@ class LoggedValues:
 
     @property
     def has_late(self) -> bool:
-        """Whether a value among them is on its way."""
+        """One of the values has not arrived yet."""
         return self._has_late
 
     def entries(self) -> "Entries | Deferred":
@@ -70,7 +70,7 @@ class LoggedValues:
         self.count, self.bound, self._steps, self._has_late = 0, 0, {}, False
 
     def is_full(self) -> bool:
-        """Whether they are to be sent before more comes."""
+        """They have to be sent before more is added."""
         self.bound = sum(map(_size, self._steps.values()))
         return self.bound > MAX_LOGGED
 
@@ -83,7 +83,7 @@ class _LateEntries:
         self._left_out = left_out
 
     def ready(self) -> bool:
-        """Whether all values are there."""
+        """All values have arrived."""
         return all(one.ready() for _, values in self._entries for one in values.values() if isinstance(one, Deferred))
 
     def value(self) -> Entries:

@@ -61,7 +61,7 @@ class Outbox:
         """Frames given up before they were sent, because the bound was reached."""
 
     def __len__(self) -> int:
-        """How many frames wait to be sent."""
+        """Number of unsent frames."""
         # A copy, because another thread may send meanwhile.
         return len(self._frames) + sum(batch.last - batch.first + 1 for batch in tuple(self._unsent))
 

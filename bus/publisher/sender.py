@@ -62,17 +62,17 @@ _ENDING = 10_000
 
 
 class _EventEncoder(NamedTuple):
-    """What is kept for one event."""
+    """The encoder and properties of one event."""
 
     encode: Callable[..., bytes]
     counts: int
     """1 for base events, 0 for others."""
     is_urgent: bool
-    """Whether it is sent at once."""
+    """It is sent at once."""
 
 
 class EventSender(SerialCalls):
-    """What a trainer needs of a publisher; :class:`offloop.bus.Publisher` adds what loops of your own use."""
+    """The part of a publisher that trainers use; :class:`offloop.bus.Publisher` adds methods for loops of your own."""
 
     _closed = True  # until it is made
 
@@ -93,11 +93,11 @@ class EventSender(SerialCalls):
     ) -> None:
         super().__init__()
         self.stop_requested = False
-        """Whether a command has asked for the training to end: a loop of your own looks here after each batch."""
+        """A command has requested the end of the training: a loop of your own looks here after each batch."""
         self.stop_reason: str | None = None
         """Why, and who has asked."""
         self.fit_has_ended = False
-        """Whether ``FIT_END`` was published, and no further ``FIT_START``."""
+        """``FIT_END`` was published, and no further ``FIT_START``."""
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._always = frozenset(events)
@@ -115,7 +115,7 @@ class EventSender(SerialCalls):
         self.info = connection.info
         """The run's description in ``run.json``: what was given as ``info``, and the process."""
         self.address = connection.address
-        """Where the run's broker is: further ranks join it there."""
+        """Address of the run's broker, for further ranks."""
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
         self._local_world_size = local_world_size
@@ -133,7 +133,7 @@ class EventSender(SerialCalls):
         self._outbox = self._state.outbox
         self._put = self._outbox.put
         self.left_out = LeftOut(self.run_name)
-        """What could not be published."""
+        """Values that could not be published."""
         self._pending = PendingEvents(self.left_out)
         self._own_delay = self._max_delay = round(max_delay * 1e9)
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
@@ -265,12 +265,12 @@ class EventSender(SerialCalls):
 
     @property
     def recording(self) -> Path:
-        """Where the broker records this attempt."""
+        """The recording of this attempt."""
         return self._state.recording
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is published any more."""
+        """Nothing is published any more."""
         return self._closed
 
     def wait(self) -> None:
@@ -541,12 +541,12 @@ class EventSender(SerialCalls):
 
     @property
     def recorded_all(self) -> bool:
-        """Whether the broker has everything that was published so far on disk."""
+        """The broker has all published events on disk."""
         state = self._state
         return not state.lost and state.write_error is None and state.acknowledged >= self._seq
 
     def statistics(self) -> PublisherStatistics:
-        """How the sending end is doing."""
+        """Counts of what was published, sent and recorded."""
         state, outbox = self._state, self._outbox
         encoding = self._encoding_time / max(1, self._encodings_timed)
         return PublisherStatistics(

@@ -17,7 +17,7 @@ class SerialCalls:
         self._inside = 0
         """The thread that is in a call, by its number; 0 when none is."""
         self._waiting: deque[Callable[[], object]] = deque()
-        """What was requested meanwhile."""
+        """The calls that came meanwhile."""
 
     def _in_turn(self, call: Callable[[], object]) -> None:
         me = get_ident()

@@ -22,7 +22,7 @@ class Hello(NamedTuple):
     """Connect anew and say that the attempt continues."""
 
     demand: Any
-    """What the last broker reported, in the form of the wire."""
+    """The last broker's report, in the form of the wire."""
 
 
 class Say(NamedTuple):
@@ -55,9 +55,9 @@ class SessionState:
         self.write_error: str | None = None
         """Why the broker records nothing at the moment."""
         self.restarts = 0
-        """How often the broker was lost and a new one had to be found or started."""
+        """Number of times that the broker was lost and another one found or started."""
         self.lost = False
-        """Whether no broker will take the run any more."""
+        """No broker will take the run any more."""
         self._run_name = run_name
         self._timeouts = timeouts
         self._demand: Any = None
@@ -73,7 +73,7 @@ class SessionState:
 
     @property
     def is_final(self) -> bool:
-        """Whether no further event will be acknowledged."""
+        """No further event will be acknowledged."""
         return self.lost or (self.write_error is not None and self._ended)
 
     # -- what the broker says -----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class SessionState:
         self.run_dir = Path(str(welcome.get("path")))
         """The run's directory, as the broker sees it."""
         self.recording = self.run_dir / str(welcome.get("recording"))
-        """Where the broker records the attempt."""
+        """The recording of the attempt."""
         self._demand = welcome.get("demand", self._demand)
 
     def _was_ended_by_broker(self, welcome: dict[str, Any]) -> bool:
@@ -200,7 +200,7 @@ class SessionState:
         self._end = last
 
     def report(self, statistics: dict[str, Any]) -> Say:
-        """How the publisher is doing, and which event the broker must have by now."""
+        """A report of the publisher's counts, and of the event that the broker must have by now."""
         return Say("report", {**statistics, "last_sent": self.outbox.last_sent})
 
     def _lose(self, what: str, now: float) -> list[Action]:

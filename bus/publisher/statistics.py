@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublisherStatistics:
-    """How the sending end is doing; counts since it began."""
+    """Counts of a publisher since it began."""
 
     published: int
     """Events passed to the publisher."""
@@ -29,7 +29,7 @@ class PublisherStatistics:
     backlog_bytes_high: int
     """The largest size that the send buffer has had."""
     broker_restarts: int
-    """How often the broker was lost and found or started again."""
+    """Number of times that the broker was lost and found or started again."""
     values_left_out: int
     """Values and fields that could not be sent, such as a text that is not UTF-8: all else of their event was."""
     nanoseconds_per_event: float

@@ -32,13 +32,13 @@ AlertStatus: TypeAlias = Literal["firing", "resolved"]
 
 @dataclass(frozen=True)
 class RunAlert:
-    """That something is not as it should be, or is again."""
+    """A fault, or its end."""
 
     id: str
     """The same whenever the same events are handled."""
     status: AlertStatus
     about: str
-    """What it is about, such as a rule and a metric: the same when it is resolved."""
+    """Its subject, such as a rule and a metric: the same when it is resolved."""
     text: str
     """For people."""
     time: SecondsSince1970
@@ -82,7 +82,7 @@ def read_alerts(run: Path) -> list[RunAlert]:
 
 
 def firing(alerts: list[RunAlert]) -> list[RunAlert]:
-    """Those that have not been resolved, by the order in which they were given."""
+    """The unresolved alerts, in the given order."""
     open_ones: dict[tuple[int, str], RunAlert] = {}
     for alert in alerts:
         open_ones.pop((alert.attempt, alert.about), None)

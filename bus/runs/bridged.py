@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 
 @dataclass
 class BridgeStatus:
-    """How a bridge is doing."""
+    """Status of a bridge."""
 
     servers: str = ""
     """Addresses of the servers."""
@@ -51,21 +51,21 @@ class BridgeStatus:
 
     @classmethod
     def of_this_process(cls, servers: str, host: str) -> "BridgeStatus":
-        """That of a bridge that begins."""
+        """The status of a bridge that begins."""
         return cls(servers, host, os.getpid(), start_time(os.getpid()), "connecting")
 
     def has_all(self, attempt: int) -> bool:
-        """Whether all of a run is in the stream that has ended with an attempt."""
+        """All of a run that has ended with an attempt is in the stream."""
         return self.state == "done" and self.attempt == attempt
 
     @property
     def has_tried(self) -> bool:
-        """Whether it has asked the servers, whether or not they have answered."""
+        """It has asked the servers, whether or not they have answered."""
         return self.state != "connecting" or self.reason != ""
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there, on this machine."""
+        """Its process is there, on this machine."""
         return self.state not in ("done", "failed") and processes.is_running(self.pid, self.started)
 
     def __str__(self) -> str:
@@ -85,12 +85,12 @@ class BridgeStatus:
 
 
 def how_to_send(path: Path, stream: str) -> str:
-    """What a user does to have the rest of the run in a directory copied."""
+    """The command that copies the rest of the run in a directory."""
     return f"'offloop server bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
 
 
 def read_bridge(path: Path) -> BridgeStatus | None:
-    """What the bridge of the run in a directory last said; ``None`` where there was none, or it cannot be read."""
+    """The last status of the bridge of the run in a directory; ``None`` without one, or where it cannot be read."""
     try:
         return bridge_of(msgspec.json.decode(read_file(path / BRIDGE_FILE, _MOST_BYTES)))
     except (OSError, ValueError, RecursionError):

@@ -85,17 +85,17 @@ class Attempt:
     status: str
     """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
     error: str | None
-    """What it failed with."""
+    """The error that it failed with."""
     reason: str | None
     """Why it was stopped, and by whom."""
     reached: Reached | None
-    """How far it came, once it has ended and the broker that ended it had seen an event."""
+    """Its progress, once it has ended and the broker that ended it had seen an event."""
     info: dict[str, Any] = field(repr=False)
     """The trainer's description of itself: command, versions, git commit, host, config."""
     world_size: int = 1
     """Number of ranks."""
     local_world_size: int = 1
-    """How many of them publish here: fewer where other hosts have brokers of their own."""
+    """Number of ranks that publish here: fewer where other hosts have brokers of their own."""
     publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`offloop.bus.processes.start_time`),
     ``host``, ``publisher_id``."""
@@ -106,7 +106,7 @@ class Attempt:
 
     @property
     def has_publisher(self) -> bool:
-        """Whether a process of this machine that publishes it is still there."""
+        """A process of this machine that publishes it is still there."""
         here = socket.gethostname()
         return any(
             publisher.get("host") == here and processes.is_running(publisher.get("pid"), publisher.get("started"))
@@ -115,7 +115,7 @@ class Attempt:
 
     @property
     def is_published_elsewhere(self) -> bool:
-        """Whether one of the processes that publish it is on another machine."""
+        """One of the processes that publish it is on another machine, or in another container."""
         here = socket.gethostname()
         return any(publisher.get("host") != here for publisher in self.publishers)
 
@@ -128,7 +128,7 @@ class RunInfo:
     """The name of its directory, by which it is found."""
     path: Path
     live: bool
-    """Whether a broker serves it at this moment."""
+    """A broker serves it at this moment."""
     attempts: tuple[Attempt, ...]
     control_endpoint: str | None
     """Address of the live broker for publishers and for leases."""
@@ -177,7 +177,7 @@ class RunInfo:
 
     @property
     def status(self) -> str:
-        """How the newest attempt stands: ``live``, ``paused``, or how it ended."""
+        """Status of the newest attempt: ``live``, ``paused``, or how it ended."""
         if self.last.status == "running" or self.away:
             return "paused" if self.paused else "live"
         return self.last.status
@@ -195,12 +195,12 @@ def _trained(attempt: Attempt) -> dict[str, Any]:
 
 
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs live: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
+    """The folder of runs: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
     return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
 
 
 def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs live, for those who write there.
+    """The absolute folder of runs, for writing.
 
     Raises:
         RunDirectoryError: that is in the current folder, which was removed."""
@@ -216,7 +216,7 @@ def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def host_name() -> str:
-    """What this host is called among those of a run on several: ``$OFFLOOP_HOST`` if set, else the machine's name."""
+    """Name of this host among those of a run on several: ``$OFFLOOP_HOST`` if set, else the machine's name."""
     return os.environ.get("OFFLOOP_HOST") or socket.gethostname()
 
 
@@ -248,13 +248,13 @@ def numbered_names(name: str) -> Iterator[str]:
 
 
 def is_name_for(found: str, name: str) -> bool:
-    """Whether ``found`` is ``name``, or ``name`` with a number."""
+    """``found`` is ``name``, or ``name`` with a number."""
     number = found.rpartition("-")[2]
     return found == name or (number.isdigit() and found == name[: MAX_RUN_NAME - len(number) - 1] + f"-{number}")
 
 
 def is_taken(path: Path) -> bool:
-    """Whether a new run cannot have this directory, because there is anything of another run in it."""
+    """A new run cannot have this directory: something of another run is in it."""
     try:
         names = os.listdir(path)
     except OSError:
@@ -400,7 +400,7 @@ def _what_is_left(path: Path) -> str:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a broker holds the run's lock, which ends with the broker's process however that ends."""
+    """A broker holds the run's lock, which ends with the broker's process however that ends."""
     try:
         directory = open_directory(path)
     except OSError:
@@ -423,7 +423,7 @@ def _is_locked_in(directory: int) -> bool:
 
 
 class NextAttempt(NamedTuple):
-    """What a host knows of a run that is about to begin on several."""
+    """One host's knowledge of a run that is about to begin on several."""
 
     number: int
     """The attempt that would be the next one here."""
@@ -432,7 +432,7 @@ class NextAttempt(NamedTuple):
 
 
 def next_attempt(root: Path, name: str) -> NextAttempt:
-    """What is known here of a run's next attempt, for hosts to agree on one.
+    """This host's knowledge of a run's next attempt, for hosts to agree on one.
 
     Raises:
         RunIsLiveError: a broker holds it.
@@ -595,12 +595,12 @@ class RunDirectory:
         return recording, world_size, entry.get("local_world_size", world_size), list(entry.get("publishers", []))
 
     def resumable(self) -> dict[str, Any] | None:
-        """What ``run.json`` has of the newest attempt, if that is one whose broker ended before it."""
+        """The newest attempt in ``run.json``, if its broker ended before it."""
         attempts = self._record["attempts"]
         return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
 
     def describe_status(self) -> str:
-        """How the newest attempt is, for messages."""
+        """Status of the newest attempt, for messages."""
         attempts = self._record["attempts"]
         if not attempts:
             return "the run's directory was removed or made anew"
@@ -748,7 +748,7 @@ class Origin(NamedTuple):
     """The recording, on the machine that served it."""
 
     def info(self) -> dict[str, Any]:
-        """What the publishers of the served run say of themselves."""
+        """The ``info`` of the served run's publishers."""
         return {_REPLAY_OF: self._asdict()}
 
     @classmethod

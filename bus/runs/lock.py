@@ -34,7 +34,7 @@ def take(descriptor: int) -> bool:
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether another open file has the lock of that file, which may have been deleted since it was opened."""
+    """Another open file has the lock of that file, which may have been deleted since it was opened."""
     if CAN_ASK:
         asked = _STRUCT_FLOCK.pack(fcntl.F_RDLCK, *_WHOLE_FILE)
         kind: int = _STRUCT_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]

@@ -24,7 +24,7 @@ _INFO = {"command": list, "config": dict, "versions": dict, "host": str, "cwd": 
 
 
 class ReachedRecord(msgspec.Struct):
-    """How far an attempt came."""
+    """Progress of an attempt."""
 
     epoch: _Count
     batch: _Count

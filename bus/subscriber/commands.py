@@ -91,7 +91,7 @@ class CommandExchange:
         return {"run": self._run, **self._command.to_wire()}
 
     def take(self, answer: Control, now: float) -> Outcome | None:
-        """Takes a message of the broker; returns the outcome if it is in there.
+        """Handles a message of the broker; returns the outcome if it is in there.
 
         Raises:
             BrokerError: the broker refuses, or has no connection to the trainer.
@@ -153,11 +153,11 @@ class PendingCommands:
         self._again_at = math.inf
 
     def has(self, name: str) -> bool:
-        """Whether a command of that name was sent."""
+        """A command of that name was sent."""
         return any(command.name == name for command in tuple(self._sent.values()))
 
     def add(self, command: Command, now: float) -> None:
-        """Takes note that a command is sent."""
+        """Records that a command is sent."""
         self._sent[command.id] = command
         self._unconfirmed[command.id] = command
         self._again_at = now + _UNCONFIRMED_SECONDS
@@ -172,7 +172,7 @@ class PendingCommands:
         return tuple(self._unconfirmed.values())
 
     def take(self, answer: Control, now: float) -> None:
-        """Takes an answer of the broker."""
+        """Handles an answer of the broker."""
         name = answer.content.get("id")
         if not isinstance(name, str) or name not in self._unconfirmed:
             return
@@ -185,7 +185,7 @@ class PendingCommands:
             self._again_at = now + _UNDELIVERED_SECONDS
 
     def outcomes(self, answered: Iterable[Outcome]) -> tuple[Outcome, ...]:
-        """What became of each, as far as it is known; ``answered`` are those that the training has answered."""
+        """The known outcome of each; ``answered`` are those that the training has answered."""
         by_id = {outcome.command.id: outcome for outcome in answered}
         return tuple(
             by_id.get(name) or self._refused.get(name) or Outcome(command, None, None)

@@ -30,7 +30,7 @@ _AWAY_SECONDS = 0.1
 
 
 class RunStatus(enum.Enum):
-    """Whether an attempt of a run is served."""
+    """Status of an attempt."""
 
     LIVE = "live"
     AWAY = "away"
@@ -39,7 +39,7 @@ class RunStatus(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """What is read."""
+    """The source that is read."""
 
     HISTORY = "history"
     """The recording: from its beginning, or from where the event feed was lost."""
@@ -52,7 +52,7 @@ class Phase(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the caller has to do."""
+    """An action of the caller."""
 
     NONE = "none"
     READ_ON = "read on"
@@ -64,7 +64,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-    """What the caller does next: an action, then a pause in seconds unless something comes before."""
+    """The caller's next action, then a pause in seconds unless something comes before."""
 
     action: Action = Action.NONE
     pause: float = 0.0
@@ -83,13 +83,13 @@ class Following:
         self.ready: deque[Snapshot | CheckpointMark] = deque()
         self.phase = Phase.HISTORY
         self.ending: Ending | None = None
-        """How the run ended; ``None`` until all of it was passed in."""
+        """The run's end; ``None`` until all of it was passed in."""
         self.offset = 0
-        """Where in the recording events may come that have not been passed in, as far as the broker has said so."""
+        """Offset in the recording behind which events may not have been passed in, as last reported by the broker."""
         self.is_connected = False
         self._has_feed = True
         self.fallbacks = 0
-        """How often the event feed skipped events."""
+        """Number of times that the event feed skipped events."""
         self.reconnects = 0
         self.lag = 0
         """Events that the broker had at its last heartbeat and that had not been passed in."""
@@ -103,12 +103,12 @@ class Following:
     # -- the recording ------------------------------------------------------------------------------------------------
 
     def take_records(self, records: Iterable[Record]) -> None:
-        """Takes records of the recording."""
+        """Handles records of the recording."""
         self.ready.extend(self.order.from_records(records))
         self.ending = self.order.ending
 
     def note_newest(self, positions: dict[int, tuple[int, int]]) -> None:
-        """Takes note of the newest recorded event of each rank."""
+        """Records the newest recorded event of each rank."""
         self.lag = self.order.lag(positions)
         self.lag_high = max(self.lag_high, self.lag)
 
@@ -133,7 +133,7 @@ class Following:
         return Step()
 
     def connected(self, now: float, *, has_feed: bool = True) -> None:
-        """Takes note that a connection to the broker was made; without an event feed the recording is read on."""
+        """Records a new connection to the broker; without an event feed the recording is read on."""
         self.is_connected, self._has_feed = True, has_feed
         self._heard = now
 
@@ -162,7 +162,7 @@ class Following:
     # -- the event feed ----------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: bytes) -> None:
-        """Takes a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
+        """Handles a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
         try:
             topic, body = split_frame(frame)
             if topic is not None and topic.name == HEARTBEAT:
@@ -176,11 +176,11 @@ class Following:
         self.ending = self.order.ending
 
     def heard(self, now: float) -> None:
-        """Takes note that something of the event feed has come."""
+        """Records that the event feed has brought something."""
         self._heard = now
 
     def when_quiet(self, status: RunStatus, now: float) -> Step:
-        """Takes note that the event feed has nothing at the moment, then that the run has ``status``."""
+        """Decides what to do while the event feed has nothing and the run has ``status``."""
         if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
             # Of a broker that is there at least heartbeats come; a connection without them may be dead.
             return self._disconnect()

@@ -57,12 +57,12 @@ class MergedSubscriber(RunStream):
 
     @property
     def live(self) -> bool:
-        """Whether one of them is connected to its host's broker."""
+        """One of them is connected to its host's broker."""
         return any(one.live for one in self._subscribers)
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended on all of these hosts: on the one where it ended worst; ``None`` until then."""
+        """The worst of the ends on these hosts; ``None`` until all have ended."""
         endings = [one.ending for one in self._subscribers]
         known = [ending for ending in endings if ending is not None]
         return max(known, key=lambda ending: SEVERITY.index(ending.status)) if len(known) == len(endings) else None
@@ -74,12 +74,12 @@ class MergedSubscriber(RunStream):
 
     @property
     def damage(self) -> str | None:
-        """What of the recordings could not be read."""
+        """Damage of the recordings."""
         return "; ".join(one.damage for one in self._subscribers if one.damage) or None
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of the commands that were sent through snapshots."""
+        """Outcomes of the commands that were sent through snapshots."""
         return tuple(chain.from_iterable(one.outcomes for one in self._subscribers))
 
     @property
@@ -92,7 +92,7 @@ class MergedSubscriber(RunStream):
         return tuple(chain.from_iterable(one.answered() for one in self._subscribers))
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """Where the training has saved and loaded checkpoints, as far as the first recording was read."""
+        """The saved and loaded checkpoints, as far as the first recording was read."""
         return self._subscribers[0].checkpoints()
 
     def host_windows(self) -> list[HostWindow]:
@@ -137,7 +137,7 @@ class _Host:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all have been given."""
+        """All have been yielded."""
         return self.following.done() and self.following.result() is None
 
     def snapshot(self) -> Snapshot:

@@ -52,7 +52,7 @@ class RunSource(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether a requested part of the recording is on its way."""
+        """A requested part of the recording is on its way."""
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:
         """Of each rank the number of its newest recorded event, ``(seq, base_seq)``, where no event feed says so."""
@@ -67,7 +67,7 @@ class RunSource(Protocol):
         """As :meth:`wait`, while the event loop runs."""
 
     def host_windows(self) -> list[HostWindow]:
-        """What hosts have said of their ranks since the last call."""
+        """The hosts' windows since the last call."""
 
     def close(self) -> None:
         """Ends it."""

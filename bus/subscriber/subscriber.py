@@ -36,7 +36,7 @@ BURST = 1000
 
 @dataclass(frozen=True)
 class SubscriberStatistics:
-    """How a subscriber is doing; counts since it began."""
+    """Counts of a subscriber since it began."""
 
     given: int
     """Snapshots yielded."""
@@ -45,9 +45,9 @@ class SubscriberStatistics:
     lag_high: int
     """The largest lag so far."""
     fallbacks: int
-    """How often the event feed missed something that was then read from the recording."""
+    """Number of times that the event feed missed something that was then read from the recording."""
     reconnects: int
-    """How often a broker was lost and came back."""
+    """Number of times that a broker was lost and came back."""
     missing: int
     """Events that are lost: gaps."""
     skipped: int
@@ -193,7 +193,7 @@ class Subscriber(RunStream):
         return list(self._handled.items())
 
     def statistics(self) -> SubscriberStatistics:
-        """How it is doing; may be called from another thread."""
+        """Its counts; may be called from another thread."""
         following = self._following
         return SubscriberStatistics(
             given=self._given,
@@ -208,12 +208,12 @@ class Subscriber(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """How the run ended; ``None`` until then."""
+        """The run's end; ``None`` until then."""
         return self._following.ending
 
     @property
     def live(self) -> bool:
-        """Whether it is connected to the run's broker; a subscriber that is not reads the recording alone."""
+        """It is connected to the run's broker; a subscriber that is not reads the recording alone."""
         return self._subscription is not None
 
     @property
@@ -223,7 +223,7 @@ class Subscriber(RunStream):
 
     @property
     def damage(self) -> str | None:
-        """What of the recording could not be read, with its offset."""
+        """Damage of the recording, with offsets."""
         cut = [self._reader.cut] if self._reader.cut and self._subscription is None else []
         return "; ".join([*self._reader.damage, *cut, *self._order.problems]) or None
 
@@ -296,7 +296,7 @@ class Subscriber(RunStream):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each command that was sent, as far as it is known."""
+        """The known outcome of each command that was sent."""
         return self._commands.outcomes(self._order.outcomes)
 
     def answered(self) -> tuple[Outcome, ...]:
