@@ -85,7 +85,6 @@ def describe_start(run: RunInfo) -> dict[str, Any]:
 
 
 def _dump(path: Path) -> list[str]:
-    """The file that a flight recorder wrote, and why."""
     try:
         reason, detail = Recording(path).flight or ("", "")
     except RecordingError as error:
@@ -282,7 +281,6 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def _missing_copy(described: dict[str, Any], bridge: BridgeStatus | None) -> str:
-    """What is to be said of a run of this machine that has ended, and is not all in the servers."""
     if bridge is None or described.get("status") in GOING_ON or "recording" not in described:
         return ""
     if bridge.has_all(described["attempt"]):

@@ -180,7 +180,6 @@ def _send(
 
 
 def _plain_value(text: str) -> Any:
-    """A number, true, false or null as JSON writes them, anything else as the text that it is."""
     try:
         value = json.loads(text)
     except ValueError:

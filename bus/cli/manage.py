@@ -16,7 +16,6 @@ EXIT_KEPT = 1
 
 
 def _chosen_runs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the arguments that say which runs: their names, or ``--where``."""
     for option in (runs_dir_option, where_option, click.argument("runs", metavar="[RUN]...", nargs=-1)):
         command = option(command)
     return command

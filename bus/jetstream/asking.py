@@ -104,7 +104,6 @@ class Asking:
         self._full.pop(subject, None)
 
     async def _rest(self) -> None:
-        """Waits until it is time to ask again: longer each time."""
         self._note()
         if not self._client.is_connected:
             await asyncio.sleep(_AWAY_SECONDS)

@@ -144,7 +144,6 @@ class Bridge:
             )
 
     def _read_run(self) -> RunInfo:
-        """What is on disk of the run by now."""
         run = read_run(self._path) if self._path.exists() else None
         if run is None or run.id != self._run.id:
             what = "was removed" if run is None else "holds another run by now"
@@ -175,7 +174,6 @@ class Bridge:
         return self._wanted_replicas or (_CLUSTER_REPLICAS if self._client.is_in_cluster else 1)
 
     async def _make(self) -> None:
-        """Makes what the run needs in the servers."""
         await self._stream.make()
         # An account may have no room for it: the recording comes first.
         with suppress(*passing_errors()):
@@ -205,7 +203,6 @@ class Bridge:
             raise failure
 
     def _next(self, done: Collection[int]) -> Attempt | None:
-        """The first attempt that is yet to be copied; more may have begun meanwhile."""
         self._read_run()
         return next((attempt for attempt in self._run.attempts if attempt.number not in done), None)
 
@@ -313,11 +310,12 @@ class Bridge:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     async def _keep_reporting(self) -> None:
-        """Writes down how it is doing, and what the run is at, for readers elsewhere."""
         while True:
             if self._shown is not None and self._reported_at and time.monotonic() - self._reported_at > _STILL_SECONDS:
                 await self._shown.check()
             self._reported_at = time.monotonic()
+            # Nothing is written into the folder of another run.
+            self._read_run()
             self._write_status()
             with suppress(*passing_errors(), OffloopError):
                 await answer_of(self._client, self._put_description())

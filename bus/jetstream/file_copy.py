@@ -117,7 +117,6 @@ class FileCopy:
         return at, data
 
     async def _find(self) -> None:
-        """Looks up how far the copy goes, as often as it takes."""
         before = self.at
         at, data = await self._look(before)
         # Who was here before is what a later one is compared with.

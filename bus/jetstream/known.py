@@ -99,7 +99,6 @@ class KnownRuns:
         return sorted(runs, key=lambda run: run["started"] or 0.0, reverse=True)
 
     def _of(self, run: str | None) -> list[_Entry]:
-        """The entries of a run, or of all."""
         # Copied in one step each: the connection's thread changes them.
         chosen = list(self._entries.values()) if run is None else [self._entries.get(names.token(run), {})]
         return [entry for entries in chosen for entry in list(entries.values())]

@@ -235,6 +235,5 @@ async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
 
 
 def _in_words(identity: bytes) -> str:
-    """``HOST/PID/TOKEN`` in words."""
     host, _, rest = one_line(identity[:200].decode(errors="replace")).partition("/")
     return f"process {rest.partition('/')[0]} of {host}" if rest else "another process"

@@ -246,7 +246,6 @@ class StreamBytes:
         return await self._name_hole(place, at, last.offset or 0 if following is None else following)
 
     async def _following(self, last: Stored) -> "list[Stored] | list[Stored | None]":
-        """The messages behind the one that was placed last."""
         before = self._sequence
         if before is None or before >= last.sequence:
             return []

@@ -326,7 +326,6 @@ def _batch_of(timestamp: Any) -> int:
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> tuple[HyperparameterDifference, ...]:
-    """The hyperparameters that differ."""
     found = [
         HyperparameterDifference(name, a.get(name), b.get(name), only, is_of_the_training(name))
         for name in {**a, **b}
@@ -422,7 +421,6 @@ class _Comparison:
             yield FieldDifference(name, value_a, value_b, only)
 
     def _values(self, record: Recorded) -> dict[str, Any]:
-        """What is compared of an event."""
         row = as_row(record)
         for name in (*_NEVER, *(() if self.times else _OF_THE_CLOCK)):
             row.pop(name, None)
@@ -487,7 +485,6 @@ def _is_same(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def _numbers_in(a: Any, b: Any) -> list[tuple[float, float]] | None:
-    """The pairs of numbers in two values, ``None`` when they are something else."""
     if _is_number(a) and _is_number(b):
         return [(a, b)]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 0:
@@ -497,7 +494,6 @@ def _numbers_in(a: Any, b: Any) -> list[tuple[float, float]] | None:
 
 
 def _distance(a: float, b: float) -> float:
-    """How far apart two numbers are."""
     if a == b or (a != a and b != b):
         return 0.0
     distance = abs(a - b)
@@ -505,7 +501,6 @@ def _distance(a: float, b: float) -> float:
 
 
 def _share(a: float, b: float) -> float:
-    """The distance as a share of the larger number."""
     distance = _distance(a, b)
     if not distance or distance == math.inf:
         return distance

@@ -167,7 +167,6 @@ def _import(source: str, log: Log, root: Path, name: str, step_column: str | Non
 
 
 def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> list[str]:
-    """Takes all rows in; returns the names of their values."""
     execute, pack = database.execute, msgpack.Packer().pack
     execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
     names: dict[str, Any] = {}
@@ -255,7 +254,6 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _facts(log: Log, places: Mapping[str, _Place]) -> dict[str, Any]:
-    """What is known of the training as a whole."""
     labels = dict.fromkeys(place[1] for place in places.values() if place[0] == "eval")
     found = hyperparameters_in({FIELD: redact(plain(log.hyperparameters))})
     hyperparameters = {FIELD: {name: _packable(value) for name, value in found.items()}} if found else {}
@@ -263,7 +261,6 @@ def _facts(log: Log, places: Mapping[str, _Place]) -> dict[str, Any]:
 
 
 def _packable(value: Any) -> Any:
-    """A hyperparameter, as text where it is a number that the stream cannot hold."""
     try:
         msgpack.packb(value)
     except OverflowError:

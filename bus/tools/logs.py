@@ -201,7 +201,6 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
 
 
 def _scalar(value: Any) -> float | None:
-    """The number in a value of a summary; ``None`` where it is something else, such as an image."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return float(value.simple_value)
@@ -285,7 +284,6 @@ class _Rows:
 
 
 def _as_number(value: Any) -> float | None:
-    """A value of JSON as a number; ``None`` where it is none."""
     if isinstance(value, str):
         return _TEXT_NUMBERS.get(value)
     if type(value) is int and _SMALLEST_INT <= value <= _LARGEST_INT:

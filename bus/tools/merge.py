@@ -78,7 +78,6 @@ def merge(paths: Sequence[Path], output: Path, *, force: bool = False) -> Merged
 
 
 def _identity(sources: Sequence[RecordSource]) -> tuple[str, int]:
-    """Of which run and attempt they all are."""
     if len(sources) < 2:
         raise ConfigurationError("one recording has nothing to be merged with: name two or more")
     first, *others = sources
@@ -183,7 +182,6 @@ def _agreed(heads: list[_Head]) -> Recorded:
 
 
 def _difference(one: Recorded, other: Recorded) -> str:
-    """The names of what differs."""
     if one.topic.name != other.topic.name:
         return f"what it is: {one.topic.name} or {other.topic.name}"
     names: list[str] = []

@@ -84,7 +84,6 @@ def write_parquet(records: Iterable[Recorded], path: Path) -> None:
 
 
 def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows in groups that take little memory."""
     group: list[dict[str, Any]] = []
     size = 0
     for record in records:

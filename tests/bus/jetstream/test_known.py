@@ -60,14 +60,6 @@ def test_a_run_is_live_while_its_bridge_is_heard_whatever_its_clock_says(nats_se
         wait_for(lambda: state(early) is False, "the run not to be live")
 
 
-def test_readers_that_ask_often_cost_the_servers_nothing(nats_server):
-    with saying(nats_server), NatsConnection(nats_server.servers) as there:
-        wait_for(lambda: state(there), "the run to be live")
-        for _ in range(20):
-            assert state(there)
-        assert consumers(nats_server) <= 1
-
-
 def test_a_host_that_died_in_an_attempt_before_keeps_no_reader_waiting(nats_server):
     async def put(jetstream):
         bucket = await jetstream.create_key_value(bucket="ol_runs")
@@ -108,17 +100,6 @@ def test_an_entry_that_makes_no_sense_hides_no_other_run(nats_server, key, said)
         with NatsConnection(nats_server.servers) as late:
             for one in (there, late):
                 assert [(run["run"], run["attempt"]) for run in one.runs()] == [("r", 1)]
-
-
-def consumers(nats_server):
-    async def ask():
-        client = await nats.connect(nats_server.address)
-        try:
-            return (await client.jetstream().stream_info("KV_ol_runs")).state.consumer_count
-        finally:
-            await client.close()
-
-    return asyncio.run(ask())
 
 
 def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):

@@ -10,7 +10,7 @@ from nats.js.errors import NotFoundError
 from nats_servers import NatsCluster
 from run_folders import WrittenRun, write_run
 
-from offloop.bus import Recording, Subscriber
+from offloop.bus import Subscriber
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.bridge import Bridge
 from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -95,14 +95,6 @@ def test_the_end_of_a_file_that_another_broker_continues_is_replaced(nats_server
         assert read(stored, 0, 11) == b"beginfooter"
         nats_server.operate(sending([b"on", b"ward"], begin=5))
         wait_for(lambda: stored.read_at(0, 100) == b"beginonward", "what took its place", 10)
-
-
-def test_several_readers_share_a_connection(nats_server, runs_dir):
-    run = write_run(runs_dir, "r")
-    asyncio.run(Bridge(run, nats_server.servers).copy())
-    with Subscriber("r", stream=nats_server.address) as first, Subscriber("r", stream=nats_server.address) as second:
-        assert second._nats is first._nats
-        assert list(first) == list(second) == list(Recording(run / "recording-1.mcap"))
 
 
 def test_a_reader_knows_how_far_it_is_behind(nats_server, runs_dir):
