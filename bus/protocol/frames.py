@@ -324,7 +324,7 @@ def _unpack(packed: bytes | memoryview, what: str) -> Any:
 
 
 def _counted(size: int) -> dict[str, Callable[[Any], Any]]:
-    """What makes ``unpackb`` stop at too many containers: an empty list takes one byte here and 64 in memory."""
+    """Makes ``unpackb`` stop at too many containers: an empty list takes one byte here and 64 in memory."""
     if size <= MAX_CONTAINERS:
         return {}
     left = iter(range(MAX_CONTAINERS))

@@ -224,7 +224,7 @@ class StreamOrder:
         return None if found is None else self._take_recorded(*found)
 
     def in_batches(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
-        """What :meth:`from_record` gives of several records, the snapshots in lists. A list ends where anything else
+        """As :meth:`from_record` for several records, with the snapshots in lists. A list ends where anything else
         comes than an event that follows the one before it: that takes effect once the list has been handled."""
         reached, run, base_only = self._numbering.reached, self.run, self._base_only
         routes, attempt = self._routes, self.attempt

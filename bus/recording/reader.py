@@ -203,7 +203,7 @@ class RecordingReader:
         return check.start == self._position and zlib.crc32(part) == check.checksum
 
     def _commit(self) -> None:
-        """What was read so far is never read again."""
+        """Never reads again up to the offset."""
         self._damage.add_all(self._part.problems)
         self._lost |= self._part.chunk_lost
         if self._total is not None:

@@ -111,7 +111,7 @@ class _Slot:
             raise
 
     def take(self) -> bool:
-        """Takes the exclusive lock, if no process has it mapped."""
+        """Locks it exclusively, if no process has it mapped."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -292,8 +292,7 @@ class SegmentPool:
         return slot
 
     def _receive_for(self, nbytes: int) -> None:
-        """Takes in the slot that is on its way, if it is there, or is the one for so many bytes: to wait for that takes
-        no longer than to get another."""
+        """Adds the slot that is on its way, if it has come or has the right size: getting another takes as long."""
         coming = self._to_come
         if coming is not None and (coming.has_come or nbytes <= coming.capacity < 2 * _capacity_for(nbytes)):
             self._receive()

@@ -67,7 +67,7 @@ def allocate_memory(descriptor: int, offset: int, size: int) -> None:
 
 
 def memory_available() -> float:
-    """How many bytes this process can still allocate without swapping, if the system reports it."""
+    """Bytes that this process can still allocate without swapping, if the system reports it."""
     available = math.inf
     with contextlib.suppress(OSError, LookupError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
@@ -159,12 +159,10 @@ def _keep_from_forks() -> None:
 
 
 def _let_go() -> None:
-    """Takes from a forked process what it has inherited of such memory, so that a worker that outlives its
-    trainer, or for long, keeps neither the memory nor a lock.
+    """Removes inherited memory from a forked process, so that a worker keeps neither the memory nor a lock.
 
-    Objects that stand for it are there all the same, and will close and unmap what they think is theirs: so nothing is
-    closed, but replaced in its place, the descriptors by ``/dev/null`` and the maps by empty private memory.
-    """
+    Objects that refer to it will still close and unmap it: so descriptors are replaced by ``/dev/null``, and maps by
+    empty private memory."""
     with contextlib.suppress(OSError):
         inherited = [int(name) for name in os.listdir("/proc/self/fd") if _is_memory(name)]
         maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(_LINK)]

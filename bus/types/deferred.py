@@ -11,14 +11,14 @@ class Deferred(Protocol):
     """A value that is on its way."""
 
     def ready(self) -> bool:
-        """Whether :meth:`value` can be had without waiting. Must not wait itself."""
+        """Returns at once whether :meth:`value` can be had without waiting."""
 
     def value(self) -> Any:
         """The value; may wait, and is asked only once ready, or when the stream is drained."""
 
 
 def is_deferred(value: Any) -> TypeGuard[Deferred]:
-    """Whether a value is on its way."""
+    """The value is on its way."""
     # Asking whether something is a Deferred is slow, and most values obviously are not.
     return type(value) not in _PLAIN and isinstance(value, Deferred)
 

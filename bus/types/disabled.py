@@ -13,7 +13,7 @@ _MEANINGS = {
 
 
 def is_disabled() -> bool:
-    """Whether ``OFFLOOP_DISABLED`` disables offloop in this process.
+    """``OFFLOOP_DISABLED`` disables offloop in this process.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a value that is neither yes nor no."""
     value = os.environ.get(VARIABLE, "")

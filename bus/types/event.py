@@ -166,27 +166,27 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     @property
     def is_before_event(self) -> bool:
-        """Whether it opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
+        """It opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
         return "before" in self._words or self._words[-1] == "start"
 
     @property
     def is_after_event(self) -> bool:
-        """Whether it closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
+        """It closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
         return "after" in self._words or self._words[-1] == "end"
 
     @property
     def is_eval(self) -> bool:
-        """Whether it belongs to an evaluation, within ``fit()`` or alone."""
+        """It belongs to an evaluation, within ``fit()`` or alone."""
         return self._words[0] == "eval"
 
     @property
     def is_predict(self) -> bool:
-        """Whether it belongs to ``predict()``."""
+        """It belongs to ``predict()``."""
         return self._words[0] == "predict"
 
     @property
     def canonical_name(self) -> str:
-        """What a before event and its after event have in common: ``batch`` for ``BATCH_START`` and ``BATCH_END``."""
+        """The common name of a before event and its after event: ``batch`` for ``BATCH_START`` and ``BATCH_END``."""
         return "_".join(word for word in self._words if word not in _SIDES)
 
     @property

@@ -70,7 +70,7 @@ class MetricNames:
 
 
 def is_named(metric: str, name: str) -> bool:
-    """Whether a name may stand for a metric."""
+    """A name may stand for a metric."""
     return name in (metric, own_name(metric)) or metric.endswith(f"/{name}")
 
 
@@ -80,7 +80,7 @@ def _listed(names: list[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _ends(metric: str) -> tuple[str, ...]:
-    """What may be the short name, the shortest first. A metric of the training keeps ``train/``, so that a name does
+    """Candidates for the short name, the shortest first. A metric of the training keeps ``train/``, so that a name does
     not change its meaning when the first evaluation is logged."""
     group, _, rest = metric.partition("/")
     if group not in _GROUPS:

@@ -13,7 +13,7 @@ from offloop.bus.errors import InvalidTimeError, TimeUnitError
 
 
 class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
-    """What a :class:`Time` counts. Any case, value or name: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""
+    """The unit of a :class:`Time`. Any case, value or name: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -66,7 +66,7 @@ class Time:
 
     @property
     def unit(self) -> TimeUnit:
-        """What the number counts."""
+        """The unit of the number."""
         return self._unit
 
     @classmethod
@@ -236,7 +236,7 @@ class Time:
 
 
 TimeInput: TypeAlias = Time | datetime.timedelta | str | float
-"""What is taken where a time is asked for."""
+"""The types accepted as a time."""
 _Operand: TypeAlias = Time | str | float
 _NUMBERS = (int, float, Real)  # Real takes in numpy's scalars, but asking for it is slow
 _OPERANDS = (Time, str, *_NUMBERS)

@@ -86,7 +86,7 @@ class _Duration:
 
 
 class Timestamp:
-    """How far a run is: ten counters and four durations at one moment. Immutable and cheap: it is made for every batch.
+    """The training time at one moment: ten counters and four durations. Immutable and cheap.
 
     ``epoch``, ``batch``, ``sample``, ``token`` and ``iteration`` count from the start of the run, ``batch_in_epoch``
     and its like from the last epoch or iteration boundary. The ``*_wct`` durations are wall clock time spent training.
