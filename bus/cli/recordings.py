@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 EXIT_LOST = 3
 
-_LISTED = 20
-
 _events_option = click.option("--events", metavar="NAME,...", help="Only these events: batch_end,epoch_end.")
 
 
@@ -220,10 +218,9 @@ def _say_findings(done: "Written") -> None:
     lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that are lost"):
         say(line)
-    for rank, first, last in done.left_out[:_LISTED]:
-        say(f"left out by a cut: events {first} to {last} of rank {rank}")
-    if len(done.left_out) > _LISTED:
-        say(f"left out by a cut: {len(done.left_out) - _LISTED} more ranges of events")
+    left_out = (f"left out by a cut: events {first} to {last} of rank {rank}" for rank, first, last in done.left_out)
+    for line in shorten(left_out, "ranges of events that a cut left out"):
+        say(line)
     if done.ending is None:
         say("it does not tell how the run ended")
     if done.lost:

@@ -4,7 +4,6 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +18,7 @@ from offloop.bus.cli.options import (
     stream_options,
     until_option,
 )
+from offloop.bus.cli.recordings import recording_of
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.terminal import CliCommand
@@ -61,17 +61,13 @@ def replay(
 
     Exit code: 0 when it was served to its end, or until Ctrl-C; 1 when nothing could be, or a part is damaged.
     """
-    from offloop.bus.jetstream.download import downloaded
     from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.pace import Pace
     from offloop.bus.replay.serving import ReplayServer
-    from offloop.bus.runs.directory import find_run, new_run_name
+    from offloop.bus.runs.directory import new_run_name
 
-    if stream is not None:
-        recording = Recording(click.get_current_context().with_resource(downloaded(stream, run)))
-    else:
-        recording = Recording(Path(run) if Path(run).exists() else find_run(run, runs_dir).recording)
-    place = stream or str(recording.path)
+    path, place = recording_of(run, runs_dir, stream)
+    recording = Recording(path)
     if run_name is not None:
         _check_name(run_name, runs_dir)
     served_name = run_name or new_run_name("replay", runs_dir)
