@@ -26,7 +26,7 @@ from offloop.trainer.checkpoints.file import (
     write_checkpoint,
 )
 from offloop.trainer.checkpoints.folder import CheckpointFolder
-from offloop.trainer.checkpoints.saver import Announce, CheckpointSaver
+from offloop.trainer.checkpoints.saver import Announce, TrainingSaver
 from offloop.trainer.checkpoints.sharded import is_sharded, on_first, read_sharded, training_file, write_sharded
 from offloop.trainer.checkpoints.training_state import (
     load_model,
@@ -84,7 +84,7 @@ class Checkpoints:
         self._resumes_at = Timestamp()
         self.saved_name: str | None = None
         """The name of the run that the checkpoint to resume from is of, once that was looked at."""
-        self._saver: CheckpointSaver | None = None
+        self._saver: TrainingSaver | None = None
         self._folder: CheckpointFolder | None = None
         self.announce: Announce = _announce_nothing
         """Called on the first rank where a checkpoint is saved and where one was loaded."""
@@ -218,7 +218,7 @@ class Checkpoints:
         """The checkpoint of the same run that the training resumes from."""
         return self._load_path if self.resumed else None
 
-    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> CheckpointSaver:
+    def plan(self, evaluation: Evaluation, data: DataSpec, max_duration: Time) -> TrainingSaver:
         """Returns the saver of a training of that length."""
         if self._saver is None:
             if self._folder is not None and self._state.rank == 0:
@@ -227,7 +227,7 @@ class Checkpoints:
             join = partial(_write, None, sharded=self._sharded, ranks=self._ranks)
             # A training does not resume from weights alone.
             announce = _announce_nothing if self._weights_only else self.announce
-            self._saver = CheckpointSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
+            self._saver = TrainingSaver(self._state, self._folder, self._interval, join, self._weights_only, announce)
         self._saver.plan(max_duration, partial(self._gather, evaluation, data, self._weights_only))
         return self._saver
 

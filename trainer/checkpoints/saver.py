@@ -23,7 +23,7 @@ class Announce(Protocol):
     def __call__(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> object: ...
 
 
-class CheckpointSaver:
+class TrainingSaver:
     """Writes a checkpoint every so often and when the training ends, once for each batch; none without a folder.
 
     An evaluation that comes after the last one, at the end of the training, is put into it too. ``join`` is called on

@@ -10,7 +10,7 @@ from typing import Any
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeUnit
-from offloop.trainer.checkpoints.saver import CheckpointSaver
+from offloop.trainer.checkpoints.saver import TrainingSaver
 from offloop.trainer.control.interrupts import Interruption
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.data.resume import DataLoaderResume
@@ -48,7 +48,7 @@ class TrainingLoop:
         engine: Engine,
         step: TrainStep,
         evaluation: Evaluation,
-        saver: CheckpointSaver,
+        saver: TrainingSaver,
         progress: ProgressDisplay,
         data: DataSpec,
         loader_resume: DataLoaderResume,
