@@ -27,6 +27,8 @@ _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
 _LONGEST_RECORD = 64 << 20
 """Bytes in a record of an event file."""
+_MOST_HPARAMS = 100_000
+"""Values in a hparams.yaml: aliases of aliases would fill the memory."""
 # An earlier number cannot be a date of a training: it counts seconds since something else.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -381,7 +383,11 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     try:
         with open(open_file(path, follow=True), encoding="utf-8") as file:
-            found = yaml.safe_load(file)
+            loader = yaml.SafeLoader(file.read())
+        node = loader.get_single_node()
+        if _count_nodes(node, {}) > _MOST_HPARAMS:
+            raise ValueError(f"it has more than {_MOST_HPARAMS:,} values")
+        found = None if node is None else loader.construct_document(node)
         # An integer may have more digits than Python writes.
         json_text(found)
     # PyYAML lets out what Python raises where a value is not of the kind that its tag says.
@@ -390,6 +396,18 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     if isinstance(found, dict):
         log.hyperparameters |= {str(name): value for name, value in found.items()}
+
+
+def _count_nodes(node: Any, known: dict[Any, int]) -> int:
+    """Values in a node of YAML with its aliases resolved, counted up to one more than the limit."""
+    if node not in known:
+        # A node may be within itself.
+        known[node] = _MOST_HPARAMS + 1
+        parts = node.value if isinstance(getattr(node, "value", None), list) else ()
+        # A map has pairs.
+        nodes = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        known[node] = min(1 + sum(_count_nodes(one, known) for one in nodes), _MOST_HPARAMS + 1)
+    return known[node]
 
 
 SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[LogRow]]]] = {

@@ -736,3 +736,30 @@ def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monke
     monkeypatch.setitem(sys.modules, "yaml", None)
     (done,) = import_logs("csv", tmp_path, name="without")
     assert done.notes == (f"{yaml} is left out: its hyperparameters can be read after pip install pyyaml",)
+
+
+def grown(first, repeat):
+    """YAML in which each line repeats the one before nine times."""
+    lines = [f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {repeat([f'*a{n}'] * 9)}" for n in range(11))]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (grown("[x]", lambda names: f"[{', '.join(names)}]"), "more than 100,000 values"),
+        (
+            grown("{x: 1}", lambda names: f"{{{', '.join(f'{key}: {name}' for key, name in enumerate(names))}}}"),
+            "more than 100,000 values",
+        ),
+        (grown("{x: 1}", lambda names: f"{{<<: [{', '.join(names)}]}}"), "more than 100,000 values"),
+        ("a: &a [*a]", "more than 100,000 values"),
+    ],
+    ids=["lists", "maps", "merged", "endless"],
+)
+def test_hyperparameters_that_grow_as_they_are_read_are_left_out(runs_dir, tmp_path, text, message):
+    write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
+    (tmp_path / "hparams.yaml").write_text(text)
+    (done,) = import_logs("csv", tmp_path, name="x")
+    assert done.notes[0].startswith(f"{tmp_path}/hparams.yaml is left out, it cannot be read: it has {message}")
+    assert (replayed("x").hyperparameters, replayed("x").metrics["loss/train/total"]) == ({}, [(1, 2)])
