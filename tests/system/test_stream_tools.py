@@ -83,7 +83,7 @@ def test_a_replay_is_served_to_consumers(server, run, tmp_path):
         *("offloop.bus", "replay", "r", "--stream", server.address, "--rate", "max", "--run-name", "again"),
         *("--runs-dir", runs_dir),
     )
-    assert f"replaying {server.address} (run r, attempt 1) as run again" in said
+    assert f"replaying run r at {server.address} (run r, attempt 1) as run again" in said
     assert "run again finished: 3000 events served" in said
     assert "the same in 3000 events" in command("offloop.bus", "compare", run, runs_dir / "again", "--events")
 
