@@ -46,6 +46,8 @@ class RunTable:
         self._usual: tuple[str, ...] | None = None
         self._chosen: dict[tuple[str, str, bool], Chosen] = {}
         self._orders: dict[str, list[RunEntry]] = {}
+        # The best of the same runs is the same in any order.
+        self._best: dict[tuple[str, bool], dict[str, str | None]] = {}
 
     def _columns(self, before: "RunTable | None") -> Columns:
         if before is not None:
@@ -172,11 +174,13 @@ class RunTable:
         if key not in self._chosen:
             if len(self._chosen) >= _KEPT:
                 self._chosen.clear()
+                self._best.clear()
             self._chosen[key] = self._choose(find.strip(), order, archived)
         return self._chosen[key]
 
     def _choose(self, find: str, order: str, archived: bool) -> "Chosen":
         entries, error = self.newest_first, None
+        best = self._best.setdefault((find, archived), {})
         if self._is_expression(find):
             archived = archived or re.search(r"\barchived\b", find) is not None
             try:
@@ -191,7 +195,7 @@ class RunTable:
             requested = {entry.run for entry in shown}
             shown = [entry for entry in self._ordered(order) if entry.run in requested]
         pinned, others = [one for one in shown if one.pinned], [one for one in shown if not one.pinned]
-        return Chosen(pinned + others, left_out, error)
+        return Chosen(pinned + others, best, left_out, error)
 
     def _is_expression(self, find: str) -> bool:
         # Words too may be columns, so that a text without a sign has to be a filter as a whole.
@@ -221,13 +225,15 @@ class RunTable:
 class Chosen:
     """Some of all runs, in an order."""
 
-    def __init__(self, entries: list[RunEntry], archived: int = 0, error: str | None = None) -> None:
+    def __init__(
+        self, entries: list[RunEntry], best: dict[str, str | None], archived: int = 0, error: str | None = None
+    ) -> None:
         self.entries = entries
         self.archived = archived
         """Number of others that are left out because they are archived."""
         self.error = error
         """Message about a mistake in the filter."""
-        self._best: dict[str, str | None] = {}
+        self._best = best
         self._groups: dict[tuple[str, str], list[Group]] = {}
 
     def best(self, column: Column) -> str | None:
