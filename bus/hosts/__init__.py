@@ -1,4 +1,4 @@
 """What a host says of its ranks: makes a window of about a second's batches, for runs on several hosts.
 
-May import: protocol, recording, runs, subscriber, trace. Begin with ``windows``; ``watch`` runs it beside a broker.
+Begin with ``windows``; ``watch`` runs it beside a broker.
 """

@@ -1,4 +1,4 @@
 """Sockets, requests to brokers, keys.
 
-May import: protocol. Begin with ``sockets``.
+Begin with ``sockets``.
 """

@@ -1,4 +1,4 @@
 """Frames and their limits, snapshots, and the order in which events are delivered.
 
-May import: tensors. Begin with ``frames``; ``docs/protocol.md`` is the specification.
+Begin with ``frames``; ``docs/protocol.md`` is the specification.
 """

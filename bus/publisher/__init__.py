@@ -1,4 +1,4 @@
 """Publishes one rank's events: buffer, session with the broker, connection, launch of a broker of one's own.
 
-May import: net, protocol, runs. Begin with ``publisher``, then ``session_state`` and ``outbox``.
+Begin with ``publisher``, then ``session_state`` and ``outbox``.
 """

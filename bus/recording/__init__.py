@@ -1,4 +1,4 @@
 """A run's recording, an MCAP file: its records, the writer, the cursor that reads it, the summary.
 
-May import: protocol, runs. Begin with ``recording`` and ``reader`` for reading and ``writer`` for writing.
+Begin with ``recording`` and ``reader`` for reading and ``writer`` for writing.
 """

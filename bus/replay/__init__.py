@@ -1,6 +1,6 @@
 """Plays a recording as if it were live: in the process, or served to other processes.
 
-May import: protocol, publisher, recording, runs. Begin with ``replay``.
+Begin with ``replay``.
 """
 
 from offloop.bus.replay.replay import Replay as Replay

@@ -1,4 +1,4 @@
 """Directories of runs: what is written down about a run, its attempts, who holds it, how it ended.
 
-May import: protocol. Begin with ``directory``.
+Begin with ``directory``.
 """

@@ -1,4 +1,4 @@
 """Writes phases of a training as a Chrome trace.
 
-May import: protocol. Begin with ``writer``.
+Begin with ``writer``.
 """

@@ -1,4 +1,4 @@
 """Runs callbacks that were written for Composer.
 
-May import: bus.protocol, api. Begin with ``adapter``.
+Begin with ``adapter``.
 """

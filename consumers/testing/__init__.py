@@ -1,6 +1,6 @@
 """For tests of your own callbacks: replay recordings or made-up trainings through them, compare with golden files.
 
-May import: bus.protocol, bus.recording, api, runner. Begin with ``harness``.
+Begin with ``harness``.
 
     from offloop.consumers.testing import MemoryStream, replay
 

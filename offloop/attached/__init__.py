@@ -1,8 +1,6 @@
 """What all adapters share: a training in another framework's loop, as a run.
 
-May import: bus.checkpoints, bus.protocol, bus.publisher, bus.runs, trainer.arguments, trainer.control, trainer.data,
-trainer.device, trainer.distributed, trainer.engine, trainer.fields, trainer.stream. Begin with ``training``. An adapter
-imports what it needs from here.
+Begin with ``training``. An adapter imports what it needs from here.
 """
 
 from offloop.trainer.arguments import missing_extra
