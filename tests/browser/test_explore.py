@@ -85,7 +85,7 @@ def test_a_point_of_the_scatter_plot_names_its_run_is_selected_and_opened(served
         there.sees("6 runs; 1 more has no value on both axes")
         there.page.get_by_role("combobox", name="x axis").click()
         there.page.keyboard.type("optim")
-        there.page.get_by_role("option", name="config/optimizer").click()
+        there.page.locator(".q-menu").get_by_role("option", name="config/optimizer").click()
         there.sees("optimizer adam")
         there.page.reload()
         there.sees("optimizer adam")
@@ -129,10 +129,10 @@ def test_axes_are_chosen_in_a_list(served: Dashboard, browser: Browser) -> None:
         there.waits_for(lambda: axes() == ["lr", "seed", "best Accuracy"], "two axes")
         there.page.get_by_role("combobox", name="axes").press("Enter")
         there.page.keyboard.type("optimizer")
-        there.page.get_by_role("option", name="config/optimizer").click()
+        there.page.locator(".q-menu").get_by_role("option", name="config/optimizer").click()
         there.waits_for(lambda: axes() == ["lr", "seed", "optimizer", "best Accuracy"], "three axes")
         there.page.get_by_role("combobox", name="axes").fill("config/lr")
-        there.page.get_by_role("option", name="config/lr").click()
+        there.page.locator(".q-menu").get_by_role("option", name="config/lr").click()
         there.waits_for(lambda: axes() == ["seed", "optimizer", "best Accuracy"], "it removed")
         assert "axis=config/seed&axis=config/optimizer" in there.page.url
 

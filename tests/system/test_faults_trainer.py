@@ -141,9 +141,11 @@ while publisher.statistics().acknowledged < 1:
 child = os.fork()
 if child == 0:
     os.close(1)
-    publisher.publish(Event.EPOCH_END, note="child")
-    time.sleep(60)
-    os._exit(0)
+    try:
+        publisher.publish(Event.EPOCH_END, note="child")
+    finally:
+        time.sleep(60)
+        os._exit(0)
 print(child, flush=True)
 time.sleep(60)
 """

@@ -306,14 +306,12 @@ def test_a_pause_is_no_part_of_a_step() -> None:
     assert sum(float(values[0]) for values in view.phases().seconds.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("odd", [None, 5, [1], [1, 0], ["a", 2]])
-def test_phases_of_odd_forms_are_left_out(odd: Any) -> None:
-    without, view = RunView("run"), RunView("run")
-    view.see(batch_of(1, phases=spans_of(START) | {"spans": odd}))
+@pytest.mark.parametrize("odd", [5, [1], [1, 0], ["a", 2]])
+@pytest.mark.parametrize("name", ["spans", "publishing"])
+def test_phases_of_odd_forms_are_left_out(name: str, odd: Any) -> None:
+    view = RunView("run")
+    view.see(batch_of(1, phases=spans_of(START) | {name: odd}))
     assert view.publishing() == (None, None)
-    without.see(batch_of(1, phases=spans_of(START)))
-    view.see(batch_of(1, phases=spans_of(START) | {"publishing": odd}))
-    assert view.publishing() == without.publishing() != (None, None)
 
 
 def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

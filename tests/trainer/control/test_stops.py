@@ -124,7 +124,7 @@ def test_an_algorithm_says_why_it_stops(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search(r"^reason +loss above 100$", out, re.MULTILINE)
     assert re.search(r"^  reached +0ep 3ba 18sp of 9ep$", out, re.MULTILINE)
     code, out, _ = command("offloop", "runs", "--runs-dir", tmp_path)
-    assert re.search(r"^r +stopped .* 0ep 3ba of 9ep  ", out, re.MULTILINE), out
+    assert re.search(r"^r +stopped .* epoch 0 of 9  ", out, re.MULTILINE), out
     code, _, err = command("consumer", "--callbacks", "speed", "--replay", trainer.recording)
     assert re.search(r"^run r stopped \(loss above 100\): \d+ events handled$", err, re.MULTILINE), err
 
