@@ -213,6 +213,8 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
 
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
+        # The state of an earlier fit is not that of this one's checkpoints.
+        self._reached = {}
         if hasattr(self, "_training"):
             self._release().detach(error)
 

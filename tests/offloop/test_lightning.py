@@ -422,6 +422,12 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     module = Module()
     make_trainer(callback).fit(module, DATA)
     assert find_run(f"{RUN}-2").status == "finished"
+    # A checkpoint of a training without a run has nothing of the run before.
+    assert callback.state_dict()["run_name"] == f"{RUN}-2"
+    with monkeypatch.context() as broken:
+        broken.setattr(AttachedTraining, "batch_end", break_down)
+        fit(callback)
+    assert not callback.state_dict()
 
 
 def test_a_run_that_cannot_be_started_is_shown_and_the_training_goes_on(
