@@ -24,7 +24,6 @@ from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from nats_servers import NatsServer
 
 from offloop.bus import Event
 from offloop.trainer import Trainer
@@ -397,6 +396,9 @@ def measure_bridge(report: Report, runs_dir: Path, quick: bool) -> None:
     calls, bursts = (50, 4) if quick else (500, 60)
     folder = runs_dir / "nats"
     folder.mkdir()
+    # Here, because benchmarks/gpu.py uses this module where NATS is not installed.
+    from nats_servers import NatsServer
+
     server = NatsServer(folder)
     plain = make_trainer(JOBS["tiny MLP"], 5, runs_dir / "plain")
     bridged = make_trainer(JOBS["tiny MLP"], 5, runs_dir / "bridged", stream_to=server.address)

@@ -10,7 +10,13 @@ from typing import Any
 import psutil
 import zmq
 
-_STAY_UNTIL_EXIT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one of each per interpreter
+_STAY_UNTIL_EXIT = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    # torch's compiler waits for ever once these have been killed.
+    "torch/_inductor/compile_worker",
+)
+"""Helpers of which each interpreter has one set until it exits."""
 _sockets: "weakref.WeakSet[zmq.Socket[Any]]" = weakref.WeakSet()
 
 
