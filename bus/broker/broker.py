@@ -47,8 +47,6 @@ RECORD_EVERY = 0.2
 HEARTBEAT_EVERY = 0.5
 NAMED_REFUSALS = 10
 """Between two heartbeats."""
-DUMP_SECONDS = 0.005
-"""For which a flight recorder is written at a time."""
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
@@ -110,9 +108,7 @@ class Broker:
         begun = time.monotonic()
         try:
             while not self._stopping and not self._is_done(begun):
-                flight = self._flight if self._service.run is None else self._service.run.flight
-                is_writing = flight is not None and flight.is_writing
-                has_messages = bool(self._control_socket.poll(0 if is_writing else 50))
+                has_messages = bool(self._control_socket.poll(50))
                 has_time = not has_messages or self._collect()
                 now = time.monotonic()
                 if has_messages:
@@ -129,8 +125,8 @@ class Broker:
                     self._named = 0
                     if (run := self._service.run) is not None:
                         run.flight.look(now)
-                if is_writing and flight is not None:
-                    flight.work(time.monotonic() + DUMP_SECONDS)
+                if flight := self._flight if self._service.run is None else self._service.run.flight:
+                    flight.report()
                 if has_time and now >= next_summary and (run := self._service.run) is not None:
                     next_summary = now + SUMMARIZE_EVERY
                     run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
@@ -261,7 +257,6 @@ class Broker:
     # -- what time brings ---------------------------------------------------------------------------------------------
 
     def _flush(self, now: float) -> None:
-        self._control.tidy()
         run = self._service.run
         if run is None:
             return
@@ -358,7 +353,6 @@ class Broker:
             self._bridge.leave()
         # Where no run came; otherwise it is given back already.
         self._directory.release()
-        self._control.close()
         self._context.destroy()
 
 

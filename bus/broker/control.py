@@ -19,10 +19,10 @@ from offloop.bus.broker.messages import (
 )
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.broker.run import BrokerRun
-from offloop.bus.broker.segments import SegmentServer
 from offloop.bus.broker.service import RunService, Send
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control
+from offloop.bus.tensors.transfer import read_piece
 from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
 from offloop.bus.types.demand import Demand
 
@@ -45,7 +45,6 @@ class ControlHandler:
         self._send = send
         self._senders: dict[str, bytes] = {}
         """The senders of commands that have not been answered, by the commands' ids."""
-        self._segments = SegmentServer()
         self._kinds: dict[str, tuple[Any, Callable[[_Request, Any], None]]] = {
             "hello": (HelloMessage, self._welcome),
             "resume": (ResumeMessage, self._resume),
@@ -191,15 +190,7 @@ class ControlHandler:
     def _fetch_segment(self, request: _Request, content: dict[str, Any]) -> None:
         run = self._service.find(content["run"])
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
-        self._reply(request, "segment_data", self._segments.read(publishers, content))
-
-    def tidy(self) -> None:
-        """Ends what is not used any more."""
-        self._segments.tidy()
-
-    def close(self) -> None:
-        """Gives back what is held for consumers."""
-        self._segments.close()
+        self._reply(request, "segment_data", read_piece(publishers, content))
 
     # -- anyone -------------------------------------------------------------------------------------------------------
 

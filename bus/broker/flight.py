@@ -4,11 +4,11 @@ import logging
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-from offloop.bus.broker.flight_dump import Dump, RankRing
+from offloop.bus.broker.flight_dump import RankRing, write_dump
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.flight_ring import FlightRingReader
@@ -28,29 +28,17 @@ ALERT_PAUSE = 60.0
 NOTED = (Event.BATCH_END, Event.FIT_START, Event.FIT_END)
 """The events for :meth:`FlightRecorder.note`."""
 _MOST_PENDING = 4
-_LOSSES = 64
-_MOST_LOSSES = 10_000
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]
 """Called with what was done, or why nothing was."""
 
 
-class _Decided(NamedTuple):
-    """A dump that is to be written."""
-
-    number: int
-    reason: str
-    detail: str
-    time_ns: int
-    answer: Answer | None
-
-
 class FlightRecorder:
     """Writes the rings of the ranks of one attempt, each time to a file of its own beside the recording.
 
-    Times are seconds on a steady clock. A file is written in slices, see :meth:`work`, so that the broker does
-    everything else in between.
+    Times are seconds on a steady clock. A thread writes one file after the other; all else, also the answers to those
+    who asked, is the broker's own thread.
 
     Args:
         stalled: seconds without an event of a rank that are a reason.
@@ -66,16 +54,13 @@ class FlightRecorder:
         self._looked = self._alerted = -math.inf
         self._met: set[str] = set()
         self._has_said_full = False
-        self._pending: deque[_Decided] = deque()
-        self._writing: Generator[None, None, None] | None = None
-        self._current: _Decided | None = None
-        # Replaced while a dump reads them.
-        self._replaced: list[FlightRingReader] = []
+        self._thread = ThreadPoolExecutor(1, "offloop-flight")
+        self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
+        """By number of the dump."""
 
     def attach(self, rank: LiveRank, wire: dict[str, Any]) -> str | None:
         """Open the ring that a rank has named in ``hello``; return why that is not possible."""
-        known = self.rings.get(rank.rank)
-        if known is not None and known.reader.token == wire.get("token"):
+        if rank.rank in self.rings:
             return None
         where = f"the flight recorder of rank {rank.rank} is not kept"
         if rank.pid is None:
@@ -84,9 +69,6 @@ class FlightRecorder:
             reader = FlightRingReader(rank.pid, wire)
         except (OSError, ProtocolError) as error:
             return f"{where}: its memory cannot be read by the broker ({error})"
-        if known is not None:
-            self._replaced.append(known.reader)
-            self._close_replaced()
         self.rings[rank.rank] = RankRing(rank, reader)
         return None
 
@@ -99,17 +81,10 @@ class FlightRecorder:
             return
         if name != Event.BATCH_END:
             ring.is_fitting = name == Event.FIT_START
-            return
-        if not isinstance(loss, float):
-            return
-        batch = event.timestamp.batch
-        ring.losses[batch] = loss
-        if len(ring.losses) > min(ring.reader.batches, _MOST_LOSSES) + _LOSSES:
-            del ring.losses[next(iter(ring.losses))]
-        if not math.isfinite(loss) and NAN not in self._met:
-            text = f"the loss of rank {rank.rank} is {loss} at batch {batch}"
+        elif isinstance(loss, float) and not math.isfinite(loss) and NAN not in self._met:
+            text = f"the loss of rank {rank.rank} is {loss} at batch {event.timestamp.batch}"
             self._dump(NAN, text)
-            self._alert(NAN, FIRING, text, batch)
+            self._alert(NAN, FIRING, text, event.timestamp.batch)
 
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
         """Look at how a rank has ended."""
@@ -168,7 +143,7 @@ class FlightRecorder:
         if reason in _ONCE and reason in self._met:
             answer(None, f"it was written because of {reason!r} already")
             return
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._writing) > _MOST_PENDING:
             raise BrokerError(f"{_MOST_PENDING} dumps are waiting to be written: ask again later")
         if not self._dump(reason, detail, answer, identity):
             raise BrokerError(self._full)
@@ -179,8 +154,8 @@ class FlightRecorder:
 
     @property
     def is_writing(self) -> bool:
-        """Whether :meth:`work` has something to do."""
-        return self._writing is not None or bool(self._pending)
+        """Something is being written, or :meth:`report` has an answer for who asked for it."""
+        return bool(self._writing)
 
     @property
     def _full(self) -> str:
@@ -207,61 +182,47 @@ class FlightRecorder:
             announce_dump(self._directory.path, announced)
         except (OSError, OffloopError) as error:
             _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
-        self._pending.append(_Decided(number, reason, detail, time.time_ns(), answer))
+        about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
+        self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer
         return True
 
     def _next_number(self) -> int | None:
         for number in range(1, MOST_DUMPS + 1):
-            waits = any(one is not None and one.number == number for one in (*self._pending, self._current))
-            if not waits and not os.path.lexists(dump_path(self._directory.path, self._attempt, number)):
+            path = dump_path(self._directory.path, self._attempt, number)
+            if number not in self._writing and not os.path.lexists(path):
                 return number
         return None
+
+    def _write(self, number: int, about: dict[str, str], rings: dict[int, RankRing]) -> tuple[str | None, str | None]:
+        """Write a dump, in the thread for that; return what was done, or why nothing was."""
+        path = dump_path(self._directory.path, self._attempt, number)
+        try:
+            done = f"{path.name}: {write_dump(path, self._run, self._attempt, about, rings)}"
+        except Exception as error:  # noqa: BLE001  whatever it is, it ends this dump alone
+            why = error if isinstance(error, OSError | OffloopError) else repr(error)
+            failure = f"{path.name} cannot be written: {why}"
+            _log.error("run %s: %s", self._run, failure)
+            return None, failure
+        _log.info("run %s, %s: %s", self._run, about["flight"], done)
+        return done, None
 
     def _alert(self, about: str, status: AlertStatus, text: str, batch: int) -> None:
         now = time.time()
         name = f"flight-{self._attempt}-{about}-{status}-{now:.3f}"
         note_alert(self._directory.path, RunAlert(name, status, about, text, now, self._attempt, batch))
 
-    def work(self, until: float) -> None:
-        """Continue writing until that time of ``time.monotonic``."""
-        while time.monotonic() < until and self.is_writing:
-            if self._writing is None:
-                self._current = decided = self._pending.popleft()
-                self._writing = self._write(decided)
-            try:
-                next(self._writing)
-            except StopIteration:
-                self._writing = self._current = None
-                self._close_replaced()
-
-    def _close_replaced(self) -> None:
-        if self._writing is None:
-            while self._replaced:
-                self._replaced.pop().close()
+    def report(self) -> None:
+        """Answer those who asked for dumps that are written."""
+        for number, (writing, answer) in tuple(self._writing.items()):
+            if writing.done():
+                del self._writing[number]
+                if answer is not None:
+                    answer(*writing.result())
 
     def finish(self) -> None:
         """Write everything that is pending, and close the rings."""
-        while self.is_writing:
-            self.work(math.inf)
+        self._thread.shutdown()
+        self.report()
         for ring in self.rings.values():
             ring.reader.close()
         self.rings.clear()
-
-    def _write(self, decided: _Decided) -> Generator[None, None, None]:
-        path = dump_path(self._directory.path, self._attempt, decided.number)
-        about = {"flight": decided.reason, "flight_detail": decided.detail, "flight_time": str(decided.time_ns)}
-        done: str | None = None
-        failure: str | None = None
-        try:
-            # Ranks come and are replaced between two slices.
-            found = yield from Dump(path, self._run, self._attempt, about, dict(self.rings)).write()
-        # Whatever it is, it ends this dump alone: the broker serves other runs, too.
-        except Exception as error:  # noqa: BLE001
-            why = error if isinstance(error, OSError | OffloopError) else repr(error)
-            failure = f"{path.name} cannot be written: {why}"
-            _log.error("run %s: %s", self._run, failure)
-        else:
-            done = f"{path.name}: {found}"
-            _log.info("run %s, %s: %s", self._run, decided.reason, done)
-        if decided.answer is not None:
-            decided.answer(done, failure)

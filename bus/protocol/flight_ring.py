@@ -28,12 +28,18 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from mmap import mmap
 from typing import Any
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.tensors.shared_memory import allocate_memory, create_memory, discard_memory, open_memory
+from offloop.bus.tensors.shared_memory import (
+    allocate_memory,
+    check_available,
+    create_memory,
+    discard_memory,
+    open_memory,
+)
 
 BLOCK = 64 * 1024
 MEMORY = 256 * 1024 * 1024
@@ -52,7 +58,7 @@ _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
 _GROW = 16
-"""Blocks by which the memory grows, and that are copied at a time."""
+"""Blocks by which the memory grows."""
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 """Bytes of the largest event that fits."""
 
@@ -204,8 +210,9 @@ class FlightRingReader:
         *_, newest = self._front()
         return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
-    def copy(self) -> "Generator[None, None, RingCopy]":
-        """Copy the ring, part by part; return the copy. Blocks that are overwritten or entered meanwhile are left out.
+    def copy(self) -> list[bytes]:
+        """The frames of the events in the ring, the oldest first. Blocks that are overwritten or entered meanwhile are
+        left out.
 
         Raises:
             ProtocolError: the memory is malformed.
@@ -213,23 +220,14 @@ class FlightRingReader:
         """
         _, count, newest = self._front()
         last = self._number(newest)
-        token = os.urandom(_TOKEN)
-        descriptor, _ = create_memory(count * BLOCK, token, min(_GROW, count) * BLOCK)
-        found: list[tuple[int, int]] = []
-        try:
-            for index in range(count):
-                if index and not index % _GROW:
-                    yield
-                    allocate_memory(descriptor, index * BLOCK, min(_GROW, count - index) * BLOCK)
-                data = self._block(index)
-                number = _NUMBER.unpack_from(data)[0] if len(data) == BLOCK else 0
-                if 0 < number <= last and number == self._number(index):
-                    os.pwrite(descriptor, data, index * BLOCK)
-                    found.append((number, index))
-        except BaseException:
-            discard_memory(descriptor, token)
-            raise
-        return RingCopy(descriptor, token, [index for _, index in sorted(found)])
+        check_available(count * BLOCK)
+        found: dict[int, list[bytes]] = {}
+        for index in range(count):
+            data = self._block(index)
+            number = _NUMBER.unpack_from(data)[0] if len(data) == BLOCK else 0
+            if 0 < number <= last and number == self._number(index):
+                found[number] = list(_frames_in(data))
+        return [frame for number in sorted(found) for frame in found[number]]
 
     def _block(self, index: int) -> bytes:
         return os.pread(self._descriptor, BLOCK, _AT_BLOCKS + index * BLOCK)
@@ -242,26 +240,6 @@ class FlightRingReader:
     def close(self) -> None:
         """Close the memory."""
         os.close(self._descriptor)
-
-
-class RingCopy:
-    """A copy of a ring, in shared memory: see :meth:`FlightRingReader.copy`."""
-
-    def __init__(self, descriptor: int, token: bytes, places: list[int]) -> None:
-        self._descriptor = descriptor
-        self._token = token
-        self._places = places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def frames(self, number: int) -> Iterator[bytes]:
-        """The frames of the events in a block, counted from the oldest one, which is 0."""
-        return _frames_in(os.pread(self._descriptor, BLOCK, self._places[number] * BLOCK))
-
-    def close(self) -> None:
-        """Free the memory."""
-        discard_memory(self._descriptor, self._token)
 
 
 def _frames_in(block: bytes) -> Iterator[bytes]:

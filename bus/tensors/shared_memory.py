@@ -58,12 +58,17 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
 
 def allocate_memory(descriptor: int, offset: int, size: int) -> None:
     """Allocates a part of memory that was made with ``allocate``. Raises OSError: there is not so much."""
-    # The kernel would not refuse, but end processes until there is room.
-    if size > (available := memory_available()) * SHARE:
-        raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
+    check_available(size)
     # What is not there in full would be missed only when it is written to, by a signal that ends the process.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, offset, size)
+
+
+def check_available(size: int) -> None:
+    """Raises OSError where less memory is available: the kernel would not refuse, but end processes until there is
+    room."""
+    if size > (available := memory_available()) * SHARE:
+        raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
 
 
 def memory_available() -> float:

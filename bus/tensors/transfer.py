@@ -3,11 +3,12 @@
 Both ends of the control messages ``fetch_segment`` and ``segment_data`` of ``docs/protocol.md``.
 """
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from offloop.bus.errors import BrokerError, FieldNotAvailableError, ProtocolError
-from offloop.bus.tensors.segments import SegmentReference
+from offloop.bus.tensors.segments import IMAGE_OFFSET, SegmentElsewhereError, SegmentReference, lock_segment
 
 PIECE = 256 * 1024
 
@@ -36,3 +37,31 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
     if len(image) > requested.size:
         raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {requested.size}")
     return image
+
+
+def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """The broker's side: the answer to a request for a piece of a segment of one of the processes ``publishers``, those
+    of this machine that publish the run.
+
+    Raises:
+        FieldNotAvailableError: the segment holds something else already, or is not on this machine.
+        ProtocolError: the request is malformed, or asks for what is not a segment of the run.
+    """
+    reference = SegmentReference.from_wire(requested["segment"])
+    offset, size = requested["offset"], requested.get("size", PIECE)
+    if type(offset) is not int or type(size) is not int or not 0 <= offset <= reference.size or size < 1:
+        raise ProtocolError(
+            f"offset {str(offset)[:40]} and size {str(size)[:40]}: a segment of {reference.size} bytes is read "
+            f"from 0 on, in pieces of 1 to {PIECE} bytes"
+        )
+    if reference.pid not in publishers:
+        raise SegmentElsewhereError(
+            f"process {reference.pid} publishes nothing of run {requested['run']!r} on the broker's machine: "
+            "its memory cannot be read from here"
+        )
+    descriptor = lock_segment(reference)
+    try:
+        data = os.pread(descriptor, min(size, PIECE, reference.size - offset), IMAGE_OFFSET + offset)
+    finally:
+        os.close(descriptor)
+    return {"run": requested["run"], "offset": offset, "data": data}

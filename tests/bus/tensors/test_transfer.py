@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 from segment_jobs import filled, running, writer
 
-from offloop.bus.broker import segments
-from offloop.bus.broker.segments import SegmentServer
 from offloop.bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.tensors.segments import SegmentPool
-from offloop.bus.tensors.transfer import PIECE, fetch_segment
+from offloop.bus.tensors.transfer import PIECE, fetch_segment, read_piece
 
 SIZE = 3 * PIECE + 5
 
@@ -20,7 +18,6 @@ class Broker:
     """Answers like one, through the frames of the protocol; ``asked`` counts the questions."""
 
     def __init__(self, *publishers: int) -> None:
-        self.server = SegmentServer()
         self.publishers = publishers
         self.asked = 0
 
@@ -29,17 +26,10 @@ class Broker:
         question = decode_control(split_frame(encode_control(kind, content))[1])
         assert question.kind == "fetch_segment"
         try:
-            answer = self.server.read(self.publishers, question.content)
+            answer = read_piece(self.publishers, question.content)
         except OffloopError as error:
             raise BrokerError(str(error)) from None
         return decode_control(split_frame(encode_control("segment_data", answer))[1]).content
-
-
-@pytest.fixture
-def server() -> Iterator[SegmentServer]:
-    server = SegmentServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -65,62 +55,21 @@ def test_an_image_comes_in_bounded_pieces() -> None:
         broker = Broker(process.pid)
         assert fetch_segment(broker.ask, "first", reference) == bytes([5]) * SIZE
         assert broker.asked == 4
-        assert len(broker.server) == 0
         assert published(pipe, 6) is not None
 
 
-def test_a_segment_stays_from_the_first_piece_to_the_last(pool: SegmentPool, server: SegmentServer) -> None:
-    reference = filled(pool, SIZE, 1)
-    pieces = []
-    for offset in range(0, SIZE, PIECE):
-        pieces.append(server.read([os.getpid()], requested(reference, offset))["data"])
-        last = offset + PIECE >= SIZE
-        assert (pool.reserve(SIZE, "weights") is not None) is last
-    assert [len(piece) for piece in pieces] == [PIECE, PIECE, PIECE, 5]
-    assert b"".join(pieces) == b"\1" * SIZE
-
-
-def test_a_consumer_that_goes_away_is_waited_for_a_moment(
-    pool: SegmentPool, server: SegmentServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = filled(pool, SIZE, 1)
-    server.read([os.getpid()], requested(reference))
-    server.tidy()
-    assert filled(pool, SIZE, 2) is None
-    monkeypatch.setattr(server, "_idle", -1.0)
-    server.tidy()
-    assert filled(pool, SIZE, 2) is not None
-    with pytest.raises(FieldNotAvailableError, match="too late"):
-        server.read([os.getpid()], requested(reference, PIECE))
-
-
-def test_segments_that_are_read_are_bounded(server: SegmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MAX_OPEN", 2)
-    pool = SegmentPool(3)
-    references = [filled(pool, SIZE, seq) for seq in (1, 2, 3)]
-    for reference in references[:2]:
-        server.read([os.getpid()], requested(reference))
-    with pytest.raises(BrokerError, match="2 segments are being read"):
-        server.read([os.getpid()], requested(references[2]))
-    server.read([os.getpid()], requested(references[0], 3 * PIECE))
-    server.read([os.getpid()], requested(references[2]))
-    assert len(server) == 2
-    pool.close()
-
-
-def test_only_publishers_of_the_run_are_read(pool: SegmentPool, server: SegmentServer) -> None:
+def test_only_publishers_of_the_run_are_read(pool: SegmentPool) -> None:
     reference = filled(pool, SIZE, 1)
     assert reference is not None
     with pytest.raises(FieldNotAvailableError, match=f"process {os.getpid()} publishes nothing of run 'first'"):
-        server.read([1], requested(reference))
+        read_piece([1], requested(reference))
     passwords = os.open("/etc/passwd", os.O_RDONLY)
     for stranger in ({"fd": passwords}, {"token": bytes(16)}, {"fd": 1 << 20}):
         with pytest.raises(FieldNotAvailableError, match="no such memory"):
-            server.read([os.getpid()], requested({**reference, **stranger}))
+            read_piece([os.getpid()], requested({**reference, **stranger}))
     os.close(passwords)
     with pytest.raises(FieldNotAvailableError, match="too late"):
-        server.read([os.getpid()], requested({**reference, "size": 1 << 40}))
-    assert len(server) == 0
+        read_piece([os.getpid()], requested({**reference, "size": 1 << 40}))
 
 
 @pytest.mark.parametrize(
@@ -138,34 +87,25 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool, server: SegmentS
     ],
     ids=str,
 )
-def test_a_request_that_makes_no_sense_is_refused(
-    pool: SegmentPool, server: SegmentServer, changes: dict[str, Any]
-) -> None:
+def test_a_request_that_makes_no_sense_is_refused(pool: SegmentPool, changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        server.read([os.getpid()], {**requested(filled(pool, SIZE, 1)), **changes})
-    assert len(server) == 0
+        read_piece([os.getpid()], {**requested(filled(pool, SIZE, 1)), **changes})
 
 
-def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool, server: SegmentServer) -> None:
+def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool) -> None:
     reference = filled(pool, SIZE, 1)
-    assert len(server.read([os.getpid()], requested(reference, size=1 << 40))["data"]) == PIECE
-    assert server.read([os.getpid()], requested(reference, 7, size=10))["data"] == b"\1" * 10
-    assert server.read([os.getpid()], requested(reference, SIZE))["data"] == b""
+    assert len(read_piece([os.getpid()], requested(reference, size=1 << 40))["data"]) == PIECE
+    assert read_piece([os.getpid()], requested(reference, 7, size=10))["data"] == b"\1" * 10
+    assert read_piece([os.getpid()], requested(reference, SIZE))["data"] == b""
 
 
-def test_the_writer_is_killed_while_its_segment_is_handed_on() -> None:
+def test_the_segments_of_a_dead_process_are_gone() -> None:
     with running(writer, 1, SIZE) as (process, pipe):
         reference = published(pipe, 5)
         assert process.pid is not None
         broker = Broker(process.pid)
-        first = broker.ask("fetch_segment", requested(reference))["data"]
         process.kill()
         process.join()
-        # What the broker has leased it can hand on to the end; nobody else gets it after that.
-        rest = [
-            broker.ask("fetch_segment", requested(reference, offset))["data"] for offset in (PIECE, 2 * PIECE, SIZE - 5)
-        ]
-        assert b"".join([first, *rest]) == bytes([5]) * SIZE
         with pytest.raises(FieldNotAvailableError, match=r"does not hand on these tensors: .* it has ended"):
             fetch_segment(broker.ask, "first", reference)
 
@@ -175,7 +115,6 @@ def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
 
     def ask(kind: str, content: dict[str, Any]) -> Mapping[str, Any]:
         if content["offset"] == 2 * PIECE:
-            broker.server.close()
             assert filled(pool, SIZE, 2) is not None
         return broker.ask(kind, content)
 
