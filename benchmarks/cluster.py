@@ -37,7 +37,7 @@ from offloop.bus.processes import allow_many_connections
 from offloop.bus.protocol import host_windows
 from offloop.bus.protocol.host_windows import HostWindow, encode_window, summarize
 from offloop.bus.runs.bridged import read_bridge
-from offloop.bus.trace.phases import PHASES
+from offloop.bus.types.phases import PHASES
 
 RANKS = 8
 """Of each host."""

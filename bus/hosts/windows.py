@@ -20,7 +20,7 @@ from offloop.bus.protocol.host_windows import (
     summarize,
 )
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.trace.phases import PHASES, read_phases
+from offloop.bus.types.phases import PHASES, read_phases
 
 LATE_NS = 5_000_000_000
 """For how long after its first rank has ended a window the others are waited for."""

@@ -30,7 +30,7 @@ GRADIENT_NORM = "gradient_norm"
 THROUGHPUT = "throughput"
 """Samples a second."""
 PHASE = "phase/"
-"""Begins the name of a phase's time: seconds for each batch, see :data:`offloop.bus.trace.phases.PHASES`."""
+"""Begins the name of a phase's time: seconds for each batch, see :data:`offloop.bus.types.phases.PHASES`."""
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]

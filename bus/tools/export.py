@@ -1,7 +1,6 @@
 """A recording in a form that other tools read."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_ma
 from offloop.bus.tools.json import write_json_mcap, write_jsonl
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.tools.tables import write_csv, write_parquet
+from offloop.bus.tools.trace import TraceWriter
 from offloop.bus.tools.written import Written, check_any, check_ranks
-from offloop.bus.trace.writer import TraceWriter
 from offloop.bus.types.event import Event
 
 _Write = Callable[[Iterable[Recorded], Path], None]
@@ -52,7 +51,7 @@ def export(
 
     ``to`` is one of :data:`~offloop.bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a
     column for each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace``
-    is a timeline for Perfetto (see :class:`offloop.bus.trace.writer.TraceWriter`). Commands and how the run ended come
+    is a timeline for Perfetto (see :class:`offloop.bus.tools.trace.TraceWriter`). Commands and how the run ended come
     too, as the rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and
     named. Memory does not grow with the recording, but for the list of the numbers that it lacks. It may still be
     written: what is there at the beginning is exported.
@@ -114,12 +113,13 @@ class _Chosen:
 def _write_trace(chosen: _Chosen, path: Path) -> None:
     source = chosen.source
     shown = 0
-    with closing(TraceWriter(path)) as writer:
+    with path.open("w", encoding="utf-8") as file:
+        writer = TraceWriter(file)
         for record in chosen:
             if is_known(record):
                 writer.see(snapshot_of(record))
             for outcome in source.outcomes[shown:] if record.topic.name == COMMAND else ():
-                writer.command(outcome)
+                writer.command(outcome, record.event.time)
                 shown += 1
         writer.close(source.ending)
 

@@ -24,6 +24,7 @@ class RankStream:
         self._seq = 0
         self._batch = self._epoch = self._in_epoch = 0
         self._began = BEGAN_NS
+        self._previous: Timestamp | None = None
 
     def event(self, event: Event, after: float = 0.0, trained: float = 0.0, **fields: Any) -> Snapshot:
         """An event that comes so much later than the last one; ``trained`` is how much of training time its batch took,
@@ -43,6 +44,7 @@ class RankStream:
             batch_in_epoch=self._in_epoch,
             batch_wct=timedelta(milliseconds=trained),
         )
+        previous, self._previous = (self._previous, timestamp) if event is Event.BATCH_END else (None, self._previous)
         fields = {"lr": {"SGD": [0.1]}, "world_size": self._world_size, **fields}
         return Snapshot.build(
             event,
@@ -50,6 +52,7 @@ class RankStream:
             seq=self._seq,
             time_ns=self.now + self._offset,
             timestamp=timestamp,
+            previous_timestamp=previous,
             **fields,
         )
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 KINDS = {"M", "X", "B", "E", "i", "C"}
 METADATA = {
     "process_name": "name",
-    "process_labels": "labels",
     "process_sort_index": "sort_index",
     "thread_name": "name",
     "thread_sort_index": "sort_index",
@@ -32,7 +31,6 @@ class TraceFile(NamedTuple):
     """What a timeline shows."""
 
     processes: dict[int, str]
-    labels: dict[int, str]
     slices: list[Slice]
     instants: list[Slice]
     counters: dict[str, list[tuple[Decimal, float]]]
@@ -45,16 +43,12 @@ class TraceFile(NamedTuple):
 
 
 def read_trace(text: str) -> TraceFile:
-    """Reads a whole file, or what there is of one that somebody was writing.
+    """Reads a whole file.
 
     Raises :class:`AssertionError` for what any of the readers would refuse, leave out or show otherwise."""
-    assert text.isascii()
-    assert text.startswith("[")
-    # chrome://tracing appends what is missing, and nothing else.
-    events = json.loads(text if text.rstrip().endswith("]") else f"{text}]", parse_float=Decimal, parse_constant=_no)
+    events = json.loads(text, parse_float=Decimal, parse_constant=_no)
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, str] = {}
-    labels: dict[int, str] = {}
     for event in events:
         assert event["ph"] in KINDS, event
         assert type(event["pid"]) is int, event
@@ -70,8 +64,6 @@ def read_trace(text: str) -> TraceFile:
             value = event["args"][METADATA[event["name"]]]
             if event["name"] == "process_name":
                 assert processes.setdefault(event["pid"], value) == value
-            elif event["name"] == "process_labels":
-                labels[event["pid"]] = value
             elif event["name"] == "thread_name":
                 assert (event["pid"], event["tid"]) not in names, "named twice"
                 names[event["pid"], event["tid"]] = value
@@ -88,7 +80,7 @@ def read_trace(text: str) -> TraceFile:
             assert event["s"] == "t", event
             name = names[event["pid"], event["tid"]]
             instants.append(Slice(event["pid"], name, event["name"], event["ts"], event["ts"], event.get("args", {})))
-    return TraceFile(processes, labels, slices, instants, _counters(event for event in shown if event["ph"] == "C"))
+    return TraceFile(processes, slices, instants, _counters(event for event in shown if event["ph"] == "C"))
 
 
 def _no(constant: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.trace.phases import read_phases
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.phases import read_phases
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.phases.arrivals import Arrival, HostArrivals, LastArrival

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from offloop.bus.printing import one_line
-from offloop.bus.trace.phases import PARTS
+from offloop.bus.types.phases import PARTS
 from offloop.consumers.callbacks.phases.arrivals import Arrival, LastArrival, find_straggler, last_to_arrive
 
 _COMPUTE = ("forward", "loss", "backward", "optimizer")
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     step: float
     """Seconds from the end of the batch before to the end of this one."""
     seconds: list[float]
-    """Of each of :data:`~offloop.bus.trace.phases.PARTS`."""
+    """Of each of :data:`~offloop.bus.types.phases.PARTS`."""
     last: LastArrival | None
     longer_in: str | None = None
     """The phase that the last rank spent longer on than the others, before they met."""

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloop.bus.trace import phases as measured
-from offloop.bus.trace.phases import BatchPhases
+from offloop.bus.types import phases as measured
+from offloop.bus.types.phases import BatchPhases
 from offloop.consumers.dashboard.view.series import NumericTable
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import Summary
-from offloop.bus.trace.phases import read_phases
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
 from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.phases import read_phases
 from offloop.consumers.api.logger import Images, Row, RunContext, Text
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text

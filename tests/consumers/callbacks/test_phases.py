@@ -25,8 +25,8 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import PlainStream
 from offloop.bus.recording.recording import Recording
-from offloop.bus.trace.phases import PHASES
 from offloop.bus.types.event import Event
+from offloop.bus.types.phases import PHASES
 from offloop.consumers import JsonlLogger, Logger
 from offloop.consumers.api.logger import Text
 from offloop.consumers.callbacks.phases.arrivals import Arrival, last_to_arrive

@@ -1,4 +1,0 @@
-"""Writes phases of a training as a Chrome trace.
-
-Begin with ``writer``.
-"""
