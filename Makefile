@@ -97,5 +97,5 @@ fuzz: $(READY)
 GPU_PYTHON ?=
 
 gpu: $(if $(GPU_PYTHON),,$(READY))
-	PYTHONPATH=. timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -vv -m gpu tests/gpu $(PYTEST)
-	PYTHONPATH=. timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py $(BENCH)
+	PYTHONPATH=$(CURDIR) timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -vv -m gpu tests/gpu $(PYTEST)
+	PYTHONPATH=$(CURDIR) timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py $(BENCH)

@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from common import Report, argument_parser, consumer_process, run, wait_until
+from common import Report, argument_parser, consumer_process, run, wait_until, wait_until_attached
 from torch import Tensor, nn
 
 from offloop.bus import Event
@@ -132,9 +132,7 @@ def consumed(
     assert publisher is not None  # it publishes
     names = ("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), "--callbacks", "checkpoint", *told)
     with consumer_process(*names) as consumer:
-        assert consumer.stderr is not None
-        while "attached" not in consumer.stderr.readline():
-            assert consumer.poll() is None, "the consumer ended"
+        wait_until_attached(consumer)
         wait_until(lambda: publisher.wait() or publisher.demand, "what the consumer asks for")
         trainer.fit()
         trainer.close()

@@ -125,6 +125,16 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
         time.sleep(0.005)
 
 
+def wait_until_attached(consumer: "subprocess.Popen[str]") -> None:
+    """Returns once a consumer follows its run; the benchmark ends with what the consumer wrote if it exits instead."""
+    assert consumer.stderr is not None
+    lines = []
+    while "attached" not in (line := consumer.stderr.readline()):
+        lines.append(line)
+        if not line:
+            raise SystemExit(f"the consumer ended: {''.join(lines)}")
+
+
 @contextlib.contextmanager
 def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
     """The command ``consumer`` with these options, ended at the end however far it is. It finds the modules here."""

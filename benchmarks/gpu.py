@@ -107,19 +107,26 @@ def watched(job: Job, device: str, runs_dir: Path) -> float:
     """Batches a second of the same loop, watched by a consumer with ``speed,lr``."""
     module, optimizer, batches = make(job, device)
     run = offloop.watch(module, optimizer, runs_dir=runs_dir)
+
+    def train(batch: tuple[Tensor, Tensor]) -> None:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        loss = cross_entropy(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+
+    remaining = iter(run.batches(batches))
+    train(next(remaining))  # the run starts with its first batch
     with attached(run._training, runs_dir, "--callbacks", "speed,lr"):
         settle(device)
         begin = time.perf_counter()
-        for inputs, targets in run.batches(batches):
-            optimizer.zero_grad()
-            loss = cross_entropy(module(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            run.log(loss=loss)
+        for batch in remaining:
+            train(batch)
         settle(device)
         took = time.perf_counter() - begin
         run.close()
-    return job.batches / took
+    return (job.batches - 1) / took
 
 
 def make_trainer(job: Job, device: str, runs_dir: Path, **options: Any) -> Trainer:

@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import msgpack
 import torch
 import zmq
-from common import Report, argument_parser, consumer_process, microseconds, ratios, run, wait_until
+from common import Report, argument_parser, consumer_process, microseconds, ratios, run, wait_until, wait_until_attached
 from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -113,9 +113,7 @@ def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
 def attached(trainer: Trainer, runs_dir: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """A ``consumer`` process that follows a run."""
     with consumer_process("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), *options) as consumer:
-        assert consumer.stderr is not None
-        while "attached" not in consumer.stderr.readline():
-            assert consumer.poll() is None, "the consumer ended"
+        wait_until_attached(consumer)
         yield consumer
 
 

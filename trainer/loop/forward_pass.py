@@ -1,9 +1,10 @@
 """The forward pass: by one rank or several, whole or sharded, compiled or not."""
 
 import contextlib
+import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ class ForwardPass:
         self._compile_config = _check_compile(config.compile_config)
         self._fsdp_config = None if config.fsdp_config is None else _check_fsdp(config.fsdp_config, ranks)
         self._compiled: Callable[[Any], Any] | None = None
+        self._parameters: list[torch.nn.Parameter] = []
 
     @property
     def is_sharded(self) -> bool:
@@ -58,6 +60,7 @@ class ForwardPass:
             forward = self.parallel.forward
         if self._compile_config is not None:
             if self._compiled is None:
+                self._parameters = list(state.model.parameters())
                 self._compiled = torch.compile(state.model if forward is None else forward, **self._compile_config)
             forward = self._compiled
         return forward
@@ -65,12 +68,34 @@ class ForwardPass:
     @property
     def accumulating(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Keeps gradients on their rank within its context: for all microbatches but the last one."""
-        return contextlib.nullcontext if self.parallel is None else self.parallel.accumulating
+        accumulating = contextlib.nullcontext if self.parallel is None else self.parallel.accumulating
+        if _uses_cuda_graphs(self._compile_config):
+            return functools.partial(_copy_gradients, self._parameters, accumulating)
+        return accumulating
 
     def close(self) -> None:
         """Releases the ranks' process group; nothing can be computed afterwards."""
         if self.parallel is not None:
             self.parallel.close()
+
+
+def _uses_cuda_graphs(config: Mapping[str, Any] | None) -> bool:
+    config = config or {}
+    return config.get("mode") in {"reduce-overhead", "max-autotune"} or bool(
+        (config.get("options") or {}).get("triton.cudagraphs")
+    )
+
+
+@contextlib.contextmanager
+def _copy_gradients(
+    parameters: list[torch.nn.Parameter], accumulating: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Copies gradients out of the memory of CUDA graphs, which the next microbatch overwrites: torch's issue 169545."""
+    with accumulating():
+        yield
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
 
 
 def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
