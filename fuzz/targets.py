@@ -67,7 +67,7 @@ from offloop.bus.recording.reader import Record, RecordingReader
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, read_run
-from offloop.bus.tools.recovery import recover
+from offloop.bus.tools.convert import convert
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import batch_number
@@ -326,10 +326,11 @@ def _recording(data: bytes) -> None:
         for snapshot in Recording(path):
             repr(snapshot)
     with contextlib.suppress(OffloopError):
-        done = recover(path, output)
+        done = convert([path], output)
         check(path.read_bytes() == data, "the original was changed")
-        check(0 <= done.records <= len(kept), "more was recovered than there is")
-        check(len(_read(output.read_bytes())) == done.records, "what was recovered cannot be read")
+        check(0 <= done.events <= len(kept), "more was recovered than there is")
+        recovered = [record for record in _read(output.read_bytes()) if "/$" not in record.topic]
+        check(len(recovered) == done.events, "what was recovered cannot be read")
     with contextlib.suppress(OffloopError):
         writer = RecordingWriter.resume(path, "r", 1)
         topic, _, body = event_frame(2**31).partition(b"\0")

@@ -87,7 +87,6 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
         ("trainer", "digits"),
         ("trainer", "chars"),
         ("consumer",),
-        *(("offloop", "convert", name) for name in ("cut", "merge", "recover")),
         *(("offloop", "server", name) for name in server.commands),
         *(("offloop", name) for name in bus.list_commands(click.Context(bus))),
     ],

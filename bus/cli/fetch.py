@@ -38,11 +38,11 @@ def fetch_part(
     consumer --replay FILE.
     """
     from offloop.bus.jetstream.download import downloaded
-    from offloop.bus.tools.cut import cut
+    from offloop.bus.tools.convert import convert
 
     if stream is None:
         raise click.UsageError("name the NATS servers with --stream")
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
     with downloaded(stream, run, host) as whole:
-        found = cut(whole, target, start, until, force=force)
+        found = convert([whole], target, start, until, force=force)
     say(f"{found.events:,} events of run {run} from host {host} are in {target}: consumer --replay {target}")

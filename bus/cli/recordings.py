@@ -121,91 +121,45 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
         click.get_current_context().exit(EXIT_LOST)
 
 
-@click.group(name="convert", short_help="Cut, merge or recover recordings.")
-def convert_recordings() -> None:
-    """Write recordings that are made of other recordings, which stay as they are."""
-
-
-@convert_recordings.command(cls=CliCommand, name="cut", short_help="Write a part of a recording.")
-@click.argument("file")
+@click.command(
+    cls=CliCommand,
+    name="convert",
+    short_help="Repair, join or cut recordings.",
+    frequent=("--output", "--start", "--until", "--force"),
+)
+@click.argument("files", metavar="RECORDING...", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The file to write."
+)
 @start_option
 @until_option
-@_events_option
-@ranks_option
-@output_option
 @force_option
 @runs_dir_option
-def cut_recording(
-    file: str,
+def convert_recordings(
+    files: tuple[str, ...],
+    output: Path,
     start: "Bound | None",
     until: "Bound | None",
-    events: str | None,
-    ranks: tuple[int, ...],
-    output: str | None,
     force: bool,
     runs_dir: str | None,
 ) -> None:
-    """Write a part of a recording as a recording of its own.
+    """Write what is whole in recordings of one attempt of a run as one recording: of a damaged one, of different
+    ranks, or of pieces. What several of them have is written once.
 
-    FILE is a recording, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
+    RECORDING is a file, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
     spent training), the time since the recording began (+90s), or a date with a time (2026-11-21T10:00). The events
     before the training, commands, and how the run ended are kept in any case.
 
-    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be cut out.
+    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written.
     """
-    from offloop.bus.tools.cut import cut
-    from offloop.bus.tools.written import beside
-
-    path = _recording(file, runs_dir)
-    target = Path(output) if output else beside(path, "cut")
-    done = cut(path, target, start, until, events=_events(events), ranks=ranks or None, force=force)
-    say(f"kept {done.events} events of {path} in {done.path}, left out {done.dropped}")
-    _say_findings(replace(done, left_out=()))
-
-
-@convert_recordings.command(cls=CliCommand, name="merge", short_help="Join recordings of one attempt of a run.")
-@click.argument("files", nargs=-1, required=True)
-@output_option
-@force_option
-@runs_dir_option
-def merge_recordings(files: tuple[str, ...], output: str | None, force: bool, runs_dir: str | None) -> None:
-    """Write several recordings of one attempt of a run as one: of different ranks, or pieces that were cut.
-
-    FILES are recordings, or names or folders of runs. What several of them have is written once, by default beside the
-    first, such as recording-1.merged.mcap.
-
-    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when they cannot be merged.
-    """
-    from offloop.bus.tools.merge import merge
-    from offloop.bus.tools.written import beside
+    from offloop.bus.tools.convert import convert
 
     paths = [_recording(file, runs_dir) for file in files]
-    done = merge(paths, Path(output) if output else beside(paths[0], "merged"), force=force)
-    twice = f", {done.duplicates} that came more than once are in it once" if done.duplicates else ""
-    say(f"merged {len(paths)} recordings into {done.path}: {done.events} events{twice}")
-    _say_findings(done)
-
-
-@convert_recordings.command(cls=CliCommand, name="recover", short_help="Write a clean recording from a damaged one.")
-@click.argument("run")
-@output_option
-@runs_dir_option
-def recover_recording(run: str, output: str | None, runs_dir: str | None) -> None:
-    """Write a clean recording from a damaged one, or from one that was cut off.
-
-    RUN is a recording, or the name or the folder of a run that has ended. The original stays as it is; by default
-    recording-1.recovered.mcap or the like is written beside it.
-
-    Exit code: 0 when nothing of the recording was lost, 3 when something was, 1 when nothing could be recovered.
-    """
-    from offloop.bus.tools.recovery import recover
-    from offloop.bus.tools.written import beside
-
-    path = _recording(run, runs_dir)
-    done = recover(path, Path(output) if output else beside(path, "recovered"))
-    say(f"kept {done.records} records of {path} in {done.path}")
-    _say_findings(done)
-    say("nothing of the recording was lost")
+    done = convert(paths, output, start, until, force=force)
+    without = f", left out {done.dropped}" if done.dropped else ""
+    say(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}")
+    # Events that the user chose to leave out are not reported.
+    _say_findings(replace(done, left_out=()) if done.dropped else done)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
@@ -218,8 +172,8 @@ def _say_findings(done: "Written") -> None:
     lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that are lost"):
         say(line)
-    left_out = (f"left out by a cut: events {first} to {last} of rank {rank}" for rank, first, last in done.left_out)
-    for line in shorten(left_out, "ranges of events that a cut left out"):
+    left_out = (f"left out: events {first} to {last} of rank {rank}" for rank, first, last in done.left_out)
+    for line in shorten(left_out, "ranges of events that are left out"):
         say(line)
     if done.ending is None:
         say("it does not tell how the run ended")

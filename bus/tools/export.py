@@ -1,7 +1,6 @@
 """A recording in a form that other tools read."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError, close_matches
@@ -12,7 +11,7 @@ from offloop.bus.tools.json import write_json_mcap, write_jsonl
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.tools.tables import write_csv, write_parquet
 from offloop.bus.tools.trace import TraceWriter
-from offloop.bus.tools.written import Written, check_any, check_ranks
+from offloop.bus.tools.written import Written, nothing_chosen
 from offloop.bus.types.event import Event
 
 _Write = Callable[[Iterable[Recorded], Path], None]
@@ -23,14 +22,6 @@ _WRITERS: Mapping[str, _Write] = {
     "jsonl": write_jsonl,
     "json-mcap": write_json_mcap,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported(Written):
-    """What :func:`export` wrote."""
-
-    marks: int
-    """Rows in it that are not events: commands, and how the run ended. A timeline has none."""
 
 
 def exported_path(recording: Path, to: str) -> Path:
@@ -46,7 +37,7 @@ def export(
     events: Collection[Event] | None = None,
     ranks: Collection[int] | None = None,
     force: bool = False,
-) -> Exported:
+) -> Written:
     """Writes the events of a recording to ``output``, in the order in which they were recorded.
 
     ``to`` is one of :data:`~offloop.bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a
@@ -70,10 +61,13 @@ def export(
             _write_trace(chosen, draft)
         else:
             write(chosen, draft)
-        check_ranks(path, ranks, source.ranks)
-        check_any(path, chosen.events)
+        for rank in sorted(set(ranks or ()) - source.ranks):
+            there = ", ".join(map(str, sorted(source.ranks))) or "none"
+            raise ConfigurationError(f"{path} has no rank {rank}: choose of {there} with '--ranks'")
+        if not chosen.events:
+            raise nothing_chosen(path)
     marks = 0 if write is None else chosen.marks
-    return Exported(path=output, events=chosen.events, marks=marks, **source.found())
+    return Written(path=output, events=chosen.events, marks=marks, **source.found())
 
 
 def _known(to: str) -> str:

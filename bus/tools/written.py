@@ -1,6 +1,5 @@
-"""What the tools for recordings have in common: what they say of the file that they wrote, and of what was chosen."""
+"""What the tools for recordings report of the file that they wrote."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,10 @@ class Written:
     """The file that was written."""
     events: int
     """Events in it."""
+    marks: int = 0
+    """Rows of an export that are not events: commands, and how the run ended. A timeline has none."""
+    dropped: int = 0
+    """Events that were left out of a part."""
     ending: Ending | None
     """How the run ended; ``None`` when no recording says it for all ranks."""
     damage: tuple[str, ...]
@@ -23,26 +26,13 @@ class Written:
     gaps: tuple[Gap, ...]
     """Numbers that are missing, of each rank."""
     left_out: tuple[Gap, ...]
-    """Numbers that are missing because a cut has left them out."""
+    """Numbers that are missing because a part was written without them."""
     lost: bool
-    """Whether the recordings held something that cannot be read."""
+    """Whether the recordings held something that is not in the file because it cannot be read."""
 
 
-def beside(recording: Path, word: str) -> Path:
-    """Where a tool writes by default: ``recording-1.WORD.mcap`` for ``recording-1.mcap``."""
-    return recording.with_name(f"{recording.stem}.{word}{recording.suffix}")
-
-
-def check_ranks(path: Path, requested: Collection[int] | None, there: Collection[int]) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when a requested rank is missing."""
-    for rank in sorted(set(requested or ()).difference(there)):
-        named = ", ".join(map(str, sorted(there))) or "none"
-        raise ConfigurationError(f"{path} has no rank {rank}: choose of {named} with '--ranks'")
-
-
-def check_any(path: Path, events: int) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when no event was found."""
-    if not events:
-        raise ConfigurationError(
-            f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
-        )
+def nothing_chosen(path: Path) -> ConfigurationError:
+    """The error for options that choose no event of a recording."""
+    return ConfigurationError(
+        f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
+    )

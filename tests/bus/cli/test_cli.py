@@ -20,7 +20,7 @@ from offloop.bus.cli import main as cli
 from offloop.bus.cli.main import bus
 from offloop.bus.protocol.frames import decode_event
 from offloop.bus.terminal import run_command
-from offloop.bus.tools.cut import cut
+from offloop.bus.tools.convert import convert
 from offloop.bus.types.commands import Command
 from offloop.bus.types.timestamp import Timestamp
 from offloop.bus.types.units import duration, when
@@ -137,7 +137,7 @@ def test_show_names_damage(two_runs):
 
 def test_show_says_what_a_cut_has_left_out(tmp_path):
     write_recording(tmp_path / "a.mcap", [Entry(batch=batch) for batch in range(1, 10)])
-    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "3ba", "8ba")
+    convert([tmp_path / "a.mcap"], tmp_path / "b.mcap", "3ba", "8ba")
     assert "\nleft out   events 1 to 2 of rank 0, event 9 of rank 0, which another recording holds\n" in invoke(
         "show", tmp_path / "b.mcap"
     )

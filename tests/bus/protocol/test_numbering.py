@@ -12,7 +12,7 @@ from offloop.bus.protocol.numbering import Numbering, base_seq_problem
 from offloop.bus.recording.source import RecordSource
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.replay.replay import Replay
-from offloop.bus.tools.recovery import recover
+from offloop.bus.tools.convert import convert
 
 WRONG = "rank 0 is wrongly numbered: event 2 (batch_end) has the base_seq 1, where 2 belongs"
 SEQS = list(range(1, 11))
@@ -92,8 +92,8 @@ def test_info_export_and_recover_name_it(recording, tmp_path):
     stream = RecordSource(recording)
     assert len(list(stream)) == 11
     assert any(WRONG in line for line in stream.damage)
-    recovered = recover(recording, tmp_path / "out.mcap")
-    assert recovered.records == 11
+    recovered = convert([recording], tmp_path / "out.mcap")
+    assert recovered.events == 10
     assert any(WRONG in line for line in recovered.damage)
 
 

@@ -114,7 +114,7 @@ def test_what_is_shown_and_recovered_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     check("bus", "show", path)
-    check("bus", "convert", "recover", path, "-o", tmp_path / "recovered.mcap")
+    check("bus", "convert", path, "-o", tmp_path / "recovered.mcap")
 
 
 @pytest.mark.slow
@@ -145,6 +145,6 @@ def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
 def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
     path = tmp_path / "a.mcap"
     many_gaps(path)
-    lines = check("bus", "convert", "recover", path, "-o", tmp_path / "b.mcap")
+    lines = check("bus", "convert", path, "-o", tmp_path / "b.mcap")
     assert "missing: events 1 to 1 of rank 0, which are lost" in lines
     assert "and 1,900 more ranges of events that are lost" in lines

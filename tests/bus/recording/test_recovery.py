@@ -1,7 +1,5 @@
 """Recovery: a damaged recording becomes a clean one with everything whole in it, and what was lost is named."""
 
-import json
-import os
 import random
 from pathlib import Path
 
@@ -9,12 +7,11 @@ import pytest
 from click.testing import CliRunner, Result
 from recording_files import TOPICS, append, crash, official, read, spoil
 
-from offloop.bus import ConfigurationError, Gap, Recording, RecordingError
+from offloop.bus import Gap, Recording, RecordingError
 from offloop.bus.cli.main import bus
 from offloop.bus.recording.reader import Record, RecordingReader
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs import lock as run_lock
-from offloop.bus.tools.recovery import recover
+from offloop.bus.tools.convert import convert
 
 FLIPS = 1000
 
@@ -76,11 +73,10 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_chunk_and_is_named(tmp_path, f
         assert named or offset >= written.data_end, offset
         assert all("offset" in line for line in named)
 
-        recovery = recover(spoilt, mended)
-        assert recovery.lost is not complete, offset
-        assert recovery.damage == tuple(named), offset
+        done = convert([spoilt], mended)
+        assert done.lost is not complete, offset
+        assert done.damage == tuple(named), offset
         assert official(mended) == official(mended, seeking=False) == read(mended) == found, offset
-        assert recovery.records == len(found)
         mended.unlink()
         losses += not complete
     assert FLIPS // 10 < losses < FLIPS // 2
@@ -93,10 +89,10 @@ def test_a_file_cut_anywhere_keeps_every_whole_chunk(tmp_path):
     before = written.records[: -len(last)]
     for length in [*range(begin, written.data_end + 1), *range(written.data_end + 1, len(written.data), 10)]:
         cut.write_bytes(written.data[:length])
-        recovery = recover(cut, mended)
-        assert recovery.lost is (begin < length < end), length
+        done = convert([cut], mended)
+        assert done.lost is (begin < length < end), length
         assert official(mended) == (written.records if length >= end else before)
-        assert bool(recovery.damage) or not recovery.lost
+        assert bool(done.damage) or not done.lost
         mended.unlink()
 
 
@@ -104,38 +100,11 @@ def run_bus(*arguments: object) -> Result:
     return CliRunner().invoke(bus, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-def test_the_command_says_what_was_kept_and_what_was_lost(tmp_path):
-    written = Written(tmp_path / "recording-1.mcap", finished=False)
-    begin, _, records = written.chunks[3]
-    spoil(written.path, begin + 60)
-    before = written.path.read_bytes()
-    result = run_bus("convert", "recover", written.path)
-    assert result.exit_code == 3
-    output = tmp_path / "recording-1.recovered.mcap"
-    kept = len(written.records) - len(records)
-    assert f"kept {kept} records of {written.path} in {output}" in result.output
-    assert f"damaged at offset {begin}" in result.output
-    assert "missing: events" in result.output
-    assert result.output.endswith("something of the recording was lost\n")
-    assert written.path.read_bytes() == before
-    assert Recording(output).run_name == "r"
-
-
 def test_a_missing_footer_is_nothing_lost(tmp_path):
     written = Written(tmp_path / "recording-1.mcap", finished=False)
-    result = run_bus("convert", "recover", written.path, "--output", tmp_path / "whole.mcap")
-    assert (result.exit_code, result.output.splitlines()[-1]) == (0, "nothing of the recording was lost")
+    result = run_bus("convert", written.path, "--output", tmp_path / "whole.mcap")
+    assert result.exit_code == 0
     assert official(tmp_path / "whole.mcap") == written.records
-
-
-def test_a_run_is_recovered_by_its_name(tmp_path):
-    folder = tmp_path / "r"
-    folder.mkdir()
-    Written(folder / "recording-1.mcap", finished=False)
-    entry = {"attempt": 1, "recording": "recording-1.mcap", "started": 1.0, "status": "running"}
-    (folder / "run.json").write_text(json.dumps({"name": "r", "attempts": [entry]}))
-    assert run_bus("convert", "recover", "r", "--runs-dir", tmp_path).exit_code == 0
-    assert (folder / "recording-1.recovered.mcap").exists()
 
 
 def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
@@ -150,9 +119,9 @@ def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
     writer.close()
     spoil(path, sizes[0] + 60)
     spoil(path, sizes[2] + 60)
-    recovery = recover(path, tmp_path / "b.mcap")
-    assert recovery.gaps == (Gap(0, 1, 3), Gap(0, 7, 9))
-    assert (recovery.records, recovery.lost) == (3, True)
+    done = convert([path], tmp_path / "b.mcap")
+    assert done.gaps == (Gap(0, 1, 3), Gap(0, 7, 9))
+    assert (done.events, done.lost) == (3, True)
 
 
 def test_a_run_without_an_end_stays_so(tmp_path):
@@ -161,7 +130,7 @@ def test_a_run_without_an_end_stays_so(tmp_path):
     append(writer, 1)
     writer.flush()
     crash(writer)
-    recover(path, tmp_path / "b.mcap")
+    convert([path], tmp_path / "b.mcap")
     recording = Recording(tmp_path / "b.mcap")
     assert [snapshot.seq for snapshot in recording] == [1]
     assert recording.ending is not None
@@ -173,37 +142,16 @@ def test_a_record_that_is_no_event_is_left_out_and_named(tmp_path):
     append(writer, 1)
     writer.append(TOPICS[0].encode()[:-1], 2, 2, 2, b"no event")
     writer.close()
-    recovery = recover(tmp_path / "a.mcap", tmp_path / "b.mcap")
-    assert (recovery.records, recovery.lost) == (1, True)
-    assert "'r/batch_end/0' is left out" in recovery.damage[0]
-
-
-def test_what_exists_is_never_written_over(tmp_path):
-    written = Written(tmp_path / "a.mcap", finished=True)
-    for output in (written.path, tmp_path / "b.mcap"):
-        output.touch()
-        with pytest.raises(ConfigurationError, match="exists"):
-            recover(written.path, output)
-    assert written.path.read_bytes() == written.data
+    done = convert([tmp_path / "a.mcap"], tmp_path / "b.mcap")
+    assert (done.events, done.lost) == (1, True)
+    assert "'r/batch_end/0' is left out" in done.damage[0]
 
 
 def test_what_is_no_recording_is_refused(tmp_path):
     for content in (b"", b"something else", bytes(10_000)):
         (tmp_path / "a.mcap").write_bytes(content)
         with pytest.raises(RecordingError, match="not a recording"):
-            recover(tmp_path / "a.mcap", tmp_path / "b.mcap")
+            convert([tmp_path / "a.mcap"], tmp_path / "b.mcap")
     with pytest.raises(RecordingError, match="there is no recording"):
-        recover(tmp_path / "nothing.mcap", tmp_path / "b.mcap")
+        convert([tmp_path / "nothing.mcap"], tmp_path / "b.mcap")
     assert not (tmp_path / "b.mcap").exists()
-
-
-def test_a_recording_that_is_being_written_is_refused(tmp_path):
-    written = Written(tmp_path / "recording-1.mcap", finished=False)
-    descriptor = os.open(tmp_path / "broker.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        assert run_lock.take(descriptor)
-        with pytest.raises(ConfigurationError, match="live run"):
-            recover(written.path, tmp_path / "b.mcap")
-    finally:
-        os.close(descriptor)
-    assert recover(written.path, tmp_path / "b.mcap").records == len(written.records)

@@ -19,7 +19,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import run_command
-from offloop.bus.tools.cut import cut
+from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
 from offloop.consumers.runner.places import FolderRuns
 from offloop.consumers.runner.streams import find_or_wait, live_or_wait
@@ -165,7 +165,7 @@ def test_a_part_is_a_whole_run_of_its_own(runs_dir: Path, tmp_path: Path) -> Non
 
 def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.mcap"
-    cut(record(tmp_path / "r.mcap", ranks=2, inner=True), path, start="1ep", until="2ep")
+    convert([record(tmp_path / "r.mcap", ranks=2, inner=True)], path, start="1ep", until="2ep")
     for name, part in (("whole", []), ("part", ["--start", "6ba", "--until", "3ep"])):
         assert bus_replay(path, "--rate", "max", "--run-name", name, *part).returncode == 0
         for events in (None, [Event.INIT, Event.BATCH_END]):

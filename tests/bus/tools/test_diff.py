@@ -18,9 +18,8 @@ from training import gold_evaluators, gold_trainer
 from offloop.bus import ConfigurationError, RecordingError
 from offloop.bus.cli.compare import compare_runs
 from offloop.bus.terminal import run_command
-from offloop.bus.tools.cut import cut
+from offloop.bus.tools.convert import convert
 from offloop.bus.tools.diff import Diff, diff, first_difference
-from offloop.bus.types.event import Event
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -255,7 +254,7 @@ def test_ranks_of_one_alone_are_told(tmp_path):
 def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
     write_recording(tmp_path / "a.mcap", [*losses(*map(float, range(20))), Entry("$end")])
     # The end is compared too, and counted by neither.
-    assert cut(tmp_path / "a.mcap", tmp_path / "b.mcap", "5ba", "8ba").events == 4
+    assert convert([tmp_path / "a.mcap"], tmp_path / "b.mcap", "5ba", "8ba").events == 4
     for one, other in (("a", "b"), ("b", "a")):
         found = diff(tmp_path / f"{one}.mcap", tmp_path / f"{other}.mcap")
         assert found.same
@@ -264,19 +263,6 @@ def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
             "a cut without events 1 to 4 of rank 0",
             "a cut without events 9 to 20 of rank 0",
         ]
-
-
-def test_many_ranges_that_a_cut_has_left_out_are_told_in_a_few_lines(tmp_path):
-    names = ("batch_end", "epoch_end")
-    write_recording(tmp_path / "a.mcap", [Entry(name, batch=batch) for batch in range(1, 31) for name in names])
-    cut(tmp_path / "a.mcap", tmp_path / "b.mcap", events=[Event.BATCH_END])
-    found = diff(tmp_path / "a.mcap", tmp_path / "b.mcap")
-    assert (found.same, found.events) == (True, 30)
-    assert len(found.notes) == 21
-    assert found.notes[19:] == (
-        "B is a cut without events 40 to 40 of rank 0",
-        "B is a cut without 10 more ranges of events of rank 0",
-    )
 
 
 @pytest.mark.parametrize("side", ["A", "B"])

@@ -1,5 +1,4 @@
-"""``offloop convert cut`` and ``offloop convert merge``: parts of recordings that are recordings, and say what
-they lack."""
+"""``offloop convert``: parts of recordings that are recordings, say what they lack, and become one again."""
 
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recorded_runs import EVENTS, Entry, entries, read_records, write_recording
+from recorded_runs import Entry, entries, read_records, write_recording
 from recording_files import file_limit, official, spoil
 from training import gold_evaluators, gold_trainer
 
@@ -19,24 +18,20 @@ from offloop.bus import (
     InvalidTimeError,
     Publisher,
     Recording,
-    RecordingError,
     RunDirectoryError,
 )
-from offloop.bus.cli.describe import describe_recording
-from offloop.bus.cli.recordings import cut_recording, merge_recordings
+from offloop.bus.cli.recordings import convert_recordings
 from offloop.bus.protocol.order import Missing, StreamOrder
 from offloop.bus.recording.source import CutRange, RecordSource
 from offloop.bus.replay.replay import Replay
-from offloop.bus.tools.cut import cut
-from offloop.bus.tools.merge import merge
-from offloop.bus.tools.recovery import recover
+from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def run(command, *arguments) -> Result:
-    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+def run(*arguments) -> Result:
+    return CliRunner().invoke(convert_recordings, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -61,28 +56,11 @@ def test_pieces_by_time_merge_into_the_original(fresh, data, stream):
     batches = sorted({entry.batch for entry in stream if not entry.name.startswith("$")})
     assume(batches)
     begin, end = sorted(data.draw(st.sampled_from(batches)) for _ in range(2))
-    cut(original, first, until=f"{end}ba")
-    cut(original, second, start=f"{begin}ba")
-    merged = merge([second, first], whole)
+    convert([original], first, until=f"{end}ba")
+    convert([original], second, start=f"{begin}ba")
+    merged = convert([second, first], whole)
     assert read_records(whole) == written == official(whole)
     assert (merged.left_out, merged.gaps, merged.lost, merged.damage) == ((), (), False, ())
-
-
-@quick
-@given(stream=entries(), chosen=st.sets(st.sampled_from(EVENTS), min_size=1, max_size=len(EVENTS) - 1))
-def test_pieces_by_event_and_by_rank_merge_into_the_original(fresh, stream, chosen):
-    original, whole = fresh("o.mcap"), fresh("w.mcap")
-    written = write_recording(original, stream)
-    ranks = {entry.rank for entry in stream}
-    pieces = []
-    for number, events in enumerate((chosen, set(EVENTS) - chosen)):
-        for rank in ranks:
-            if any(entry.rank == rank and entry.name in events for entry in stream):
-                pieces.append(fresh(f"{number}-{rank}.mcap"))
-                cut(original, pieces[-1], events=events, ranks=[rank])
-    assume(len(pieces) > 1)
-    merge(pieces, whole)
-    assert read_records(whole) == written
 
 
 @quick
@@ -96,11 +74,9 @@ def test_a_cut_accounts_for_every_number_and_so_does_a_merge_of_cuts(fresh, data
     pieces = [fresh("1.mcap"), fresh("2.mcap")]
     for piece in pieces:
         first, last = sorted(data.draw(st.sampled_from(there)).batch for _ in range(2))
-        names = {entry.name for entry in there if first <= entry.batch <= last}
-        events = data.draw(st.none() | st.sets(st.sampled_from(sorted(names)).map(Event), min_size=1))
-        cut(original, piece, f"{first}ba", f"{last}ba", events=events)
+        convert([original], piece, f"{first}ba", f"{last}ba")
         check_accounts(original, piece)
-    merge(pieces, whole)
+    convert(pieces, whole)
     check_accounts(original, whole)
     kept = [{record.body for record in read_records(path) if "$cut" not in record.topic} for path in (*pieces, whole)]
     assert kept[2] == kept[0] | kept[1]
@@ -140,7 +116,7 @@ def test_readers_of_a_cut_see_the_gaps_of_the_original_and_no_others(fresh, data
     original, part = fresh("o.mcap"), fresh("p.mcap")
     write_recording(original, stream, missing=missing)
     first, last = sorted(data.draw(st.sampled_from(there)).batch for _ in range(2))
-    cut(original, part, f"{first}ba", f"{last}ba")
+    convert([original], part, f"{first}ba", f"{last}ba")
     for events in (None, [Event.BATCH_END]):
         gaps = []
         for path in (original, part):
@@ -148,14 +124,6 @@ def test_readers_of_a_cut_see_the_gaps_of_the_original_and_no_others(fresh, data
             assert all(True for _ in recording.snapshots(events))
             gaps.append(set(recording.gaps))
         assert gaps[0] == gaps[1]
-
-
-def test_a_cut_is_recovered_and_described_without_gaps(tmp_path):
-    write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
-    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "5ba")
-    assert recover(tmp_path / "p.mcap", tmp_path / "q.mcap").gaps == ()
-    described = describe_recording(tmp_path / "p.mcap")
-    assert (described["gaps"], described["reached"]["batch"]) == ([], 5)
 
 
 # -- what a cut is ----------------------------------------------------------------------------------------------------
@@ -173,7 +141,7 @@ def trained(runs_dir) -> Path:
 async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
     for start, until in [("2ba", "6ba"), ("1ep", None), (None, "0.25dur"), ("+0s", "+100s")]:
         shown = [snapshot async for snapshot in Replay(Recording(trained), start=start, until=until)]
-        done = cut(trained, tmp_path / "part.mcap", start, until, force=True)
+        done = convert([trained], tmp_path / "part.mcap", start, until, force=True)
         part = Recording(tmp_path / "part.mcap")
         assert list(part) == shown
         assert done.events == len(shown)
@@ -181,15 +149,9 @@ async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
         assert part.ending == done.ending == Recording(trained).read_endings()[0]
 
 
-def test_a_cut_of_some_events_is_read_by_whoever_wants_them(trained, tmp_path):
-    cut(trained, tmp_path / "part.mcap", events=[Event.EPOCH_END, Event.BATCH_END])
-    for event in (Event.EPOCH_END, Event.BATCH_END):
-        assert list(Recording(tmp_path / "part.mcap").snapshots([event])) == list(Recording(trained).snapshots([event]))
-
-
 def test_what_was_left_out_is_told_from_what_was_lost(tmp_path):
     write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)], missing=[4, 5])
-    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "4ba", "8ba")
+    convert([tmp_path / "o.mcap"], tmp_path / "p.mcap", "4ba", "8ba")
     source = RecordSource(tmp_path / "p.mcap")
     assert [record.event.seq for record in source if record.topic.name == "batch_end"] == [4, 7, 8]
     assert [(one.first, one.last) for one in source.left_out] == [(1, 3), (9, 10)]
@@ -198,8 +160,11 @@ def test_what_was_left_out_is_told_from_what_was_lost(tmp_path):
 
 def test_what_was_lost_before_events_that_are_left_out_is_no_less_lost(tmp_path):
     stream = [Entry("batch_end", batch=1), Entry("batch_end", batch=2), Entry("after_loss", batch=2), Entry(batch=3)]
-    write_recording(tmp_path / "o.mcap", stream, missing=[1])
-    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", events=[Event.BATCH_END])
+    whole, first, last, part = (tmp_path / f"{name}.mcap" for name in "ofgp")
+    write_recording(whole, stream, missing=[1])
+    convert([whole], first, until="1ba")
+    convert([whole], last, start="3ba")
+    convert([first, last], part)
     for events in (None, [Event.BATCH_END]):
         part = Recording(tmp_path / "p.mcap")
         assert [snapshot.timestamp.batch for snapshot in part.snapshots(events)] == [1, 3]
@@ -214,9 +179,9 @@ def test_commands_and_the_end_of_every_rank_stay(tmp_path):
     stream.insert(2, Entry("$command", 0, 1, {"command": "set", "arguments": ["lr", 0.5], "event": "batch_end"}))
     stream += [Entry("$end", rank, 0, {"status": "stopped"}, {"world_size": 2}) for rank in (0, 1)]
     write_recording(tmp_path / "o.mcap", stream)
-    done = cut(tmp_path / "o.mcap", tmp_path / "p.mcap", start="3ba", ranks=[1])
+    done = convert([tmp_path / "o.mcap"], tmp_path / "p.mcap", start="3ba")
     part = Recording(tmp_path / "p.mcap")
-    assert [(snapshot.rank, snapshot.seq) for snapshot in part] == [(1, 3)]
+    assert [(snapshot.rank, snapshot.seq) for snapshot in part] == [(0, 4), (1, 3)]
     assert part.ending == done.ending
     assert str(done.ending) == "stopped"
     assert [str(outcome.command) for outcome in part.read_commands()] == ["set lr 0.5"]
@@ -224,8 +189,8 @@ def test_commands_and_the_end_of_every_rank_stay(tmp_path):
 
 def test_a_cut_can_be_cut_again(tmp_path):
     write_recording(tmp_path / "o.mcap", [Entry(batch=batch) for batch in range(1, 11)])
-    cut(tmp_path / "o.mcap", tmp_path / "p.mcap", "3ba", "8ba")
-    cut(tmp_path / "p.mcap", tmp_path / "q.mcap", "5ba", "6ba")
+    convert([tmp_path / "o.mcap"], tmp_path / "p.mcap", "3ba", "8ba")
+    convert([tmp_path / "p.mcap"], tmp_path / "q.mcap", "5ba", "6ba")
     source = RecordSource(tmp_path / "q.mcap")
     assert [record.event.seq for record in source] == [4, 5, 6, 10]
     assert [(one.first, one.last) for one in source.left_out] == [(1, 4), (7, 10)]
@@ -242,12 +207,12 @@ def test_ranks_that_were_recorded_apart_come_together_by_time(tmp_path):
         # A recording that never had the other rank, and not a cut of one that did.
         alone = [entry if entry.rank == rank else entry._replace(rank=5) for entry in stream]
         write_recording(path, alone, missing=[place for place, entry in enumerate(alone) if entry.rank == 5])
-    merged = merge(paths, tmp_path / "m.mcap")
+    merged = convert(paths, tmp_path / "m.mcap")
     recording = Recording(tmp_path / "m.mcap")
     assert [(snapshot.rank, snapshot.timestamp.batch.value) for snapshot in recording] == [
         (entry.rank, entry.batch) for entry in stream[:8]
     ]
-    assert (merged.events, merged.duplicates, str(merged.ending)) == (8, 0, "finished")
+    assert (merged.events, str(merged.ending)) == (8, "finished")
 
 
 def test_what_a_broker_had_taken_for_lost_and_another_has_recorded_goes_on(tmp_path):
@@ -256,11 +221,11 @@ def test_what_a_broker_had_taken_for_lost_and_another_has_recorded_goes_on(tmp_p
     written = write_recording(whole, stream)
     write_recording(first, [*stream[:6], Entry("$end", fields={"status": "lost"})])
     write_recording(rest, stream, missing=range(6))
-    merged = merge([first, rest], whole, force=True)
+    merged = convert([first, rest], whole, force=True)
     assert read_records(whole) == written
     assert (str(merged.ending), merged.gaps) == ("finished", ())
     # Where nobody has more, that is how it ended.
-    merged = merge([first, first], whole, force=True)
+    merged = convert([first, first], whole, force=True)
     assert (merged.events, str(merged.ending)) == (6, "lost")
 
 
@@ -270,12 +235,12 @@ def test_what_is_damaged_in_one_is_taken_from_the_other(tmp_path):
     for path in paths:
         written = write_recording(path, stream)
     spoil(paths[0], 700)
-    done = merge(paths, tmp_path / "m.mcap")
+    done = convert(paths, tmp_path / "m.mcap")
     assert read_records(tmp_path / "m.mcap") == written
     assert done.damage
     assert not done.lost
     spoil(paths[1], 700)
-    done = merge(paths, tmp_path / "n.mcap")
+    done = convert(paths, tmp_path / "n.mcap")
     assert (done.lost, bool(done.gaps)) == (True, True)
 
 
@@ -288,33 +253,28 @@ def test_what_all_of_them_lack_at_their_ends_is_told(tmp_path):
     spoil(whole, 1700)
     source = RecordSource(whole)
     assert [record.event.seq for record in source][-1] == 15
-    done = merge([whole, first], last)
+    done = convert([whole, first], last)
     assert (done.gaps, done.lost) == ((Gap(0, 18, 20),), True)
-    cut(first, tmp_path / "d.mcap", until="3ba")
-    assert merge([first, tmp_path / "d.mcap"], last, force=True).gaps == ()
+    convert([first], tmp_path / "d.mcap", until="3ba")
+    assert convert([first, tmp_path / "d.mcap"], last, force=True).gaps == ()
 
 
 def test_what_is_damaged_where_nothing_is_left_is_told_too(tmp_path):
     whole, torn = tmp_path / "a.mcap", tmp_path / "b.mcap"
     write_recording(whole, [Entry(batch=batch) for batch in range(1, 8)])
     torn.write_bytes(whole.read_bytes()[:300])
-    done = merge([whole, torn], tmp_path / "c.mcap")
+    done = convert([whole, torn], tmp_path / "c.mcap")
     assert (done.events, len(done.damage)) == (7, 1)
     assert f"{torn} ends within a record" in done.damage[0]
-    with pytest.raises(RecordingError, match=r"none of .*b\.mcap, .*b\.mcap holds an event: there is nothing to merge"):
-        merge([torn, torn], tmp_path / "d.mcap")
-    assert not (tmp_path / "d.mcap").exists()
+    assert convert([torn, torn], tmp_path / "d.mcap").events == 0
 
 
-def test_different_events_of_one_number_are_refused_by_name(tmp_path):
-    nan = float("nan")
-    write_recording(tmp_path / "a.mcap", [Entry(fields={"loss": 1.0, "x": nan}), Entry(batch=1)])
-    write_recording(tmp_path / "b.mcap", [Entry(fields={"loss": 2.0, "x": nan}), Entry(batch=1)])
-    with pytest.raises(ConfigurationError, match=r"both have event 1 of rank 0, and differ in loss: they are not"):
-        merge([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
-    write_recording(tmp_path / "c.mcap", [Entry("epoch_end")])
-    with pytest.raises(ConfigurationError, match="differ in what it is: batch_end or epoch_end"):
-        merge([tmp_path / "a.mcap", tmp_path / "c.mcap"], tmp_path / "m.mcap")
+@pytest.mark.parametrize("other", [Entry(fields={"loss": 2.0}), Entry("epoch_end")])
+def test_different_events_of_one_number_are_refused_by_name(tmp_path, other):
+    write_recording(tmp_path / "a.mcap", [Entry(fields={"loss": 1.0}), Entry(batch=1)])
+    write_recording(tmp_path / "b.mcap", [other, Entry(batch=1)])
+    with pytest.raises(ConfigurationError, match=r"a\.mcap and .*b\.mcap have different events 1 of rank 0"):
+        convert([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
     assert not (tmp_path / "m.mcap").exists()
 
 
@@ -322,48 +282,41 @@ def test_different_events_of_one_number_are_refused_by_name(tmp_path):
 def test_other_runs_and_attempts_are_refused(tmp_path, other):
     write_recording(tmp_path / "a.mcap", [Entry()])
     write_recording(tmp_path / "b.mcap", [Entry()], **other)
-    with pytest.raises(ConfigurationError, match="only recordings of one attempt of one run can be merged"):
-        merge([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
+    with pytest.raises(ConfigurationError, match="name recordings of one attempt of one run"):
+        convert([tmp_path / "a.mcap", tmp_path / "b.mcap"], tmp_path / "m.mcap")
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_say_what_they_did(trained, tmp_path):
-    first, second = tmp_path / "first.mcap", tmp_path / "second.mcap"
-    result = run(cut_recording, "trained", "--until", "4ba", "-o", first)
+def test_the_command_says_what_it_did(trained, tmp_path):
+    first, second, whole = (tmp_path / f"{name}.mcap" for name in ("first", "second", "whole"))
+    result = run("trained", "--until", "4ba", "-o", first)
     total = len(list(Recording(trained)))
     kept = len(list(Recording(first)))
-    assert result.output == f"kept {kept} events of {trained} in {first}, left out {total - kept}\n"
-    assert run(cut_recording, trained, "--start", "4ba", "--output", second).exit_code == 0
-    result = run(merge_recordings, first, second)
+    assert result.output == f"wrote {kept} events of {trained} to {first}, left out {total - kept}\n"
+    assert run(trained, "--start", "4ba", "--output", second).exit_code == 0
+    result = run(first, second, "-o", whole)
     assert result.exit_code == 0
-    twice = kept + len(list(Recording(second))) - total
-    whole = tmp_path / "first.merged.mcap"
-    assert result.output == (
-        f"merged 2 recordings into {whole}: {total} events, {twice} that came more than once are in it once\n"
-    )
+    assert result.output == f"wrote {total} events of {first}, {second} to {whole}\n"
     assert read_records(whole) == read_records(trained)
-    result = run(merge_recordings, first, first, "--force")
-    assert "left out by a cut: events " in result.output
-
-
-def test_a_default_name_stands_beside_the_recording(trained):
-    assert run(cut_recording, trained, "--events", "epoch_end,batch_end").exit_code == 0
-    assert trained.with_name("recording-1.cut.mcap").exists()
+    result = run(first, first, "-o", whole, "--force")
+    assert "left out: events " in result.output
 
 
 def test_loss_is_an_exit_code(tmp_path):
     path = tmp_path / "a.mcap"
     write_recording(path, [Entry(batch=batch) for batch in range(1, 21)])
     spoil(path, 700)
-    for command, arguments in ((cut_recording, [path]), (merge_recordings, [path, path])):
-        result = run(command, *arguments)
+    before = path.read_bytes()
+    for paths in ([path], [path, path]):
+        result = run(*paths, "-o", tmp_path / "b.mcap", "--force")
         assert result.exit_code == 3
         assert "damaged at offset" in result.output
         assert "missing: events" in result.output
         assert "it does not tell how the run ended" in result.output
         assert result.output.endswith("something of the recording was lost\n")
+    assert path.read_bytes() == before
 
 
 def test_a_live_run_can_be_cut(runs_dir, tmp_path):
@@ -372,7 +325,7 @@ def test_a_live_run_can_be_cut(runs_dir, tmp_path):
             publisher.publish(Event.EPOCH_END, batch=batch)
         recording = runs_dir / "live" / "recording-1.mcap"
         wait_for(lambda: len(read_records(recording)) == 3, "the events to be recorded")
-        result = run(cut_recording, "live", "-o", tmp_path / "p.mcap")
+        result = run("live", "-o", tmp_path / "p.mcap")
     assert result.exit_code == 0
     assert "it does not tell how the run ended" in result.output
     assert len(list(Recording(tmp_path / "p.mcap"))) == 3
@@ -383,14 +336,12 @@ def test_a_live_run_can_be_cut(runs_dir, tmp_path):
     [
         ({"start": "3"}, InvalidTimeError, "invalid time '3': write a training time"),
         ({"start": "90ba"}, ConfigurationError, "nothing of .* is chosen: 'offloop show .*mcap' shows"),
-        ({"events": [Event.PREDICT_END]}, ConfigurationError, "nothing of .* is chosen"),
-        ({"ranks": [7]}, ConfigurationError, "has no rank 7: choose of 0 with '--ranks'"),
     ],
 )
 def test_what_cannot_be_cut_is_named_and_nothing_is_written(tmp_path, options, error, message):
     write_recording(tmp_path / "a.mcap", [Entry(batch=1)])
     with pytest.raises(error, match=message):
-        cut(tmp_path / "a.mcap", tmp_path / "b.mcap", **options)
+        convert([tmp_path / "a.mcap"], tmp_path / "b.mcap", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
 
 
@@ -398,7 +349,7 @@ def test_the_setup_alone_is_no_part(tmp_path):
     original = record_run(tmp_path, "r", snapshots_of_training(4)) / "recording-1.mcap"
     assert any(one.event is Event.FIT_START for one in Recording(original))
     with pytest.raises(ConfigurationError, match=r"nothing of .* is chosen"):
-        cut(original, tmp_path / "cut.mcap", start="9ep")
+        convert([original], tmp_path / "cut.mcap", start="9ep")
     assert not (tmp_path / "cut.mcap").exists()
 
 
@@ -407,8 +358,8 @@ def test_nothing_is_written_over_unless_told_to(tmp_path):
     written = write_recording(path, [Entry(batch=1), Entry(batch=2)])
     output.write_text("mine")
     for write in (
-        lambda **options: cut(path, output, **options),
-        lambda **options: merge([path] * 2, output, **options),
+        lambda **options: convert([path], output, **options),
+        lambda **options: convert([path] * 2, output, **options),
     ):
         output.write_text("mine")
         with pytest.raises(ConfigurationError, match="exists: choose another file with '--output', or replace it with"):
@@ -417,22 +368,14 @@ def test_nothing_is_written_over_unless_told_to(tmp_path):
         write(force=True)
         assert read_records(output) == written
     with pytest.raises(ConfigurationError, match="is what is read: choose another file"):
-        cut(path, path, force=True)
+        convert([path], path, force=True)
     with pytest.raises(ConfigurationError, match="is a folder: name a file in it"):
-        cut(path, tmp_path, force=True)
-    with pytest.raises(ConfigurationError, match="name two or more"):
-        merge([path], output)
+        convert([path], tmp_path, force=True)
     assert read_records(path) == written
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     write_recording(tmp_path / "a.mcap", [Entry(batch=1, fields={"x": bytes(range(256)) * 100})])
     with file_limit(500), pytest.raises(RunDirectoryError, match="cannot"):
-        cut(tmp_path / "a.mcap", tmp_path / "b.mcap")
+        convert([tmp_path / "a.mcap"], tmp_path / "b.mcap")
     assert [path.name for path in tmp_path.iterdir()] == ["a.mcap"]
-
-
-def test_what_is_no_recording_is_refused(tmp_path):
-    (tmp_path / "a.mcap").write_bytes(b"something else")
-    with pytest.raises(RecordingError, match="is not a recording"):
-        cut(tmp_path / "a.mcap", tmp_path / "b.mcap")

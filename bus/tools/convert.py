@@ -1,0 +1,208 @@
+"""Recordings of one attempt of a run as one recording: repaired, joined, or a part of them."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.files import atomic_output
+from offloop.bus.protocol.frames import END
+from offloop.bus.protocol.order import Gap
+from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.source import CutRange, Recorded, RecordSource, base_before, is_mark, ranks_in, snapshot_of
+from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
+from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.tools.written import Written, nothing_chosen
+
+
+def convert(
+    paths: Sequence[Path],
+    output: Path,
+    start: str | Bound | None = None,
+    until: str | Bound | None = None,
+    *,
+    force: bool = False,
+) -> Written:
+    """Writes what is whole in recordings of one attempt to ``output``: of one that is damaged or was cut off, of
+    different ranks, such as one for each host, or of pieces of one recording.
+
+    Events of several recordings are ordered by their times, those of each rank by their numbers, and are written once.
+    They keep their numbers and times, byte for byte. ``start`` and ``until`` are those of
+    :func:`offloop.bus.recording.window.parse_bound`, and choose what a replay between them shows. The stream's marks
+    (how it ended, its commands) are kept in any case. In the place of events that are left out there is a mark
+    ``$cut``, which says which ones; numbers that are missing in the originals have none.
+
+    Raises:
+        ConfigurationError: they are not of one attempt of one run, two of them have different events of the same rank
+            and number, no event is chosen, or ``output`` exists and ``force`` is not set.
+        InvalidTimeError: ``start`` or ``until`` is not such a time.
+        RecordingError: one of them is not a recording.
+        RunDirectoryError: ``output`` cannot be written.
+    """
+    sources = [RecordSource(path) for path in paths]
+    run, attempt, run_id = _identity(sources)
+    first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
+    is_part = first is not None or last is not None
+    window = Window(first, last, min(recording_began(Recording(path)) for path in paths) if is_part else 0)
+    records: Iterable[Recorded] = sources[0]
+    if len(sources) > 1:
+        by_rank: dict[int, list[RecordSource]] = {}
+        for path in paths:
+            # One without events is gone through too, because its damage is known only then.
+            for rank in ranks_in(path) or (0,):
+                by_rank.setdefault(rank, []).append(RecordSource(path, [rank]))
+        sources = [source for same_rank in by_rank.values() for source in same_rank]
+        # In a rank the times never decrease, so this keeps its order; of equal times the lower rank is first.
+        ranks = [_records_of_rank(by_rank[rank]) for rank in sorted(by_rank)]
+        records = heapq.merge(*ranks, key=lambda record: record.event.time)
+
+    events = dropped = 0
+    streams: dict[int, _RankStream] = {}
+    with atomic_output(output, paths, force) as draft, closing(RecordingWriter(draft, run, attempt, run_id)) as writer:
+        for record in records:
+            if record.topic.rank not in streams:
+                streams[record.topic.rank] = _RankStream(run, attempt)
+            stream, stated = streams[record.topic.rank], CutRange.of(record)
+            if stated is None and not is_mark(record) and not window.takes(snapshot_of(record)):
+                stated = CutRange.one(record)
+                dropped += 1
+            if stated is None:
+                _write(writer, stream.add(record))
+                events += not is_mark(record)
+            else:
+                _write(writer, stream.leave_out(stated))
+        for stream in streams.values():
+            _write(writer, stream.rest())
+        if is_part and not window.begun:
+            raise nothing_chosen(paths[0])
+
+    written = RecordSource(output)
+    for _ in written:
+        """What it lacks is known at its end."""
+    gaps = [*written.gaps, *_missing_at_the_end(sources, streams)]
+    return Written(
+        path=output,
+        events=events,
+        dropped=dropped,
+        ending=written.ending,
+        damage=tuple(dict.fromkeys(line for source in sources for line in source.damage)),
+        gaps=tuple(gaps),
+        left_out=tuple(written.left_out),
+        lost=any(source.lost for source in sources) and (bool(gaps) or written.ending is None),
+    )
+
+
+def _identity(sources: Sequence[RecordSource]) -> tuple[str, int, str | None]:
+    first, *others = sources
+    for other in others:
+        if (other.run, other.attempt) != (first.run, first.attempt):
+            raise ConfigurationError(
+                f"{other.path} is of run {other.run!r}, attempt {other.attempt}, and {first.path} of run "
+                f"{first.run!r}, attempt {first.attempt}: name recordings of one attempt of one run"
+            )
+    ids = {source.run_id for source in sources}
+    return first.run, first.attempt, ids.pop() if len(ids) == 1 else None
+
+
+def _write(writer: RecordingWriter, records: Iterable[Recorded]) -> None:
+    for topic, event, body in records:
+        writer.append(topic.encode()[:-1], event.seq, event.base_seq, event.time, body)
+
+
+def _missing_at_the_end(sources: Sequence[RecordSource], streams: "dict[int, _RankStream]") -> Iterator[Gap]:
+    """Events that one of the recordings says were recorded, after the last one that any of them has."""
+    recorded: dict[int, int] = {}
+    for gap in (gap for source in sources for gap in source.gaps):
+        recorded[gap.rank] = max(gap.last, recorded.get(gap.rank, 0))
+    for rank, last in sorted(recorded.items()):
+        first = streams[rank].number + 1 if rank in streams else 1
+        if first <= last:
+            yield Gap(rank, first, last)
+
+
+class _RankStream:
+    """The records of one rank, with as few marks as possible for those that are left out."""
+
+    def __init__(self, run: str, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self._last: Recorded | None = None
+        self._left_out: CutRange | None = None
+        """Pending: further events may be left out behind it, or be there within it."""
+
+    @property
+    def number(self) -> int:
+        """Number of the last event that is there or left out."""
+        there = 0 if self._last is None else self._last.event.seq
+        return max(there, 0 if self._left_out is None else self._left_out.last)
+
+    def leave_out(self, stated: CutRange) -> Iterator[Recorded]:
+        """Takes in a range of events that are left out, but for those that are there; gives the mark for an earlier
+        range that it does not continue."""
+        if self._last is not None and stated.first <= self._last.event.seq:
+            stated = stated._replace(first=self._last.event.seq + 1, base_first=self._last.event.base_seq + 1)
+        if stated.first > stated.last:
+            return
+        if (pending := self._left_out) is not None:
+            if stated.first > pending.last + 1:
+                yield pending.encode(self._run, self._attempt)
+            else:
+                longer = stated if stated.last >= pending.last else pending
+                stated = longer._replace(first=pending.first, base_first=pending.base_first)
+        self._left_out = stated
+
+    def add(self, record: Recorded) -> Iterator[Recorded]:
+        """Gives the mark in front of the next record, if there is one, and the record."""
+        pending, event = self._left_out, record.event
+        self._last, self._left_out = record, None
+        if pending is not None and pending.last >= event.seq:
+            yield from self.leave_out(pending)
+            pending = pending._replace(
+                last=event.seq - 1, base_last=base_before(record), time=event.time, timestamp=event.timestamp
+            )
+        if pending is not None and pending.first <= pending.last:
+            yield pending.encode(self._run, self._attempt)
+        yield record
+
+    def rest(self) -> Iterator[Recorded]:
+        """Gives the mark for what is left out at the end."""
+        if self._left_out is not None:
+            yield self._left_out.encode(self._run, self._attempt)
+
+
+def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
+    """The records of one rank of all recordings, each number once and in order.
+
+    Raises:
+        ConfigurationError: two recordings have different ones of the same number.
+    """
+    stream = _RankStream(sources[0].run, sources[0].attempt)
+    last: Recorded | None = None
+    obituary: Recorded | None = None
+    for record in heapq.merge(*sources, key=_first_number):
+        if (left_out := CutRange.of(record)) is not None:
+            yield from stream.leave_out(left_out)
+        elif _is_obituary(record):
+            obituary = record
+        elif last is None or record.event.seq > last.event.seq:
+            yield from stream.add(record)
+            last = record
+        elif (record.topic, record.body) != (last.topic, last.body):
+            raise ConfigurationError(
+                f"{' and '.join(str(source.path) for source in sources)} have different events {record.event.seq} of "
+                f"rank {record.topic.rank}: they are not recordings of the same attempt"
+            )
+    if obituary is not None and (last is None or obituary.event.seq > last.event.seq):
+        yield from stream.add(obituary)
+    yield from stream.rest()
+
+
+def _first_number(record: Recorded) -> int:
+    left_out = CutRange.of(record)
+    return record.event.seq if left_out is None else left_out.first
+
+
+def _is_obituary(record: Recorded) -> bool:
+    """Whether it is an end that a broker wrote because it had lost the publisher. What the publisher has sent to
+    another broker since takes its place."""
+    return record.topic.name == END and record.event.fields.get("status") == "lost"
