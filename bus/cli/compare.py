@@ -1,8 +1,8 @@
 """The command ``offloop compare``: the results of runs side by side, or the events of two."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,7 @@ from offloop.bus.types.units import number_text
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
     from offloop.bus.runs.directory import RunInfo
-    from offloop.bus.tools.diff import (
-        Diff,
-        EventDifference,
-        FieldDifference,
-        HyperparameterDifference,
-        MetricDifference,
-    )
+    from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -58,7 +52,6 @@ class _Undecided(click.ClickException):
     metavar="NUMBER",
     help="With --events: accept numbers that differ by this much, or by this share of the larger one. Default: 0.",
 )
-@click.option("--times", is_flag=True, help="With --events: also times and durations.")
 @place_options
 def compare_runs(
     runs: tuple[str, ...],
@@ -66,7 +59,6 @@ def compare_runs(
     everything: bool,
     as_json: bool,
     tolerance: float | None,
-    times: bool,
     runs_dir: str | None,
     stream: str | None,
 ) -> int:
@@ -76,23 +68,22 @@ def compare_runs(
     among the first 20,000. Hyperparameters such as 'command' and 'version/' are left out without --all.
 
     With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
-    number that does. Names, machines and, without --times, times are ignored. Exit code then: 0 when they are the same,
+    number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same,
     1 when they differ, 2 when they cannot be compared.
     """
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
     if not events:
-        given = {"--tolerance": tolerance, "--times": times, "--stream": stream}
+        given = {"--tolerance": tolerance, "--stream": stream}
         if needless := next((option for option, value in given.items() if value), None):
             raise click.UsageError(f"{needless} needs --events: add it to compare the events of two runs")
         _compare_results(runs, runs_dir, everything=everything, as_json=as_json)
         return EXIT_SAME
     if len(runs) > 2:
         raise click.UsageError(f"--events compares two runs, not {len(runs)}: name two")
-    found = _compare_events(runs, runs_dir, stream, tolerance or 0.0, times)
+    found = _compare_events(runs, runs_dir, stream, tolerance or 0.0)
     if not everything:
-        training = tuple(one for one in found.hyperparameters if one.of_the_training)
-        found = replace(found, hyperparameters=training)
+        found.hyperparameters = [one for one in found.hyperparameters if is_of_the_training(one.name)]
     if as_json:
         click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
     else:
@@ -216,15 +207,13 @@ def _first_difference_lines(
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-def _compare_events(
-    runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float, times: bool
-) -> "Diff":
+def _compare_events(runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float) -> "Diff":
     from offloop.bus.cli.recordings import recording_of
     from offloop.bus.tools.diff import diff
 
     try:
         (first, _), (second, _) = (recording_of(run, runs_dir, stream) for run in runs)
-        return diff(first, second, tolerance=tolerance, times=times)
+        return diff(first, second, tolerance=tolerance)
     except OffloopError as error:
         raise _Undecided(str(error)) from None
     except OSError as error:
@@ -238,13 +227,16 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
         yield from first_lines(found.first)
         alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
         yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
-    if found.differing_marks:
-        yield f"commands and endings that differ, or are in one alone: {found.differing_marks}"
     if found.metrics:
-        yield from _metric_lines(found.metrics)
-    if found.hyperparameters:
-        yield from _hyperparameter_lines(found.hyperparameters)
+        yield from _metric_lines(found)
+    for heading, of_the_training in (
+        ("hyperparameters that differ:", True),
+        ("different in how they were started:", False),
+    ):
+        differing = [one for one in found.hyperparameters if is_of_the_training(one.name) is of_the_training]
+        yield from (heading, *map(_field_line, differing)) if differing else ()
     yield from shorten(found.incomplete, "places like these")
+    yield from (f"{text} ({count} times)" for text, count in sorted(found.requested.items()))
     yield from shorten(found.notes, "ranges of events")
     if found.same:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
@@ -263,27 +255,16 @@ def first_lines(first: "EventDifference") -> Iterator[str]:
         yield f"  and {len(first.fields) - _LISTED} more fields"
 
 
-def _hyperparameter_lines(differing: "Iterable[HyperparameterDifference]") -> Iterator[str]:
-    for kind, differences in (
-        ("hyperparameters that differ", [one for one in differing if one.of_the_training]),
-        ("different in how they were started", [one for one in differing if not one.of_the_training]),
-    ):
-        if differences:
-            yield f"{kind}:"
-            yield from map(_field_line, differences)
-
-
 def _field_line(one: "FieldDifference") -> str:
     a, b = ("not there" if one.only == other else _text(value) for value, other in ((one.a, "B"), (one.b, "A")))
     return f"  {one.name}: {a} in A, {b} in B"
 
 
-def _metric_lines(metrics: "Iterable[MetricDifference]") -> list[str]:
-    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "LARGEST SHARE", "FIRST IN A", "FIRST IN B")]
-    for one in metrics:
-        absolute = f"{one.largest_absolute:.3g} at {one.largest_absolute_batch}ba"
-        relative = f"{one.largest_relative:.3g} at {one.largest_relative_batch}ba"
-        rows.append((one.name, f"{one.batch}ba", str(one.events), absolute, relative, _text(one.a), _text(one.b)))
+def _metric_lines(found: "Diff") -> list[str]:
+    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "FIRST IN A", "FIRST IN B")]
+    for name, one in sorted(found.metrics.items(), key=lambda item: (item[1].batch, item[1].rank)):
+        largest = f"{one.largest:.3g} at {one.largest_batch}ba"
+        rows.append((name, f"{one.batch}ba", str(one.events), largest, _text(one.a), _text(one.b)))
     return table(rows)
 
 

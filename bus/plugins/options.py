@@ -4,18 +4,18 @@ import datetime
 import enum
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.types.time import Time
 
 REQUIRED = inspect.Parameter.empty
 """The default of an option that has none."""
-
-_TRUE, _FALSE, _NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null", "")
 
 
 @dataclass(frozen=True)
@@ -98,43 +98,21 @@ def _convert_option(owner: str, option: PluginOption, text: str) -> Any:
 def _convert(text: str, kind: Any) -> Any:
     """Raises ValueError if the text is not a value of that type."""
     if kind in (Any, inspect.Parameter.empty):
-        return _guess(text)
+        kind = int | float | bool | str
     if get_origin(kind) in (Union, types.UnionType):
         return _first_of(text, get_args(kind))
-    if get_origin(kind) is Literal:
-        return _one_of(text, {str(value): value for value in get_args(kind)})
     if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
         item = (*get_args(kind), str)[0]
         items = [_convert(part.strip(), item) for part in text.split(",") if part.strip()]
         return items if (get_origin(kind) or kind) is list else tuple(items)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _one_of(text, {**{member.name: member for member in kind}, **{str(m.value): m for m in kind}})
-    converter = _CONVERTERS.get(kind)
-    if converter is None:
-        raise ValueError
-    return converter(text)
-
-
-def _bool(text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise ValueError
-    return text.lower() in _TRUE
-
-
-def _none(text: str) -> None:
-    if text.lower() not in _NONE:
-        raise ValueError
-
-
-_CONVERTERS: dict[Any, Callable[[str], Any]] = {
-    bool: _bool,
-    int: int,
-    float: float,
-    str: str,
-    Path: Path,
-    Time: Time.from_input,
-    type(None): _none,
-}
+    if kind is Time:
+        return Time.from_input(text)
+    if kind is Path:
+        return Path(text)
+    try:
+        return msgspec.convert("null" if text.lower() == "none" and kind is type(None) else text, kind, strict=False)
+    except TypeError:  # a type that msgspec does not know
+        raise ValueError from None
 
 
 def _first_of(text: str, kinds: Sequence[Any]) -> Any:
@@ -145,16 +123,6 @@ def _first_of(text: str, kinds: Sequence[Any]) -> Any:
         except ValueError:
             continue
     raise ValueError
-
-
-def _one_of(text: str, values: Mapping[str, Any]) -> Any:
-    if text not in values:
-        raise ValueError
-    return values[text]
-
-
-def _guess(text: str) -> Any:
-    return _first_of(text, (int, float, bool, str))
 
 
 def _type_of_default(default: Any) -> Any:
@@ -185,5 +153,5 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
         return "a list with commas"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return " or ".join(member.name for member in kind)
+        return " or ".join(str(member.value) for member in kind)
     return _WORDS.get(kind) or ("a value" if kind is Any else f"a {getattr(kind, '__name__', kind)}{_UNWRITABLE}")

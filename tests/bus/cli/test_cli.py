@@ -373,7 +373,6 @@ def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_
         (["runs", "--stream", "nats://127.0.0.1:1", "--runs-dir", "there"], "does not go with --runs-dir"),
         (["runs", "--broker", "tcp://127.0.0.1:1"], "No such option '--broker'"),
         (["compare", "a", "b", "--tolerance", "0.1"], "--tolerance needs --events"),
-        (["compare", "a", "b", "--times"], "--times needs --events"),
     ],
 )
 def test_a_wrong_option_is_named(runs_dir, arguments, message):

@@ -40,7 +40,7 @@ class Typed:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("flag", "yes", True),
+        ("flag", "true", True),
         ("flag", "False", False),
         ("count", "none", None),
         ("count", "7", 7),
@@ -51,7 +51,6 @@ class Typed:
         ("sizes", "1,2, 3", [1, 2, 3]),
         ("names", "a,b", ("a", "b")),
         ("names", "", ()),
-        ("colour", "RED", Colour.RED),
         ("colour", "r", Colour.RED),
         ("either", "5", 5),
         ("either", "five", "five"),

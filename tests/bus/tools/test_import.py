@@ -168,7 +168,7 @@ def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path
     assert "finished" in described
     assert "one" in run_bus("runs").output
     found = diff(run.recording, find_run("two").recording, tolerance=1e-6)
-    assert {one.name for one in found.metrics} <= {"logged/hp_metric"}
+    assert set(found.metrics) <= {"logged/hp_metric"}
     assert not found.incomplete
     assert export(run.recording, tmp_path / "out.csv", "csv").ending is not None
     assert (run.path / "run.json").stat().st_mode & 0o077 == 0

@@ -373,16 +373,16 @@ def test_diff_names_those_that_differ_and_how_runs_were_started_makes_no_differe
     )
     assert not found.same
     assert found.first is None
-    assert [(one.name, one.a, one.b, one.only, one.of_the_training) for one in found.hyperparameters] == [
-        ("optimizer/lr", 0.1, 0.2, None, True),
-        ("only", 1, None, "A", True),
-        ("machine/host", "x", "y", None, False),
+    assert [(one.name, one.a, one.b, one.only) for one in found.hyperparameters] == [
+        ("optimizer/lr", 0.1, 0.2, None),
+        ("only", 1, None, "A"),
+        ("machine/host", "x", "y", None),
     ]
     started = compared(tmp_path, {"command": "a", "version": {"torch": "1"}}, {"command": "b", "git": {"dirty": True}})
     assert started.same
     assert len(started.hyperparameters) == 3
     alone = compared(tmp_path, {"seed": 1}, None)
-    assert (alone.same, alone.hyperparameters, alone.notes) == (True, (), ("A alone says its hyperparameters",))
+    assert (alone.same, alone.hyperparameters, alone.notes) == (True, [], ["A alone says its hyperparameters"])
 
 
 def test_the_page_shows_those_first_that_differ() -> None:
