@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,34 +167,8 @@ def rate_option(default: str | None) -> Callable[..., Any]:
     )
 
 
-@dataclass(frozen=True)
-class ReplayChoice:
-    """What was chosen of how a recording is replayed; none of it when everything is as by default."""
-
-    rate: float | None
-    start: "Bound | None"
-    until: "Bound | None"
-    loop: bool
-
-    @property
-    def option(self) -> str | None:
-        """An option that was given, if one was."""
-        given = {
-            "--rate": self.rate is not None,
-            "--start": self.start is not None,
-            "--until": self.until is not None,
-            "--loop": self.loop,
-        }
-        return next((name for name, is_given in given.items() if is_given), None)
-
-    @property
-    def rate_or_max(self) -> float:
-        """The rate; infinity for as fast as it can be."""
-        return math.inf if self.rate is None else self.rate
-
-    @property
-    def bounds(self) -> str:
-        """The bounds, in words."""
-        since = "" if self.start is None else f"from {self.start} on"
-        until = "" if self.until is None else f"until {self.until}"
-        return " and ".join(part for part in (since, until) if part) or "in this recording"
+def bounds_in_words(start: "Bound | None", until: "Bound | None") -> str:
+    """The part of a recording, in words."""
+    since = "" if start is None else f"from {start} on"
+    end = "" if until is None else f"until {until}"
+    return " and ".join(part for part in (since, end) if part) or "in this recording"

@@ -19,7 +19,7 @@ from offloop.bus.cli.options import (
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import CliCommand
-from offloop.bus.tools.logs import SOURCES
+from offloop.bus.tools.logs import SOURCES, TENSORBOARD
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
@@ -83,7 +83,7 @@ def export_recording(
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "source", required=True, type=click.Choice(list(SOURCES)), metavar="TOOL", help="What wrote it."
+    "--from", "source", required=True, type=click.Choice([TENSORBOARD, *SOURCES]), metavar="TOOL", help="What wrote it."
 )
 @run_name_option
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloop.bus.cli.options import (
-    ReplayChoice,
+    bounds_in_words,
     loop_option,
     rate_option,
     run_name_option,
@@ -93,10 +93,9 @@ def replay(
         while loop and served.events and not server.stopped:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     if not served.events and not server.stopped:
-        bounds = ReplayChoice(rate, start, until, loop).bounds
+        part = bounds_in_words(start, until)
         say(
-            f"run {served_name} is empty: no event is {bounds}; 'offloop show {run}' shows how long the run was",
-            err=True,
+            f"run {served_name} is empty: no event is {part}; 'offloop show {run}' shows how long the run was", err=True
         )
         return EXIT_TROUBLE
     return _report(served)

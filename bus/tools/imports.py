@@ -2,28 +2,24 @@
 
 import os
 import re
-import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
-from offloop.bus.files import TEMPORARY_NAME, atomic_replace
+from offloop.bus.files import atomic_replace
 from offloop.bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
 from offloop.bus.protocol.order import Ending, Reached
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.redaction import redact
-from offloop.bus.runs.directory import IMPORTED_FROM, LOCK_FILE, RunDirectory, in_words, is_locked, runs_dir
+from offloop.bus.runs.directory import IMPORTED_FROM, RunDirectory, in_words, runs_dir
 from offloop.bus.strict_json import plain
-from offloop.bus.tools.logs import Log, LogRow, find_logs, read_log
+from offloop.bus.tools.logs import Log, find_logs, read_log
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.source import IMPORTED
@@ -107,8 +103,8 @@ def import_logs(
     for one, count in Counter(names).items():
         if count > 1:
             raise ConfigurationError(f"two of the logs in {path} would be run {one!r}: import each by its own path")
-        _check_new(root, one)
-    _remove_abandoned(root)
+        if os.path.lexists(root / one):
+            raise ConfigurationError(f"run {one!r} exists in {in_words(root)}: choose another name with '--run-name'")
     done = [_import(source, log, root, one, step_column) for log, one in zip(logs, names, strict=True)]
     if all(one.run is None for one in done):
         raise ConfigurationError(f"there are no numbers in {done[0].path}: nothing is imported")
@@ -125,59 +121,39 @@ def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
     return check_run_name(name)
 
 
-def _check_new(root: Path, name: str) -> None:
-    if os.path.lexists(root / name):
-        raise ConfigurationError(f"run {name!r} exists in {in_words(root)}: choose another name with '--run-name'")
-
-
-def _remove_abandoned(root: Path) -> None:
-    """Removes what imports left behind that were killed: of another one the run is locked."""
-    for place in root.glob(".*.tmp"):
-        found = TEMPORARY_NAME.fullmatch(place.name)
-        if found and (place / found["name"] / LOCK_FILE).is_file() and not is_locked(place / found["name"]):
-            shutil.rmtree(place, ignore_errors=True)
+_Latest = dict[str, tuple[float, float | None]]
+"""Of a step the last value of each name, with its time."""
 
 
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
-    steps = values = replaced = 0
-    directory = None
-    # Sorted outside of Python, because a log may be larger than memory.
-    with closing(sqlite3.connect("")) as rows:
-        try:
-            places = _places(_gather(rows, read_log(source, log, step_column)))
-            if places:
-                with atomic_replace(root / name, is_new=True) as draft:
-                    directory = RunDirectory(draft.parent, name)
-                    steps, values, replaced = _write(directory, rows, log, source, places)
-        except UnicodeError as error:
-            raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
-        except RecursionError:
-            raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
-        except sqlite3.Error as error:
-            raise RunDirectoryError(f"the temporary file for sorting {log.path} cannot be used: {error}") from None
-        except CheckpointError as error:
-            _check_new(root, name)
-            raise RunDirectoryError(str(error)) from None
-        finally:
-            # Not before the run has its name, because what is not locked is removed.
-            if directory is not None:
-                directory.release()
+    steps: dict[int, _Latest] = {}
+    replaced = 0
+    try:
+        for step, time, values in read_log(source, log, step_column):
+            if values is None:
+                steps = {earlier: latest for earlier, latest in steps.items() if earlier < step}
+                continue
+            latest = steps.setdefault(step, {}) if values else {}
+            for metric, value in values.items():
+                replaced += metric in latest and latest[metric][0] != value
+                latest[metric] = value, time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
+        places = _places(dict.fromkeys(metric for latest in steps.values() for metric in latest))
+        if places:
+            with atomic_replace(root / name, is_new=True) as draft:
+                directory = RunDirectory(draft.parent, name)
+                try:
+                    _write(directory, steps, log, source, places)
+                finally:
+                    directory.release()
+    except UnicodeError as error:
+        raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
+    except RecursionError:
+        raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
+    except CheckpointError as error:
+        raise RunDirectoryError(str(error)) from None
+    count = sum(map(len, steps.values()))
     notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
-    return Imported(name if places else None, log.path, steps, values, replaced, notes, damage)
-
-
-def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> list[str]:
-    execute, pack = database.execute, msgpack.Packer().pack
-    execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
-    names: dict[str, Any] = {}
-    for step, time, values in rows:
-        if values is None:
-            execute("DELETE FROM rows WHERE step >= ?", (step,))
-        elif values:
-            known = time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
-            execute("INSERT INTO rows VALUES (?, ?, ?)", (step, known, pack(values)))
-            names.update(values)
-    return list(names)
+    return Imported(name if places else None, log.path, len(steps), count, replaced, notes, damage)
 
 
 # -- where a value goes -----------------------------------------------------------------------------------------------
@@ -218,10 +194,11 @@ def _place(name: str) -> _Place:
 
 
 def _write(
-    directory: RunDirectory, rows: sqlite3.Connection, log: Log, source: str, places: Mapping[str, _Place]
-) -> tuple[int, int, int]:
-    """Writes the recording, and what is known of the run. Returns how many steps, values and replaced values."""
-    (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
+    directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, source: str, places: Mapping[str, _Place]
+) -> None:
+    """Writes the recording, and what is known of the run."""
+    times = (time for latest in steps.values() for _, time in latest.values() if time is not None)
+    first = min(times, default=None)
     # A log without times has at least that of its files.
     began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
     description = {
@@ -233,10 +210,8 @@ def _write(
         stream = _Stream(writer, directory.name, number, began, places)
         stream.send(Event.INIT, description)
         stream.send(Event.FIT_START, _facts(log, places))
-        for step, group in groupby(
-            rows.execute("SELECT step, time, body FROM rows ORDER BY step, rowid"), key=itemgetter(0)
-        ):
-            stream.step(step, group)
+        for step in sorted(steps):
+            stream.step(step, steps[step])
         stream.send(Event.FIT_END, {})
         stream.end()
     info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
@@ -244,7 +219,6 @@ def _write(
     at = stream.at
     reached = Reached(at.epoch, at.batch, at.sample, None)
     directory.end_attempt(Ending("finished"), reached=reached, ended=stream.time / 10**9)
-    return stream.steps, stream.values, stream.replaced
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -285,18 +259,9 @@ class _Stream:
         self._counters = {"epoch": 0, "sample": 0, "token": 0}
         self._counters |= dict.fromkeys(("batch_in_epoch", "sample_in_epoch", "token_in_epoch"), 0)
         self.at = TrainingTime(*[0] * 14)
-        self.steps = self.values = self.replaced = 0
 
-    def step(self, step: int, rows: Iterable[tuple[int, float | None, bytes]]) -> None:
-        """Takes in all rows of a step, of which a later one replaces values of an earlier one."""
-        latest: dict[str, tuple[float, float | None]] = {}
-        for _, time, body in rows:
-            for name, value in msgpack.unpackb(body).items():
-                if name in latest and latest[name][0] != value:
-                    self.replaced += 1
-                latest[name] = value, time
-        self.steps += 1
-        self.values += len(latest)
+    def step(self, step: int, latest: _Latest) -> None:
+        """Writes what was logged at a step."""
         fields: dict[str, Any] = {}
         logged: dict[str, float] = {}
         rates: dict[str, dict[int, tuple[str, float]]] = {}

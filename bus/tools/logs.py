@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.files import open_file
-from offloop.bus.printing import Damage
+from offloop.bus.printing import Damage, shorten
 from offloop.bus.protocol.frames import MAX_TIME
 from offloop.bus.strict_json import flatten, json_text
 
@@ -25,10 +25,6 @@ _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
-_LONGEST_RECORD = 64 << 20
-"""Bytes in a record of an event file."""
-_MOST_HPARAMS = 100_000
-"""Values in a hparams.yaml: aliases of aliases would fill the memory."""
 # An earlier number cannot be a date of a training: it counts seconds since something else.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -88,8 +84,10 @@ def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[
         ConfigurationError: it is not a log of that kind, or a package for it is not installed.
         OSError: a file cannot be read.
     """
+    if source == TENSORBOARD:
+        return _read_event_files(log)
     _, read = SOURCES[source]
-    return read(log, step_column)
+    return _rows(log, read(log), "step" if source == "hf-trainer-state" else step_column)
 
 
 # -- TensorBoard ------------------------------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ def _between(folder: Path, top: Path) -> list[Path]:
     return [parent for parent in folder.parents if parent.is_relative_to(top)]
 
 
-def _read_event_files(log: Log, _step_column: str | None) -> Iterator[LogRow]:
+def _read_event_files(log: Log) -> Iterator[LogRow]:
     require("'--from tensorboard'", "tensorboard", "tensorboard")
     # Not through TensorBoard's own reader, which loads TensorFlow where that is installed.
     from google.protobuf.message import DecodeError
@@ -189,10 +187,6 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
             if length > size - offset - _RECORD.size - 4:
                 damage.add(f"{path}, byte {offset}: it ends within a record, which is left out")
                 return
-            if length > _LONGEST_RECORD:
-                damage.add(f"{path}, byte {offset}: a record of {length:,} bytes is left out")
-                offset = file.seek(length + 4, os.SEEK_CUR)
-                continue
             data, (expected,) = file.read(length), struct.unpack("<I", file.read(4))
             # Scalars are small; images would take seconds.
             if length <= _CHECKED_BYTES and masked_crc32c(data) != expected:
@@ -216,73 +210,63 @@ def _scalar(value: Any) -> float | None:
 
 # -- files of text ----------------------------------------------------------------------------------------------------
 
+_Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
+"""Each record of a log, and its place in words."""
 
-class _Rows:
-    """Makes rows of the records of a log."""
 
-    def __init__(self, log: Log, step_column: str | None = None) -> None:
-        self._log = log
-        self._step_column = step_column
-        self._column: str | None = None
-        self._others: set[str] = set()
-        self._known: dict[str, None] = {}
-        self._without_step = 0
+def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogRow]:
+    """The rows of a log's records, which come with their places.
 
-    def make(self, record: dict[str, Any], where: str) -> LogRow | None:
-        """The row of a record; ``None`` for one without a step."""
-        if self._column is None:
-            self._known.update(dict.fromkeys(record))
-            self._column = self._choose(record)
-        step = None if self._column is None else record.get(self._column)
+    Raises:
+        ConfigurationError: none of them has a step, or one has no whole number there.
+    """
+    column: str | None = None
+    known: dict[str, None] = {}
+    left_out: set[str] = set()
+    without_step = 0
+    for where, record in records:
+        if column is None:
+            known |= dict.fromkeys(record)
+            column = _step_column(record, step_column)
+        step = None if column is None else record.get(column)
         if step is None:
-            self._without_step += 1
-            return None
+            without_step += 1
+            continue
         if type(step) not in (int, float) or not 0 <= step <= _LARGEST_STEP or step != int(step):
             raise ConfigurationError(
-                f"{self._log.path}, {where}: {self._column!r} is {step!r}, not a whole number from 0 on: "
+                f"{log.path}, {where}: {column!r} is {step!r}, not a whole number from 0 on: "
                 "name the column of steps with '--step-column'"
             )
         values: dict[str, float] = {}
         time = None
         for name, value in record.items():
-            if value is None or name == self._column:
+            if value is None or name == column:
                 continue
             number = value if type(value) is float else _as_number(value)
             if number is None:
-                self._leave_out(name, where)
+                if name not in left_out:
+                    left_out.add(name)
+                    log.notes.add(f"{name!r} is left out where it is not a number, as in {where}")
             elif time is None and name.casefold() in _TIMES and _EARLIEST <= number < MAX_TIME / 10**9:
                 time = float(number)
             else:
                 values[name] = number
-        return LogRow(int(step), time, values)
+        yield LogRow(int(step), time, values)
+    if column is None and without_step:
+        names = shorten(map(repr, known), "names", _LISTED)
+        missing = f"column {step_column!r}" if step_column else f"column of steps ({', '.join(_STEPS)})"
+        raise ConfigurationError(
+            f"{log.path} has no {missing}: it has {', '.join(names)}; name one with '--step-column'"
+        )
+    if without_step:
+        log.notes.add(f"rows without a step are left out: {without_step:,}")
 
-    def _choose(self, record: dict[str, Any]) -> str | None:
-        if self._step_column is not None:
-            return self._step_column if self._step_column in record else None
-        by_name = {name.casefold(): name for name in reversed(record)}
-        return next((by_name[name] for name in _STEPS if name in by_name), None)
 
-    def _leave_out(self, name: str, where: str) -> None:
-        if name not in self._others:
-            self._others.add(name)
-            self._log.notes.add(f"{name!r} is left out where it is not a number, as in {where}")
-
-    def end(self) -> None:
-        """After the last record.
-
-        Raises:
-            ConfigurationError: none of them had a step.
-        """
-        if self._column is None and self._without_step:
-            names = list(self._known)
-            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            missing = f"column {self._step_column!r}" if self._step_column else f"column of steps ({', '.join(_STEPS)})"
-            raise ConfigurationError(
-                f"{self._log.path} has no {missing}: it has {', '.join(map(repr, names[:_LISTED]))}{more}; "
-                "name one with '--step-column'"
-            )
-        if self._without_step:
-            self._log.notes.add(f"rows without a step are left out: {self._without_step:,}")
+def _step_column(record: dict[str, Any], requested: str | None) -> str | None:
+    if requested is not None:
+        return requested if requested in record else None
+    by_name = {name.casefold(): name for name in reversed(record)}
+    return next((by_name[name] for name in _STEPS if name in by_name), None)
 
 
 def _as_number(value: Any) -> float | None:
@@ -296,8 +280,8 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _read_csv(log: Log, step_column: str | None) -> Iterator[LogRow]:
-    path, rows = log.path, _Rows(log, step_column)
+def _read_csv(log: Log) -> _Records:
+    path = log.path
     _take_hparams_file(log, path.parent)
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
@@ -311,11 +295,10 @@ def _read_csv(log: Log, step_column: str | None) -> Iterator[LogRow]:
                     raise ConfigurationError(f"{path}, {where}: it has {len(cells)} cells, the header {len(header)}")
                 # A column without a name counts the rows, as in what pandas writes.
                 record = {name: _of_cell(cell) for name, cell in zip(header, cells, strict=False) if name}
-                if any(value is not None for value in record.values()) and (row := rows.make(record, where)):
-                    yield row
+                if any(value is not None for value in record.values()):
+                    yield where, record
         except csv.Error as error:
             raise ConfigurationError(f"{path}, line {lines.line_num}: it is not CSV ({error})") from None
-    rows.end()
 
 
 def _of_cell(text: str) -> float | str | None:
@@ -329,8 +312,8 @@ def _of_cell(text: str) -> float | str | None:
     return text
 
 
-def _read_jsonl(log: Log, step_column: str | None) -> Iterator[LogRow]:
-    path, rows = log.path, _Rows(log, step_column)
+def _read_jsonl(log: Log) -> _Records:
+    path = log.path
     with open(open_file(path, follow=True), encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             where = f"line {number}"
@@ -347,13 +330,12 @@ def _read_jsonl(log: Log, step_column: str | None) -> Iterator[LogRow]:
                 raise ConfigurationError(f"{path}, {where}: it is not a JSON object")
             if isinstance(found := record.get("hyperparameters"), dict):
                 log.hyperparameters |= found
-            elif row := rows.make(flatten(record), where):
-                yield row
-    rows.end()
+            else:
+                yield where, flatten(record)
 
 
-def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[LogRow]:
-    path, rows = log.path, _Rows(log, "step")
+def _read_trainer_state(log: Log) -> _Records:
+    path = log.path
     with open(open_file(path, follow=True), encoding="utf-8") as file:
         try:
             state = json.load(file)
@@ -366,9 +348,7 @@ def _read_trainer_state(log: Log, _step_column: str | None) -> Iterator[LogRow]:
         raise ConfigurationError(f"{path} has no list 'log_history' of objects: name a trainer_state.json")
     log.hyperparameters |= {name: state[name] for name in _OF_A_TRAINER if state.get(name) is not None}
     for number, entry in enumerate(history, 1):
-        if row := rows.make(flatten(entry), f"entry {number} of 'log_history'"):
-            yield row
-    rows.end()
+        yield f"entry {number} of 'log_history'", flatten(entry)
 
 
 def _take_hparams_file(log: Log, folder: Path) -> None:
@@ -383,11 +363,10 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         return
     try:
         with open(open_file(path, follow=True), encoding="utf-8") as file:
-            loader = yaml.SafeLoader(file.read())
-        node = loader.get_single_node()
-        if _count_nodes(node, {}) > _MOST_HPARAMS:
-            raise ValueError(f"it has more than {_MOST_HPARAMS:,} values")
-        found = None if node is None else loader.construct_document(node)
+            text = file.read()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases, which may stand for any number of values")
+        found = yaml.safe_load(text)
         # An integer may have more digits than Python writes.
         json_text(found)
     # PyYAML lets out what Python raises where a value is not of the kind that its tag says.
@@ -398,22 +377,9 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         log.hyperparameters |= {str(name): value for name, value in found.items()}
 
 
-def _count_nodes(node: Any, known: dict[Any, int]) -> int:
-    """Values in a node of YAML with its aliases resolved, counted up to one more than the limit."""
-    if node not in known:
-        # A node may be within itself.
-        known[node] = _MOST_HPARAMS + 1
-        parts = node.value if isinstance(getattr(node, "value", None), list) else ()
-        # A map has pairs.
-        nodes = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-        known[node] = min(1 + sum(_count_nodes(one, known) for one in nodes), _MOST_HPARAMS + 1)
-    return known[node]
-
-
-SOURCES: Mapping[str, tuple[str, Callable[[Log, str | None], Iterator[LogRow]]]] = {
-    TENSORBOARD: ("", _read_event_files),
+SOURCES: Mapping[str, tuple[str, Callable[[Log], _Records]]] = {
     "csv": ("metrics.csv", _read_csv),
     "jsonl": ("metrics.jsonl", _read_jsonl),
     "hf-trainer-state": ("trainer_state.json", _read_trainer_state),
 }
-"""Of each kind of log the name of its file in a folder, and what reads it."""
+"""Of each kind of log that is text the name of its file in a folder, and what reads it."""

@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
+import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,19 +12,25 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from offloop.bus.cli.options import ReplayChoice
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.cli.options import bounds_in_words
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.window import Bound
+from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.replay import Replay
+from offloop.bus.runs.directory import find_run
 from offloop.bus.types.demand import check_max_delay, shortest_delay
 from offloop.consumers.api.callback import Callback, OnError, demand_of
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
-from offloop.consumers.cli.selector import RunSelector, SourceStreams, open_state
-from offloop.consumers.runner.checkpoint_states import CheckpointStates
-from offloop.consumers.runner.entries import requested_events, unique_names
+from offloop.consumers.delivery.commit import CommitStore
+from offloop.consumers.runner.checkpoint_states import STATE_DIR, CheckpointStates
+from offloop.consumers.runner.entries import Subscription, requested_events, unique_names
+from offloop.consumers.runner.places import FoundRun, NatsRuns, Stream, place_of
 from offloop.consumers.runner.session import run_session
-from offloop.consumers.runner.state_file import check_name
+from offloop.consumers.runner.state_file import StateFile, check_name
+from offloop.consumers.runner.streams import choose_ranks, find_or_wait, live_or_wait, newest_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +59,33 @@ class ConsumerOptions:
     show_list: bool
 
     @property
-    def source(self) -> RunSelector:
-        """The run or recording to read."""
-        return RunSelector(self.run, self.runs_dir, self.stream, self.replay, self.wait, self.last, self.ranks)
+    def is_file(self) -> bool:
+        """Whether they name a recording."""
+        return self.replay is not None or (self.run is not None and not self.stream and Path(self.run).is_file())
 
     @property
-    def choice(self) -> ReplayChoice:
-        """The way to replay a recording."""
-        return ReplayChoice(self.rate, self.start, self.until, self.loop)
+    def replay_option(self) -> str | None:
+        """An option of how a recording is replayed, if one was given."""
+        given = {"--rate": self.rate, "--start": self.start, "--until": self.until, "--loop": self.loop or None}
+        return next((name for name, value in given.items() if value is not None), None)
 
     def check(self) -> None:
         """Raises for options that do not go together, or for a value that is not allowed."""
         if not self.callbacks:
             raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
-        self.source.check()
-        if self.choice.option and not self.source.is_file:
+        if self.replay and (self.run or self.wait):
+            raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
+        if self.last and (self.replay or self.run or self.wait):
             raise click.UsageError(
-                f"{self.choice.option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays "
+                "--last takes the newest run there is: it goes with none of --replay, --run and --wait"
+            )
+        if self.stream and self.replay:
+            raise click.UsageError("--stream reads runs from NATS: it does not go with --replay")
+        if self.ranks and not (self.stream and self.run):
+            raise click.UsageError("--ranks chooses ranks of a run in NATS: name them with --stream and --run")
+        if self.replay_option and not self.is_file:
+            raise click.UsageError(
+                f"{self.replay_option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays "
                 "it for other consumers"
             )
         if self.loop and self.name is not None:
@@ -83,7 +100,28 @@ class ConsumerOptions:
     def create(self) -> tuple[list[Callback], list[LoggerDestination]]:
         """The callbacks and loggers, new ones with each call."""
         made, destinations = create_selected(self.callbacks, self.loggers, self.options)
-        return made, beside_terminal(made, destinations, _is_default("loggers"))
+        return made, _beside_terminal(made, destinations)
+
+    def find(self) -> FoundRun | Recording:
+        """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
+        named run that is just being started again is waited for.
+
+        Raises:
+            RunNotFoundError: there is no such run, and they do not say to wait.
+            RecordingError: the recording cannot be read.
+            BrokerError: the NATS servers do not answer.
+        """
+        if self.replay is not None and not self.replay.exists():
+            # What is no run's name either is told of as a file.
+            with contextlib.suppress(RunNotFoundError, ConfigurationError):
+                return Recording(find_run(str(self.replay), self.runs_dir).recording)
+        if self.is_file:
+            return Recording(self.replay or Path(str(self.run)))
+        place = place_of(self.runs_dir, self.stream)
+        if self.run:
+            found = find_or_wait(place, self.run, self.wait, say)
+            return choose_ranks(found, self.ranks, self.wait, say) if self.ranks else found
+        return (newest_run if self.last else live_or_wait)(place, say)
 
 
 def consume(options: ConsumerOptions) -> int:
@@ -99,7 +137,8 @@ def consume(options: ConsumerOptions) -> int:
         callback.check()
     for destination in destinations:
         destination.check()
-    if options.callbacks == ["top"] and not destinations and options.name is None and options.source.names_nothing:
+    names_run = options.run or options.replay or options.stream or options.wait or options.last
+    if options.callbacks == ["top"] and not (destinations or options.name or names_run):
         # Only now, because it takes time.
         from offloop.consumers.dashboard.terminal.home import show_all_runs
 
@@ -109,10 +148,10 @@ def consume(options: ConsumerOptions) -> int:
 
 
 def _run(options: ConsumerOptions, made: list[Callback], destinations: list[LoggerDestination]) -> int:
-    found, name, choice = options.source.find(say), options.name, options.choice
+    found, name = options.find(), options.name
     delay = shortest_delay([options.max_delay, *(destination.max_delay for destination in destinations)])
-    streams = SourceStreams(found, choice, name, delay)
-    progress = None if name is None else open_state(options.state_dir, name, found, say)
+    streams = _Streams(found, options, delay)
+    progress = None if name is None else _open_state(options.state_dir, name, found)
     states = None if name is None else CheckpointStates(name, options.state_dir)
     code = 0
     while True:
@@ -132,17 +171,69 @@ def _run(options: ConsumerOptions, made: list[Callback], destinations: list[Logg
         if not options.loop or statistics.interrupted or is_empty:
             break
         made, destinations = options.create()
-        streams.rewind()
+        streams = _Streams(found, options, delay)
     if statistics.interrupted:
         return code
     if is_empty and (options.start or options.until or options.loop):
         say(
-            f"nothing was replayed: no event that these callbacks request is {choice.bounds}; 'offloop show PATH' "
-            "shows how long the run was"
+            "nothing was replayed: no event that these callbacks request is "
+            f"{bounds_in_words(options.start, options.until)}; 'offloop show PATH' shows how long the run was"
         )
         return max(code, EXIT_TROUBLE)
-    hold_open(made)
+    _hold_open(made)
     return code
+
+
+class _Streams:
+    """The streams of what was found, whose events may be ``max_delay`` seconds late."""
+
+    def __init__(self, found: FoundRun | Recording, options: ConsumerOptions, max_delay: float | None) -> None:
+        self._found, self._options, self._max_delay = found, options, max_delay
+        self._pace = Pace(math.inf if options.rate is None else options.rate)
+        self._replays: list[Replay] = []
+
+    @property
+    def gave_nothing(self) -> bool:
+        """Whether what was replayed had no event that callbacks with streams of their own request. The first stream is
+        the others', and brings what the run says of itself too."""
+        return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
+
+    def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+        """The stream for these callbacks, as :data:`offloop.consumers.runner.session.OpenStream` has it.
+
+        Raises:
+            RunError: another attempt of the run has begun meanwhile.
+        """
+        found, options = self._found, self._options
+        if not isinstance(found, Recording):
+            return found.attach(Subscription.of(callbacks, options.name, after, self._max_delay))
+        recording = Recording(found.path)
+        if options.replay_option is None:
+            return recording
+        events = requested_events(callbacks)
+        replay = Replay(recording, self._pace, options.start, options.until, events=events, after=after)
+        self._replays.append(replay)
+        return replay
+
+
+def _open_state(
+    directory: Path | None, name: str, found: FoundRun | Recording
+) -> contextlib.AbstractContextManager[CommitStore]:
+    """Where the consumer ``name`` keeps how far it is: in ``directory``, or else in the run's own; of a run in NATS,
+    there.
+
+    Raises:
+        ConfigurationError: a consumer of that name is at work.
+        RunDirectoryError: the directory cannot be made or written.
+        BrokerError: NATS does not answer.
+    """
+    if isinstance(found, Recording):
+        return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
+    if directory is None and isinstance(found.place, NatsRuns):
+        from offloop.consumers.runner.state_bucket import StateBucket
+
+        return StateBucket(found.place.address, name, found.name, found.attempt, say)
+    return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt)
 
 
 @contextlib.contextmanager
@@ -156,10 +247,6 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _is_default(option: str) -> bool:
-    return click.get_current_context().get_parameter_source(option) is ParameterSource.DEFAULT
-
-
 def _print_list() -> None:
     click.echo("Callbacks (--callbacks NAME,NAME, or package.module:Class, or file.py:Class)")
     click.echo("\n".join(CALLBACKS.listing()))
@@ -167,11 +254,8 @@ def _print_list() -> None:
     click.echo("\n".join(LOGGERS.listing()))
 
 
-def beside_terminal(
-    callbacks: Sequence[Callback], destinations: list[LoggerDestination], is_default: bool
-) -> list[LoggerDestination]:
-    """The destinations that can be had beside callbacks that draw on the whole terminal: none of them when
-    ``is_default``, that is when nobody named them.
+def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDestination]) -> list[LoggerDestination]:
+    """The destinations that can be had beside callbacks that draw on the whole terminal: none of the default ones.
 
     Raises:
         ConfigurationError: two would write to the terminal, of which one draws on all of it.
@@ -183,7 +267,7 @@ def beside_terminal(
         raise ConfigurationError(f"{' and '.join(owners)} both draw on the whole terminal: give one of them")
     if not owners:
         return destinations
-    if is_default:
+    if click.get_current_context().get_parameter_source("loggers") is ParameterSource.DEFAULT:
         return []
     writing = [type(one).__name__ for one in destinations if one.writes_to_terminal]
     if writing:
@@ -194,7 +278,7 @@ def beside_terminal(
     return destinations
 
 
-def hold_open(callbacks: Sequence[Callback]) -> None:
+def _hold_open(callbacks: Sequence[Callback]) -> None:
     """Keeps callbacks open that show something, until SIGINT or SIGTERM."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -4,9 +4,7 @@ import csv
 import json
 import math
 import os
-import signal
 import struct
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -20,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from training import gold_evaluators, gold_trainer
@@ -598,22 +595,6 @@ def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path
     assert not list(runs_dir.iterdir())
 
 
-def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_path):
-    with SummaryWriter(tmp_path) as writer:
-        writer.add_scalar("loss", 1.0, 1)
-        writer.flush()
-        length = struct.pack("<Q", 128 << 20)
-        path = Path(writer.file_writer.event_writer._file_name)
-        with path.open("ab") as file:
-            offset = file.tell()
-            file.write(length + struct.pack("<I", masked_crc32c(length)))
-            file.truncate(offset + 12 + (128 << 20) + 4)
-        writer.add_scalar("loss", 2.0, 2)
-    done = run_bus("import", "--from", "tensorboard", tmp_path, "--run-name", "x", code=3)
-    assert f"byte {offset}: a record of 134,217,728 bytes is left out" in done.output
-    assert replayed("x").metrics["loss/train/total"] == [(1, 1.0), (2, 2.0)]
-
-
 def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
     names = [f"c{number}" for number in range(200_000)]
     path = write_csv(tmp_path / "log.csv", ",".join(("step", *names)), ",".join(["1"] * (len(names) + 1)))
@@ -622,22 +603,6 @@ def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
     assert "more than one column 'c7'" in str(
         run_bus("import", "--from", "csv", path, "--run-name", "twice", code=1).exception
     )
-
-
-def test_what_a_killed_import_leaves_is_removed_by_the_next_one_and_what_is_being_written_is_not(runs_dir, tmp_path):
-    path = write_csv(tmp_path / "log.csv", "step,loss", "1,2")
-    script = (
-        "import os, pathlib, signal, sys\nfrom offloop.bus.tools import imports\n"
-        "imports._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "imports.import_logs('csv', pathlib.Path(sys.argv[1]), name='killed')\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script, path]).returncode == -signal.SIGKILL
-    (left,) = runs_dir.iterdir()
-    assert left.name.startswith(".killed.")
-    another = RunDirectory(runs_dir / ".another.0123abcd.tmp", "another")
-    import_logs("csv", path)
-    assert sorted(one.name for one in runs_dir.iterdir()) == [".another.0123abcd.tmp", "log"]
-    another.release()
 
 
 def test_a_line_that_a_killed_process_left_half_is_left_out(runs_dir, tmp_path):
@@ -684,7 +649,7 @@ def test_a_run_that_begins_meanwhile_is_not_replaced(runs_dir, tmp_path, monkeyp
         return write(*arguments)
 
     monkeypatch.setattr(imports, "_write", begin_another)
-    with pytest.raises(ConfigurationError, match="run 'log' exists"):
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*log"):
         import_logs("csv", path)
     assert [one.name for one in (runs_dir / "log").iterdir()] == ["broker.lock"]
     assert len(list(runs_dir.iterdir())) == 1
@@ -716,19 +681,16 @@ def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
 def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monkeypatch):
     write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
     yaml = tmp_path / "hparams.yaml"
-    odd = ("a: !!bool maybe", "a: !!int '_'", "a: !!timestamp x", f"a: {'1:' * 400}1.5")
+    odd = ("a: &a [*a]", "a: !!bool maybe", "a: !!int '_'", "a: !!timestamp x", f"a: {'1:' * 400}1.5")
     for number, text in enumerate(("- 1", "a: !!python/object:os.system {}", "a: [", "a: 0x" + "f" * 5000, *odd)):
         yaml.write_text(text)
         (done,) = import_logs("csv", tmp_path, name=f"bad{number}")
         assert bool(done.notes) is (number > 0)
         assert all(str(yaml) in line for line in done.notes)
-    yaml.write_text(
-        "layers: &same [1, 2]\nagain: *same\noptimizer: {lr: 0.1, big: 100000000000000000000}\nday: 2026-01-01\n"
-    )
+    yaml.write_text("layers: [1, 2]\noptimizer: {lr: 0.1, big: 100000000000000000000}\nday: 2026-01-01\n")
     import_logs("csv", tmp_path, name="good")
     assert replayed("good").hyperparameters == {
         "layers": [1, 2],
-        "again": [1, 2],
         "optimizer/lr": 0.1,
         "optimizer/big": "100000000000000000000",
         "day": "2026-01-01",
@@ -736,30 +698,3 @@ def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monke
     monkeypatch.setitem(sys.modules, "yaml", None)
     (done,) = import_logs("csv", tmp_path, name="without")
     assert done.notes == (f"{yaml} is left out: its hyperparameters can be read after pip install pyyaml",)
-
-
-def grown(first, repeat):
-    """YAML in which each line repeats the one before nine times."""
-    lines = [f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {repeat([f'*a{n}'] * 9)}" for n in range(11))]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (grown("[x]", lambda names: f"[{', '.join(names)}]"), "more than 100,000 values"),
-        (
-            grown("{x: 1}", lambda names: f"{{{', '.join(f'{key}: {name}' for key, name in enumerate(names))}}}"),
-            "more than 100,000 values",
-        ),
-        (grown("{x: 1}", lambda names: f"{{<<: [{', '.join(names)}]}}"), "more than 100,000 values"),
-        ("a: &a [*a]", "more than 100,000 values"),
-    ],
-    ids=["lists", "maps", "merged", "endless"],
-)
-def test_hyperparameters_that_grow_as_they_are_read_are_left_out(runs_dir, tmp_path, text, message):
-    write_csv(tmp_path / "metrics.csv", "step,loss", "1,2")
-    (tmp_path / "hparams.yaml").write_text(text)
-    (done,) = import_logs("csv", tmp_path, name="x")
-    assert done.notes[0].startswith(f"{tmp_path}/hparams.yaml is left out, it cannot be read: it has {message}")
-    assert (replayed("x").hyperparameters, replayed("x").metrics["loss/train/total"]) == ({}, [(1, 2)])
