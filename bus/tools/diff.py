@@ -31,7 +31,7 @@ _FACTS = frozenset(
         *("train_samples", "eval_samples", "microbatch", *COUNTERS, *_INNER_TIMES),
     )
 )
-"""Numbers that are no metrics."""
+"""Numbers beside the metrics."""
 _LISTED = 20
 
 
@@ -312,7 +312,7 @@ def _compare_rank(a: _Side, b: _Side, found: Diff, most: int | None = None) -> N
 
 
 def _kind(record: Recorded) -> tuple[Any, ...]:
-    """What tells an event from others of its batch: its name, dataloader, and batch within the evaluation."""
+    """Identifies an event within its batch: its name, dataloader, and batch within the evaluation."""
     values = {**record.event.context, **record.event.fields}
     times = (values.get(name) for name in _INNER_TIMES)
     batches = (time[1] if isinstance(time, list) and len(time) > 1 else 0 for time in times)
