@@ -1,4 +1,4 @@
-"""The heat map of ranks on the page: what it is sent, what it says, and what a click opens."""
+"""The heat map of ranks on the page: what it is sent and what it says."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +45,7 @@ def asked(there: Visit, method: str, *given: object) -> object:
     return there.page.evaluate(call, [method, list(given)])
 
 
-def test_thousands_of_ranks_are_a_map_in_which_a_click_opens_one(url: str, view: RunView, browser: Browser) -> None:
+def test_thousands_of_ranks_are_a_map(url: str, view: RunView, browser: Browser) -> None:
     sent: list[int] = []
     with visit(browser, url, viewport={"width": 1280, "height": 1000}, color_scheme="dark") as there:
         page = there.page
@@ -61,7 +61,6 @@ def test_thousands_of_ranks_are_a_map_in_which_a_click_opens_one(url: str, view:
         # The slowest by name come first.
         first = page.get_by_role("table", name="Ranks").get_by_role("row").nth(1)
         assert first.inner_text().split()[:2] == ["139", "node017"]
-        # What the pointer is at, and what a click opens.
         picture.scroll_into_view_if_needed()
         at = asked(there, "boxOf", 2_000)
         box = page.locator(".ranks canvas").bounding_box()
@@ -70,10 +69,6 @@ def test_thousands_of_ranks_are_a_map_in_which_a_click_opens_one(url: str, view:
         place = box["x"] + at["x"] + at["size"] / 2, box["y"] + at["y"] + at["size"] / 2
         page.mouse.move(*place)
         there.waits_for(lambda: "rank 2000 on node250" in page.locator(".ranks-tip").inner_text(), "the tip")
-        page.mouse.click(*place)
-        there.waits_for(lambda: first.inner_text().split()[:2] == ["2000", "node250"], "it in the table")
-        page.mouse.click(*place)
-        there.waits_for(lambda: first.inner_text().split()[0] == "139", "it as before")
         # Another quantity: memory, which is in the address.
         page.get_by_label("ranks by").select_option(MEMORY)
         there.sees("The worst by memory")
@@ -93,11 +88,7 @@ def test_thousands_of_ranks_are_a_map_in_which_a_click_opens_one(url: str, view:
         assert sum(sent) < 4_000
 
 
-def test_axe_finds_nothing_serious_in_the_map_and_in_what_a_click_opens(
-    url: str, browser: Browser, look: dict[str, Any]
-) -> None:
+def test_axe_finds_nothing_serious_in_the_map(url: str, browser: Browser, look: dict[str, Any]) -> None:
     with visit(browser, url, **look) as there:
         there.sees("2,048 ranks on 256 hosts")
-        there.page.get_by_role("button", name="Rank 139").click()
-        there.page.locator(".rank-chosen").wait_for()
         has_nothing_serious(there)

@@ -3,14 +3,12 @@
 import signal
 import threading
 import time
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.subscriber.commands import sent_by
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, typed
-from offloop.consumers.dashboard.view.rank_map import usual_quantity
-from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 
 _DRAW_SECONDS = 0.25
@@ -19,7 +17,6 @@ _PAGE = 10
 _START_SECONDS = 2.0
 _FAR = 1 << 30
 _MOVES = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE, "home": -_FAR, "end": _FAR}
-_PAGES = {"?": "help", "e": "log", "r": "ranks"}
 _QUESTIONS = {
     "stop": "stop the training of {}? y stops it, any other key does not",
     "pause": "pause the training of {}? y pauses it, any other key does not",
@@ -143,8 +140,8 @@ class Display:
             self._type(key)
         elif key == "q":
             self._leave()
-        elif key in _PAGES:
-            shown.page, shown.scroll = "run" if shown.page == _PAGES[key] else _PAGES[key], 0
+        elif key == "e":
+            shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
         elif key == "escape" and self._is_from_table and shown.page == "run" and not shown.find:
             self.went_back = True
             self._leave()
@@ -157,31 +154,14 @@ class Display:
             shown.is_typing = self._screen.is_typing = True
         elif key == "redraw":
             self._screen.redraw()
-        elif key == "x":
-            axes = get_args(Axis)
-            shown.axis = axes[(axes.index(shown.axis) + 1) % len(axes)]
-        elif key == "l":
-            shown.logarithmic = not shown.logarithmic
         elif key in ("S", "p", "c"):
             self._ask(key)
         elif key in _MOVES:
-            self._move(_MOVES[key])
+            shown.scroll = max(shown.scroll + (-_MOVES[key] if shown.page == "log" else _MOVES[key]), 0)
 
     def _type(self, key: str) -> None:
         self._shown.find = typed(self._shown.find, key)
         self._shown.is_typing = self._screen.is_typing = key not in ("enter", "escape")
-
-    def _move(self, lines: int) -> None:
-        """Scroll the log or the help, or choose a quantity of ranks or a metric."""
-        shown = self._shown
-        if shown.page in ("log", "help"):
-            shown.scroll = max(shown.scroll + (lines if shown.page == "help" else -lines), 0)
-        elif shown.page == "ranks":
-            if known := self._view.rank_map().quantities:
-                chosen = shown.quantity if shown.quantity in known else usual_quantity(known)
-                shown.quantity = _moved(known, chosen, lines)
-        elif shown.names:
-            shown.metric = _moved(shown.names, shown.chosen, lines)
 
     def _ask(self, key: str) -> None:
         if not self._shown.commands:
@@ -230,7 +210,3 @@ class Display:
         if not self.is_over and main is not None:
             # As Ctrl-C does: the runner finishes the event at hand and closes everything.
             signal.pthread_kill(main, signal.SIGINT)
-
-
-def _moved(names: list[str], chosen: str, lines: int) -> str:
-    return names[max(min(names.index(chosen) + lines, len(names) - 1), 0)]

@@ -1,8 +1,10 @@
-"""Curves and bars made of characters."""
+"""Lines of text for a terminal, with curves and bars made of characters."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from offloop.bus.printing import one_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -10,11 +12,62 @@ if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Points
 
 
-LEVELS = "▁▂▃▄▅▆▇█"
+_LEVELS = "▁▂▃▄▅▆▇█"
 _ODD = "!"
-# The dots of a Braille character, from the top, in its left and its right half.
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-_BRAILLE = 0x2800
+
+
+def text_line(text: str = "", style: str = "") -> "Text":
+    """A text as it is shown: escaped, in one line."""
+    from rich.text import Text
+
+    return Text(one_line(text) if text.strip() else text, style)
+
+
+def rule(title: str, width: int, right: str = "") -> "Text":
+    """A line with a title at its left, and more at its right where there is room."""
+    title = one_line(title)
+    line = text_line()
+    line.append("── ", "dim")
+    line.append(title, "bold")
+    right = right if line.cell_len + len(right) + 9 <= width else ""
+    rest = width - line.cell_len - 1 - (len(right) + 2 if right else 0)
+    line.append(f" {'─' * max(rest, 0)}", "dim")
+    if right:
+        line.append(f" {right} ")
+    return line
+
+
+def spread(left: "Text", right: "Text", width: int) -> "Text":
+    """One text at the left and, where there is room, one at the right."""
+    blank = width - left.cell_len - right.cell_len
+    if blank < 1:
+        return left
+    left.append(" " * blank)
+    return left.append_text(right)
+
+
+def fitted(name: str, width: int) -> str:
+    """A name in so many columns of the terminal: its end tells more than its beginning."""
+    from rich.cells import cell_len, set_cell_size
+
+    name = one_line(name)
+    if cell_len(name) >= width:
+        while name and cell_len(name) > width - 2:
+            name = name[1:]
+        name = f"…{name}"
+    return set_cell_size(name, width)
+
+
+def key_line(keys: Sequence[str], width: int) -> "Text":
+    """Keys and what they do, such as ``q quit``: those that there is room for."""
+    line = text_line()
+    for text in keys:
+        if len(line) + len(text) + 2 > width:
+            break
+        key, _, meaning = text.partition(" ")
+        line.append(key, "bold")
+        line.append(f" {meaning}  ", "dim")
+    return line
 
 
 def number(value: float | None) -> str:
@@ -42,47 +95,10 @@ def sparkline(points: "Points", width: int) -> "Text":
             line.append(_ODD, "bold red")
         elif values:
             shown = max(values, key=lambda value: abs(value - middle))
-            line.append(LEVELS[_level(shown, low, high, len(LEVELS))])
+            line.append(_LEVELS[_level(shown, low, high, len(_LEVELS))])
         else:
             line.append(" ")
     return line
-
-
-def has_logarithm(points: "Points") -> bool:
-    """Whether a logarithmic scale can show all of the values."""
-    return all(value > 0 for value in points.ys.tolist() if math.isfinite(value))
-
-
-def chart(points: "Points", width: int, height: int, logarithmic: bool = False) -> "list[Text]":
-    """A curve in several lines, drawn in dots, with its greatest and least value at the left. A column in which a value
-    is NaN or infinite has a red ``!`` at its bottom."""
-    from rich.text import Text
-
-    xs, ys = points.xs.tolist(), points.ys.tolist()
-    finite = list(filter(math.isfinite, ys))
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    labels = [""] * height
-    if low < high:
-        labels[-1], labels[0] = number(low), number(high)
-    elif finite:
-        labels[height // 2] = number(low)
-    margin = max(map(len, labels)) + 1
-    dots = [[0] * max(width - margin - 1, 1) for _ in range(height)]
-    if logarithmic and finite:
-        ys = [math.log10(value) if math.isfinite(value) else value for value in ys]
-        low, high = math.log10(low), math.log10(high)
-    odd = _plot(xs, ys, dots, low, high)
-    lines: list[Text] = []
-    for label, row in zip(labels, dots, strict=True):
-        line = Text()
-        line.append(f"{label:>{margin - 1}} {'┤' if label else '│'}", "dim")
-        for column, one in enumerate(row):
-            if column in odd and len(lines) == height - 1:
-                line.append(_ODD, "bold red")
-            else:
-                line.append(chr(_BRAILLE + one) if one else " ", "cyan")
-        lines.append(line)
-    return lines
 
 
 def stacked_bar(shares: Sequence[tuple[str, float, str]], width: int) -> "Text":
@@ -113,24 +129,3 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
     if span <= 0:
         return levels // 2
     return min(int((value / 2 - low / 2) / span * levels), levels - 1)
-
-
-def _plot(xs: list[float], ys: list[float], dots: list[list[int]], low: float, high: float) -> set[int]:
-    """Draw lines between the points that are finite; return the columns of those that are not."""
-    width, height = 2 * len(dots[0]), 4 * len(dots)
-    odd: set[int] = set()
-    before: tuple[int, int] | None = None
-    for x, y in zip(xs, ys, strict=True):
-        column = _level(x, xs[0], xs[-1], width)
-        if not math.isfinite(y):
-            odd.add(column // 2)
-            before = None
-            continue
-        here = column, height - 1 - _level(y, low, high, height)
-        (left, top), (right, bottom) = before or here, here
-        steps = max(abs(right - left), abs(bottom - top), 1)
-        for step in range(steps + 1):
-            across, down = left + round((right - left) * step / steps), top + round((bottom - top) * step / steps)
-            dots[down // 4][across // 2] |= _DOTS[across % 2][down % 4]
-        before = here
-    return odd

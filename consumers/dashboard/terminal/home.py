@@ -92,7 +92,7 @@ class _AllRuns:
                     self._type(key)
                 elif key == "q":
                     return None
-                elif key == "enter" and self._shown.page == "table" and self._shown.run is not None:
+                elif key == "enter" and self._shown.run is not None:
                     self._waits = False
                     return self._shown.run
                 else:
@@ -116,14 +116,9 @@ class _AllRuns:
 
     def _handle_key(self, key: str) -> None:
         shown = self._shown
-        if key == "?":
-            shown.page = "table" if shown.page == "help" else "help"
-        elif key == "escape":
-            if shown.page == "table":
-                shown.find = shown.found = ""
-            shown.page = "table"
+        if key == "escape":
+            shown.find = shown.found = ""
         elif key == "/":
-            shown.page = "table"
             shown.is_typing = self._screen.is_typing = True
         elif key == "redraw":
             self._screen.redraw()

@@ -9,8 +9,8 @@ from offloop.bus.index.columns import Column
 from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.table import NEWEST_FIRST, Chosen, RunTable
 from offloop.bus.printing import cut_in_the_middle, one_line
+from offloop.consumers.dashboard.terminal.draw import fitted, key_line, spread, text_line
 from offloop.consumers.dashboard.terminal.frame import STATES
-from offloop.consumers.dashboard.terminal.lines import fitted, key_help, key_line, rule, spread, text_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,28 +28,11 @@ _AROUND = 3
 """Lines that are no rows: the title, the heads of columns, the keys."""
 _DAY_SECONDS = 86_400
 
-TABLE_HELP = (
-    ("↑ ↓  k j", "choose a run"),
-    ("PgUp PgDn", "a page up or down"),
-    ("Home End", "the first or the last"),
-    ("Enter", "show the run; there, Escape leads back to the table"),
-    ("← →", "sort by the column beside: the best or newest first"),
-    ("r", "the other way round"),
-    ("/", "words to look for, or a filter: lr > 0.01 and status == live"),
-    ("Escape", "all runs again"),
-    ("a", "with archived runs, and without"),
-    ("q", "quit"),
-    ("Ctrl-L", "draw everything anew"),
-    ("?", "this page, and back"),
-)
-
 
 @dataclass
 class TableShown:
     """State of the table on the screen."""
 
-    page: str = "table"
-    """``table`` or ``help``."""
     find: str = ""
     """As in :meth:`offloop.bus.index.table.RunTable.choose`."""
     found: str = ""
@@ -96,13 +79,10 @@ def table_frame(
     chosen, error = shown.choose(table)
     lines = [_title(table, chosen, shown, folder, state, width)]
     room = rows_of(height)
-    if shown.page == "help":
-        lines += _help(width)[: height - 2]
-    else:
-        shown.first = max(min(shown.first, shown.place, len(chosen.entries) - room), shown.place - room + 1, 0)
-        lines += _table(table, chosen, shown, room, width)
+    shown.first = max(min(shown.first, shown.place, len(chosen.entries) - room), shown.place - room + 1, 0)
+    lines += _table(table, chosen, shown, room, width)
     lines += [text_line()] * (height - 1 - len(lines))
-    if shown.page == "table" and height >= _LEAST_WITH_DETAILS:
+    if height >= _LEAST_WITH_DETAILS:
         lines[height - 2] = _details(chosen, shown, width)
     lines = [*lines[: height - 1], _footer(shown, error, width)][-height:]
     for line in lines:
@@ -247,12 +227,7 @@ def _footer(shown: TableShown, error: str | None, width: int) -> "Text":
         line = text_line(f"find: {shown.find}▏ " + (error or "Enter keeps it, Escape shows all"), "reverse")
         line.truncate(width, overflow="ellipsis")
         return line
-    return key_line(("q quit", "? help", "↑↓ run", "Enter show", "/ find", "←→ sort", "r reverse", "a archived"), width)
-
-
-def _help(width: int) -> "list[Text]":
-    best = text_line("* the best of the runs that are found", "dim")
-    return [rule("keys", width), *key_help(TABLE_HELP), text_line(), best]
+    return key_line(("q quit", "↑↓ run", "Enter show", "/ find", "←→ sort", "r reverse", "a archived"), width)
 
 
 def _cut(text: str, width: int) -> str:

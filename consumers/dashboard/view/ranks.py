@@ -1,21 +1,42 @@
-"""The timing of the ranks of a run: which one the others wait for, and which host is silent."""
+"""The ranks of a run side by side, host by host: their values, which one the others wait for, and silent hosts."""
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.hosts.windows import HostWindows
-from offloop.bus.protocol.host_windows import ARRIVAL, HostWindow
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.host_windows import (
+    ARRIVAL,
+    GRADIENT_NORM,
+    LOSS,
+    MEMORY,
+    PHASE,
+    STEP,
+    THROUGHPUT,
+    HostWindow,
+)
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.callbacks.phases.arrivals import HostArrivals, LastArrival, find_straggler
-from offloop.consumers.dashboard.view.rank_map import FirstNan, HostView, RankMap, Waiting
+from offloop.consumers.dashboard.view.progress import seconds_text
 
 if TYPE_CHECKING:
-    from offloop.consumers.dashboard.view.rank_map import Floats32
+    import numpy as np
+    from numpy.typing import NDArray
 
+    Floats32 = NDArray[np.float32]
+
+FEW_RANKS = 16
+"""As many ranks of one host need no map: there is room for a line of each."""
+
+_FIRST = (STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, GRADIENT_NORM)
+_MOST_NAMED = 3
+_CALM_SHARE = 0.05
+_CALM_ARRIVAL = 0.02
+_SPREADS = 24.0
 _MOST_RANKS = 1 << 17
 _SILENT_WINDOWS = 4
 _LEAST_SILENT = 5.0
@@ -23,6 +44,229 @@ _COMPARED = 20
 _LEAST_COMPARED = 5
 _OFTEN = 0.5
 _WAITED_SHARE = 0.05
+
+
+class RankView(NamedTuple):
+    """The state of a rank."""
+
+    rank: int
+    batch: int
+    """Batches it has trained."""
+    seconds_per_batch: float | None
+    last_share: float | None
+    """Share of the last windows of batches in which it was the last to arrive, from 0 to 1; ``None`` where there are
+    too few to compare."""
+    late: float | None
+    """Seconds after the first rank to arrive, on average."""
+    behind: int
+    """Batches behind the rank that is the furthest."""
+    host: str = ""
+    """Empty for a run on one host, which does not say it."""
+
+
+class HostView(NamedTuple):
+    """The state of a host."""
+
+    name: str
+    """Empty for a run on one host."""
+    ranks: tuple[int, ...]
+    batch: int
+    """Batches that each of its ranks has trained."""
+    silent: float | None
+    """Seconds since its last window, where those are more than usual."""
+
+
+class Waiting(NamedTuple):
+    """The rank that the others wait for."""
+
+    cell: int
+    seconds: float
+    """In each batch on average."""
+
+
+class FirstNan(NamedTuple):
+    """The first value of a quantity that was not finite."""
+
+    quantity: str
+    batch: int
+    rank: int
+    host: str
+
+
+class RankMap:
+    """The ranks at one moment. A cell is the number of a rank in the order of hosts, which are ordered by their ranks.
+
+    Args:
+        windows: the newest of each host, in order.
+        silent: seconds since the last window of each host, where those are more than usual.
+        compared: the last rank to arrive in each of the last windows of batches.
+        first_nan: the first value that was not finite.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[HostWindow] = (),
+        silent: Sequence[float | None] = (),
+        compared: Sequence[LastArrival] = (),
+        first_nan: FirstNan | None = None,
+    ) -> None:
+        self.hosts = tuple(
+            HostView(one.host, one.ranks, one.last, seconds) for one, seconds in zip(windows, silent, strict=True)
+        )
+        self.world_size = max((one.world_size for one in windows), default=0)
+        """The ranks of the run, of which some may not have been heard of."""
+        self.ranks = tuple(rank for one in windows for rank in one.ranks)
+        behind = {rank for one in windows for rank in one.late}
+        self.late = tuple(cell for cell, rank in enumerate(self.ranks) if rank in behind)
+        """The cells that had not ended a batch when the others had."""
+        self.first_nan = first_nan
+        self._windows = windows
+        self._batches = [batch for one in windows for batch in one.batches]
+        self._host_of = [host for host in self.hosts for _ in host.ranks]
+        self._furthest = max(self._batches, default=0)
+        self._values: dict[str, Floats32] = {}
+        self._last_shares: dict[int, float] | None = None
+        self.waiting: Waiting | None = None
+        if len(compared) >= _LEAST_COMPARED:
+            counts = Counter(one.rank for one in compared)
+            self._last_shares = {rank: count / len(compared) for rank, count in counts.items()}
+            slow = find_straggler(compared, _OFTEN * len(compared))
+            if slow is not None and slow.waited > _WAITED_SHARE * slow.step and slow.rank in self.ranks:
+                self.waiting = Waiting(self.ranks.index(slow.rank), slow.waited)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether it is known on which host each rank is."""
+        return any(host.name for host in self.hosts)
+
+    @property
+    def quantities(self) -> list[str]:
+        """The known quantities, the most important first."""
+        places = {name: place for place, name in enumerate(_FIRST)}
+        known = {name for one in self._windows for name in one.quantities}
+        return sorted(known, key=lambda name: (places.get(name, len(places)), name))
+
+    @property
+    def silent(self) -> list[HostView]:
+        """The silent hosts, those that are furthest behind first."""
+        return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
+
+    def values(self, quantity: str) -> "Floats32":
+        """The newest value of each cell, NaN where there is none; the arrival in seconds after the first rank."""
+        import numpy as np
+
+        if quantity not in self._values:
+            values: list[float] = []
+            for window in self._windows:
+                known = window.quantities.get(quantity)
+                values += [math.nan] * len(window.ranks) if known is None else known.ranks
+            with np.errstate(over="ignore"):
+                found = np.array(values, np.float32)
+            finite = found[np.isfinite(found)]
+            self._values[quantity] = found - finite.min() if quantity == ARRIVAL and len(finite) else found
+        return self._values[quantity]
+
+    def _finite(self, quantity: str) -> "Floats32":
+        import numpy as np
+
+        values = self.values(quantity)
+        return values[np.isfinite(values)]
+
+    def median(self, quantity: str) -> float:
+        """The median of the finite values; NaN without any."""
+        import numpy as np
+
+        finite = self._finite(quantity)
+        return float(np.median(finite)) if len(finite) else math.nan
+
+    def range(self, quantity: str) -> tuple[float, float]:
+        """The values at the ends of the colours of a heat map: from the least to the greatest, but no further than what
+        is far beyond the others' noise, and never so little that noise looks like a difference."""
+        import numpy as np
+
+        finite = self._finite(quantity).astype(np.float64)
+        if not len(finite):
+            return 0.0, 1.0
+        median = self.median(quantity)
+        spread = float(np.median(np.abs(finite - median)))
+        calm = _CALM_SHARE * abs(median)
+        if quantity == ARRIVAL and math.isfinite(step := self.median(STEP)):
+            calm = _CALM_ARRIVAL * abs(step)
+        reach = max(_SPREADS * spread, calm) or 1.0
+        low, high = max(float(finite.min()), median - reach), min(float(finite.max()), median + reach)
+        return low, max(high, low + calm) if high > low or calm else low + 1.0
+
+    def slowest(self, quantity: str, most: int) -> list[int]:
+        """The cells with the greatest values, of throughput those with the least."""
+        import numpy as np
+
+        values = self.values(quantity)
+        found = np.flatnonzero(np.isfinite(values))
+        keys = values[found] if quantity == THROUGHPUT else -values[found]
+        return [int(cell) for cell in found[np.lexsort((found, keys))][:most]]
+
+    def name(self, cell: int) -> str:
+        """A rank with its host, in words."""
+        host = self._host_of[cell].name
+        return f"rank {self.ranks[cell]}" + (f" on {one_line(host)}" if host else "")
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The kind (``nan``, ``silent``, ``waiting``, ``late``, ``unknown``) and a sentence for everything that stands
+        out, the most urgent first."""
+        found: list[tuple[str, str]] = []
+        if self.first_nan is not None:
+            quantity, batch, rank, host = self.first_nan
+            where = f"rank {rank}" + (f" on {one_line(host)}" if host else "")
+            found.append(("nan", f"{quantity_text(one_line(quantity))} first not finite at batch {batch:,}: {where}"))
+        if self.silent:
+            every = "every host is silent" if len(self.silent) == len(self.hosts) else "silent"
+            named = [f"{one_line(host.name)} for {host.silent:.0f} s" for host in self.silent]
+            found.append(("silent", f"{every}: {_some_of(named)}"))
+        if self.waiting is not None:
+            cell, seconds = self.waiting
+            found.append(("waiting", f"the others wait for {self.name(cell)}: {seconds_text(seconds)} a batch"))
+        if self.late:
+            found.append(("late", f"behind the others: {_some_of([self.name(cell) for cell in self.late])}"))
+        if len(self) < self.world_size:
+            found.append(("unknown", f"{len(self):,} of {self.world_size:,} ranks have been heard of"))
+        return found
+
+    def row(self, cell: int) -> RankView:
+        """The state of the rank in that cell."""
+        rank = self.ranks[cell]
+        shares = self._last_shares
+        return RankView(
+            rank,
+            self._batches[cell],
+            self._known(STEP, cell),
+            None if shares is None else shares.get(rank, 0.0),
+            self._known(ARRIVAL, cell),
+            self._furthest - self._batches[cell],
+            self._host_of[cell].name,
+        )
+
+    def _known(self, quantity: str, cell: int) -> float | None:
+        value = float(self.values(quantity)[cell])
+        return value if math.isfinite(value) else None
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def usual_quantity(quantities: Sequence[str]) -> str:
+    """The default quantity: the arrival, because ranks that train together all take the same time for a step."""
+    return ARRIVAL if ARRIVAL in quantities else quantities[0]
+
+
+def quantity_text(name: str) -> str:
+    """The label of a quantity."""
+    texts = {STEP: "step time", ARRIVAL: "arrival", GRADIENT_NORM: "gradient norm"}
+    return texts.get(name, f"phase {name.removeprefix(PHASE)}" if name.startswith(PHASE) else name)
 
 
 class RankTiming:
@@ -96,37 +340,9 @@ class RankTiming:
         return self._made[1]
 
     def _map(self, now: float | None) -> RankMap:
-        windows = [host.window for host in self._ordered]
-        late: list[int] = []
-        batches: list[int] = []
-        for window in windows:
-            behind = set(window.late)
-            late += [len(batches) + place for place, rank in enumerate(window.ranks) if rank in behind]
-            batches += window.batches
-        compared = len(self._compared)
-        shares = {rank: count / compared for rank, count in Counter(one.rank for one in self._compared).items()}
-        is_enough = compared >= _LEAST_COMPARED
-        return RankMap(
-            [
-                HostView(host.window.host, host.window.ranks, host.window.last, host.silent(now))
-                for host in self._ordered
-            ],
-            max((window.world_size for window in windows), default=0),
-            _Newest(windows),
-            batches,
-            shares if is_enough else None,
-            late,
-            self._first_nan,
-            self._waiting() if is_enough else None,
-        )
-
-    def _waiting(self) -> Waiting | None:
-        """The rank that is the last one most often, where that costs the others something."""
-        slow = find_straggler(self._compared, _OFTEN * len(self._compared))
-        if slow is None or slow.waited <= _WAITED_SHARE * slow.step:
-            return None
-        cells = (rank for host in self._ordered for rank in host.window.ranks)
-        return next((Waiting(cell, slow.waited) for cell, rank in enumerate(cells) if rank == slow.rank), None)
+        hosts = self._ordered
+        silent = [host.silent(now) for host in hosts]
+        return RankMap([host.window for host in hosts], silent, self._compared, self._first_nan)
 
 
 @dataclass
@@ -138,37 +354,3 @@ class _Host:
         """Seconds since its last window, where those are more than usual."""
         seconds = 0.0 if now is None or not self.window.host else now - self.heard
         return seconds if seconds >= max(_LEAST_SILENT, _SILENT_WINDOWS * self.window.seconds) else None
-
-
-class _Newest(Mapping[str, "Floats32"]):
-    """The newest values of each quantity, gathered when they are requested."""
-
-    def __init__(self, windows: Sequence[HostWindow]) -> None:
-        self._windows = windows
-        self._names = dict.fromkeys(name for window in windows for name in window.quantities)
-        self._found: dict[str, Floats32] = {}
-
-    def __getitem__(self, name: str) -> "Floats32":
-        import numpy as np
-
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._found:
-            values: list[float] = []
-            for window in self._windows:
-                quantity = window.quantities.get(name)
-                values += [math.nan] * len(window.ranks) if quantity is None else quantity.ranks
-            with np.errstate(over="ignore"):
-                found = np.array(values, np.float32)
-            finite = found[np.isfinite(found)]
-            self._found[name] = found - finite.min() if name == ARRIVAL and len(finite) else found
-        return self._found[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

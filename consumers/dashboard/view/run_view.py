@@ -29,8 +29,7 @@ from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATI
 from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
 from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
-from offloop.consumers.dashboard.view.rank_map import RankMap
-from offloop.consumers.dashboard.view.ranks import RankTiming
+from offloop.consumers.dashboard.view.ranks import RankMap, RankTiming
 from offloop.consumers.dashboard.view.series import Axis, Series
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")

@@ -1,16 +1,16 @@
-"""The panel of ranks: a heat map of hosts and ranks, the slowest by name, and what is known of one of them."""
+"""The panel of ranks: a heat map of hosts and ranks, and the slowest by name."""
 
 import base64
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
 from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
-from offloop.consumers.dashboard.view.rank_map import FEW_RANKS, RankMap, quantity_text, usual_quantity
+from offloop.consumers.dashboard.view.ranks import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panel import Panel
@@ -29,7 +29,6 @@ class RanksLook(msgspec.Struct, frozen=True):
     seen: bool = False
     run: int = 0
     quantity: str = ARRIVAL
-    cell: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class RanksPanel(Panel):
@@ -54,11 +53,7 @@ class RanksPanel(Panel):
         self.show(any(run.view.rank_count > 1 for run in runs))
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
-        look = look_in(event.args, RanksLook)
-        if isinstance(event.args, dict) and event.args.get("fresh") is True:
-            # It has been made anew and has nothing.
-            self._frames.shown.clear()
-        self._look = look
+        self._look = look_in(event.args, RanksLook)
         await self._frames.refresh()
 
     async def _send(self) -> None:
@@ -92,7 +87,7 @@ def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: Ranks
         "waiting": None if ranks.waiting is None else ranks.waiting.cell,
         "facts": [list(fact) for fact in ranks.facts()],
         "map": _map(ranks, quantity) if ranks.has_hosts or len(ranks) > FEW_RANKS else None,
-        **_rows(ranks, quantity, look.cell),
+        **_rows(ranks, quantity),
     }
 
 
@@ -114,7 +109,6 @@ def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
         "cells": base64.b64encode(values.tobytes()).decode("ascii"),
         "low": low,
         "high": high,
-        "median": median,
         "scale": scale,
         "lowText": ("≤ " if len(known) and known.min() < low else "") + _text(low, scale),
         "highText": ("≥ " if len(known) and known.max() > high else "") + _text(high, scale),
@@ -123,12 +117,10 @@ def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
     }
 
 
-def _rows(ranks: RankMap, quantity: str | None, chosen: int | None) -> dict[str, Any]:
-    """The chosen rank and the slowest ones, or all where they are few; each with its cell."""
+def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
+    """The slowest ranks, or all where they are few."""
     is_few = len(ranks) <= _MOST_ROWS
     cells = list(range(len(ranks))) if is_few or quantity is None else ranks.slowest(quantity, _MOST_ROWS)
-    if chosen is not None and chosen < len(ranks):
-        cells = list(dict.fromkeys([chosen, *cells]))
     columns = [("rank", "rank"), *([("host", "host")] if ranks.has_hosts else [])]
     if quantity not in (None, STEP, ARRIVAL):
         columns.append(("value", quantity_text(str(quantity))))
@@ -137,7 +129,7 @@ def _rows(ranks: RankMap, quantity: str | None, chosen: int | None) -> dict[str,
     columns += [("batch", "batch"), ("seconds", "seconds a batch"), ("last", "arrives last")]
     columns += [("late", "after the first"), ("behind", "batches behind")]
     rows = []
-    for cell in cells[:_MOST_ROWS]:
+    for cell in cells:
         view = ranks.row(cell)
         value = math.nan if quantity is None else float(ranks.values(quantity)[cell])
         above = math.nan if quantity is None else value - ranks.median(quantity)
@@ -152,7 +144,7 @@ def _rows(ranks: RankMap, quantity: str | None, chosen: int | None) -> dict[str,
             "late": "" if view.late is None else f"{1000 * view.late:.3g} ms",
             "behind": str(view.behind),
         }
-        rows.append([cell, [told[key] for key, _ in columns]])
+        rows.append([told[key] for key, _ in columns])
     title = "" if is_few or quantity is None else f"The worst by {quantity_text(quantity)}"
     return {"columns": [label for _, label in columns], "rows": rows, "title": title}
 

@@ -12,8 +12,7 @@ from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROU
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers.dashboard.view.rank_map import FirstNan, Waiting
-from offloop.consumers.dashboard.view.ranks import RankTiming
+from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.frames import look_in
@@ -133,25 +132,24 @@ def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
     view = RunView("run")
     run = MonitoredRun(view)
     view.take_windows(many_hosts(64, 8, slow=139, nan=17))
-    frame = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS, cell=139))
+    frame = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS))
     sent = np.frombuffer(base64.b64decode(frame["map"]["cells"]), "<f4")
     assert np.array_equal(sent, view.rank_map().values(LOSS), equal_nan=True)
     assert np.isnan(sent[17])
     view.take_windows(many_hosts(64, 8, 2, slow=139))
-    later = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS, cell=139))
+    later = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS))
     news = {name: value for name, value in later.items() if frame[name] != value}
     assert "hosts" not in news
     assert len(json.dumps(later["map"])) < 512 * 4 * 4 / 3 + 500
-    assert later["rows"][0][1][:2] == ["139", "node017"]
 
 
-@pytest.mark.parametrize("told", [None, 5, {}, {"cell": "x", "run": -1, "quantity": 3}, {"cell": True, "seen": 1}])
+@pytest.mark.parametrize("told", [None, 5, {}, {"run": "x", "quantity": 3}, {"seen": 1}])
 def test_a_browser_may_say_anything(told: object) -> None:
     view = RunView("run")
     view.take_windows(many_hosts(4, 4))
     look = look_in(told, RanksLook)
     assert look == RanksLook()
-    assert len(ranks_frame([MonitoredRun(view)], ["run"], RanksLook(True, 99, "unknown", 10**9))["rows"]) == 16
+    assert len(ranks_frame([MonitoredRun(view)], ["run"], RanksLook(True, 99, "unknown"))["rows"]) == 16
 
 
 def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
@@ -163,6 +161,6 @@ def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
     frame = ranks_frame([MonitoredRun(view)], ["run"], RanksLook(seen=True))
     assert frame["hosts"] == [["", 24, 0]]
     assert frame["quantity"] == STEP
-    assert frame["map"]["median"] == pytest.approx(1)
-    assert [row[1][0] for row in frame["rows"]] == [str(rank) for rank in range(20)]
+    assert frame["map"]["medianText"] == "1 s"
+    assert [row[0] for row in frame["rows"]] == [str(rank) for rank in range(20)]
     assert "host" not in frame["columns"]

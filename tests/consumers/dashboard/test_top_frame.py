@@ -1,6 +1,5 @@
 """What the terminal dashboard draws, as text: for any run and any size of a terminal."""
 
-import itertools
 import math
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from many_hosts import many_hosts
 from rich.cells import cell_len
 
 from offloop.bus.protocol.order import Ending
@@ -16,7 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
-from offloop.consumers.dashboard.terminal.draw import chart, sparkline
+from offloop.consumers.dashboard.terminal.draw import sparkline
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Points
@@ -58,10 +56,10 @@ def points(*values: float) -> Points:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "ranks", "log", "help"]), st.integers(0, 100))
+@given(st.integers(1, 200), st.integers(1, 60), st.sampled_from(["run", "log"]), st.integers(0, 100))
 def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scroll: int) -> None:
     for view in (WAITING, RUNNING):
-        drawn(view, Shown(page=page, metric="loss/train/total", scroll=scroll), width, height)
+        drawn(view, Shown(page=page, scroll=scroll), width, height)
 
 
 WAITING, RUNNING = RunView("run"), trained(30, ranks=9, slow=1, loss=math.nan)
@@ -75,12 +73,12 @@ def test_a_usual_terminal_shows_everything_at_once() -> None:
     assert lines[0].endswith("epoch 0  batch 40  0:39")
     assert lines[1].endswith(" 40% of 100ba  1:00 left")
     assert lines[1].count("━") == pytest.approx(0.4 * lines[1].count("─") / 0.6, abs=2)
-    assert "── loss  0.025" in text
+    assert any(line.split()[:2] == ["loss", "0.025"] for line in lines)
     assert "step  1 s" in text
     assert "publishing 10000 µs, 1.0%" in text
     assert "b backward 50%  d data 25%  . other 24%" in text
     assert "d" * 20 + "b" * 40 + "p" + "." * 19 in lines
-    assert lines[-1].split("  ")[:3] == ["q quit", "? help", "↑↓ metric"]
+    assert lines[-1].split("  ")[:3] == ["q quit", "↑↓ scroll", "/ find"]
     assert "p pause" in lines[-1]
 
 
@@ -101,73 +99,19 @@ def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
     assert "left" not in drawn(view)[1]
 
 
-def test_the_chosen_metric_is_always_on_the_screen() -> None:
-    for name in RUNNING.names():
-        lines = drawn(RUNNING, Shown(metric=name))
-        assert sum("▸" in line for line in lines) == 1
-        assert any(line.startswith(f"── {RUNNING.metric_names().short(name)}  ") for line in lines)
-
-
 def test_wide_letters_move_nothing() -> None:
     view = trained()
     view.take_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
-    lines = drawn(view, Shown(metric="精度/訓練"), height=60)
-    assert cell_len(next(line for line in lines if line.startswith("── 精度"))) == 80
+    lines = drawn(view, height=60)
     ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
     assert len(ends) == 3
     assert len(set(ends)) == 1
 
 
-def view_of_hosts(hosts: int, ranks: int, **options: Any) -> RunView:
-    view = RunView("large")
-    for window in range(1, 7):
-        view.take_windows(many_hosts(hosts, ranks, window, **options))
-    return view
-
-
-def test_many_ranks_are_a_map_of_blocks_and_the_slowest_by_name() -> None:
-    view = view_of_hosts(16, 8, slow=77, late=(20,), nan=41)
-    lines = drawn(view, Shown(page="ranks"), width=80, height=24)
-    assert lines[2].startswith("── 128 ranks on 16 hosts ")
-    assert "arrival 0 µs ▁▂▃▄▅▆▇█" in lines[2]
-    assert "the others wait for rank 77 on node009: 39.9 ms a batch" in "\n".join(lines)
-    blocks = " ".join(lines[6:9]).split()
-    assert [blocks.index(name) for name in ("node000", "node009")] == [0, 18]
-    cells = dict(zip(blocks[::2], blocks[1::2], strict=True))
-    assert cells["node009"][5] == "█"
-    assert cells["node002"][4] == "?"
-    assert max(cells["node001"]) <= "▄"
-    slowest = next(line for line in lines if line.startswith("rank "))
-    assert slowest.split()[:3] == ["rank", "77", "node009"]
-    assert "above the median  last 100%" in slowest
-    # By another quantity.
-    lines = drawn(view, Shown(page="ranks", quantity="memory"), width=80, height=24)
-    assert "memory 60 GiB" in lines[2]
-    # Beside everything else there is room for little: what is worth the most stays.
-    text = "\n".join(drawn(view, width=80, height=24))
-    assert "the others wait for rank 77 on node009" in text
-    assert "█" in text.partition("ranks on")[2].partition("\n")[2]
-
-
-@pytest.mark.parametrize(("hosts", "ranks"), [(1, 2), (3, 1), (300, 8), (1, 100)])
-def test_a_map_of_ranks_folds_to_any_terminal(hosts: int, ranks: int) -> None:
-    view = view_of_hosts(hosts, ranks)
-    for page, width, height in itertools.product(("ranks", "run"), (1, 10, 25, 80, 200), (1, 4, 6, 9, 24)):
-        drawn(view, Shown(page=page), width, height)
-
-
-def test_where_ranks_do_not_fit_each_block_is_the_worst_of_several() -> None:
-    lines = drawn(view_of_hosts(300, 8, slow=77), Shown(page="ranks"), width=80, height=24)
-    place = next(number for number, line in enumerate(lines) if "each the worst of 3 ranks" in line)
-    assert "".join(lines[place + 1 :])[77 // 3] == "█"
-
-
-def test_the_ranks_of_one_host_are_named_from_the_slowest() -> None:
+def test_what_stands_out_among_ranks_is_said() -> None:
     lines = drawn(trained(ranks=2, slow=1), height=40)
     place = next(number for number, line in enumerate(lines) if line.startswith("── 2 ranks "))
     assert lines[place + 1] == "the others wait for rank 1: 350 ms a batch"
-    assert lines[place + 2].split()[:4] == ["rank", "1", "350", "ms"]
-    assert lines[place + 3].split()[:4] == ["rank", "0", "0", "µs"]
     assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
 
 
@@ -176,10 +120,8 @@ def test_a_nan_is_never_hidden() -> None:
     view.see(batch_end(5001, loss=math.nan))
     for batch in range(5002, 10_000):
         view.see(batch_end(batch))
-    lines = drawn(view)
-    assert any(line.startswith("── loss  0.0001  NaN at step 5001") for line in lines)
-    assert "!" in next(line for line in lines if "▸" in line)
-    assert sum("!" in line for line in lines) == 2, "in the curve and in the chart"
+    line = next(line for line in drawn(view) if line.strip().startswith("loss "))
+    assert line.count("!") == 1
 
 
 @settings(deadline=None)
@@ -199,31 +141,6 @@ def test_a_curve_in_a_line_goes_from_the_least_to_the_greatest() -> None:
     peaks[37], peaks[81] = 9.0, -9.0
     curve = sparkline(points(*peaks), 10).plain
     assert (curve[3], curve[8]) == ("█", "▁"), "a peak among many values is seen"
-
-
-def test_the_smallest_differences_are_drawn_too() -> None:
-    smallest = points(0.0, 5e-324)
-    assert len(sparkline(smallest, 10)) == 2
-    assert len(chart(smallest, 20, 4)) == 4
-
-
-def test_a_chart_joins_its_points_from_corner_to_corner() -> None:
-    lines = [line.plain for line in chart(points(*range(100)), 20, 4)]
-    assert [line[:3] for line in lines] == ["99 ", "   ", "   ", " 0 "]
-    assert lines[0][-1] != " "
-    assert lines[3][4] != " "
-    assert all(line[4:].strip() for line in lines), "there is no hole"
-
-
-def test_a_logarithmic_scale_is_used_where_there_are_logarithms() -> None:
-    straight = [line.plain for line in chart(points(*[2.0**step for step in range(40)]), 30, 5, logarithmic=True)]
-    assert straight[0].startswith("5.498e+11 ┤")
-    body = [[place for place, letter in enumerate(line[11:]) if letter != " "] for line in straight]
-    assert [row[0] for row in body] == sorted((row[0] for row in body), reverse=True), "a power is a straight line"
-    view = trained()
-    assert any("log scale over batch" in line for line in drawn(view, Shown(logarithmic=True)))
-    view.see(batch_end(41, loss=0.0))
-    assert any("no logarithm of 0 and less, over batch" in line for line in drawn(view, Shown(logarithmic=True)))
 
 
 def test_the_log_alone_can_be_scrolled() -> None:
@@ -261,7 +178,6 @@ def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
         "mine",
         "l2_norm/grad/global",
     ]
-    assert any("▸loss" in line for line in drawn(view)), "the loss is what the chart shows"
 
 
 def test_metrics_that_do_not_fit_are_counted() -> None:
@@ -272,7 +188,7 @@ def test_metrics_are_found_by_a_part_of_their_name() -> None:
     text = "\n".join(drawn(RUNNING, Shown(find="METRIC4"), height=60))
     assert "11 of 52 metrics with 'METRIC4': Escape shows all" in text
     assert "metric40" in text
-    assert "▸loss" not in text
+    assert not any(line.strip().startswith("loss ") and "▁" in line for line in text.splitlines())
     assert "no metric is called 'nothing'" in "\n".join(drawn(RUNNING, Shown(find="nothing")))
 
 
@@ -294,11 +210,3 @@ def test_a_stopped_run_says_why_and_how_much_of_what_was_planned_it_reached() ->
     first, second, *_ = drawn(view)
     assert first.startswith("■ stopped  digits-3  early-stop: Accuracy not better than 0.5 for 2 epochs")
     assert second.endswith(" batch 41,  10% of 400ba")
-
-
-def test_help_that_does_not_fit_is_scrolled() -> None:
-    lines = drawn(RUNNING, Shown(page="help"), 60, 10)
-    assert "more lines below: ↓" in lines[2]
-    last = drawn(RUNNING, Shown(page="help", scroll=100), 60, 10)
-    assert any("NaN or infinite" in line for line in last)
-    assert "below" not in last[2]
