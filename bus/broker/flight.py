@@ -15,7 +15,7 @@ from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.runs.directory import RunDirectory, new_run_id
-from offloop.bus.runs.flight import MOST_DUMPS, AnnouncedDump, announce_dump, dump_path
+from offloop.bus.runs.flight import ANNOUNCED_DUMP, MOST_DUMPS, AnnouncedDump, dump_path
 from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop.broker")
@@ -179,8 +179,8 @@ class FlightRecorder:
         detail = detail[:_MOST_DETAIL]
         announced = AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time())
         try:
-            announce_dump(self._directory.path, announced)
-        except (OSError, OffloopError) as error:
+            ANNOUNCED_DUMP.write(self._directory.path, announced)
+        except OffloopError as error:
             _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
         self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer

@@ -1,5 +1,5 @@
-"""The checkpoints that a training of another framework has written, in a file in the run's directory: they have names
-and formats of their own, and do not say of which run they are."""
+"""Where a run's checkpoints are, in files in its directory: the folders of consumers, and the checkpoints of other
+frameworks, which have names and formats of their own and do not say of which run they are."""
 
 import math
 import os
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from offloop.bus.checkpoints.run_list import RunList
+from offloop.bus.run_files import JsonFile
 from offloop.bus.types.metrics import Mode
 
-ANNOUNCED_FILE = "saved_checkpoints.json"
+_MOST_CHECKPOINTS = 1000
+_MOST_FOLDERS = 20
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -45,7 +46,8 @@ class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
         return self.written_ns in (None, found)
 
 
-_announced = RunList(ANNOUNCED_FILE, list[AnnouncedCheckpoint], most=1000)
+ANNOUNCED = JsonFile("saved_checkpoints.json", list[AnnouncedCheckpoint], 8 << 20)
+FOLDERS = JsonFile("checkpoint_folders.json", list[str])
 
 
 def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
@@ -68,9 +70,30 @@ def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, bat
         written = None
     is_comparable = score is not None and math.isfinite(score.value)
     new = AnnouncedCheckpoint(absolute, epoch, batch, written, score if is_comparable else None)
-    _announced.add(run, new, lambda other: other.path != absolute and other.is_there)
+
+    def change(known: list[AnnouncedCheckpoint] | None) -> list[AnnouncedCheckpoint]:
+        others = (other for other in known or () if other.path != absolute and other.is_there)
+        return [*others, new][-_MOST_CHECKPOINTS:]
+
+    ANNOUNCED.try_update(run, change)
 
 
 def read_announced(run: Path) -> list[AnnouncedCheckpoint]:
     """The announced checkpoints, the newest last."""
-    return [one for one in _announced.read(run) if os.path.isabs(one.path) and "\0" not in one.path]
+    return [one for one in ANNOUNCED.find(run) or () if _is_absolute(one.path)]
+
+
+def note_folder(run: Path, folder: Path) -> None:
+    """Records that checkpoints of a run are in a folder. The file's time changes also for a known folder, so that those
+    who look at it notice that there is something new."""
+    path = str(folder.absolute())
+    FOLDERS.try_update(run, lambda known: [*(other for other in known or () if other != path), path][-_MOST_FOLDERS:])
+
+
+def read_folders(run: Path) -> list[Path]:
+    """The folders that were recorded, the newest last."""
+    return [Path(one) for one in FOLDERS.find(run) or () if _is_absolute(one)]
+
+
+def _is_absolute(path: str) -> bool:
+    return os.path.isabs(path) and "\0" not in path

@@ -1,22 +1,16 @@
 """Tags, note and marks of a run: a file in its directory, so that it moves with the run."""
 
-import logging
-import os
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from offloop.bus.errors import ConfigurationError, RunDirectoryError
-from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.run_files import JsonFile
 
-_log = logging.getLogger("offloop.index")
-
-ANNOTATIONS_FILE = "annotations.json"
 MAX_TAG = 64
 MAX_TAGS = 1000
 MAX_NOTE = 10_000
-_MAX_BYTES = 1 << 20
 
 
 class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,13 +24,12 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
     """Listed on request alone."""
 
 
+ANNOTATIONS = JsonFile("annotations.json", Annotations)
+
+
 def read_annotations(run: Path) -> Annotations:
     """The annotations in a run's directory, none where the file is missing. An unreadable one is logged."""
-    try:
-        return _read(run)
-    except RunDirectoryError as error:
-        _log.warning("%s", error)
-        return Annotations()
+    return ANNOTATIONS.find(run) or Annotations()
 
 
 def annotate(
@@ -58,32 +51,22 @@ def annotate(
     new = [check_tag(tag) for tag in add]
     if note is not None:
         _check_note(note)
-    try:
-        directory = open_directory(run)
-        try:
-            check_owner(directory)
-            lock_directory(directory)
-            before = _read(run)
-            tags = tuple(tag for tag in dict.fromkeys([*before.tags, *new]) if tag not in remove)
-            if len(tags) > max(MAX_TAGS, len(before.tags)):
-                raise ConfigurationError(
-                    f"run {run.name} would have {len(tags):,} tags, and {MAX_TAGS:,} are allowed: remove some first"
-                )
-            changed = Annotations(
-                tags,
-                before.note if note is None else note,
-                before.pinned if pinned is None else pinned,
-                before.archived if archived is None else archived,
+
+    def change(before: Annotations | None) -> Annotations:
+        before = before or Annotations()
+        tags = tuple(tag for tag in dict.fromkeys([*before.tags, *new]) if tag not in remove)
+        if len(tags) > max(MAX_TAGS, len(before.tags)):
+            raise ConfigurationError(
+                f"run {run.name} would have {len(tags):,} tags, and {MAX_TAGS:,} are allowed: remove some first"
             )
-            if changed != before:
-                replace_file(directory, ANNOTATIONS_FILE, msgspec.json.encode(changed).decode())
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{run / ANNOTATIONS_FILE} cannot be written: {error.strerror or error}", path=run
-        ) from None
-    return changed
+        return Annotations(
+            tags,
+            before.note if note is None else note,
+            before.pinned if pinned is None else pinned,
+            before.archived if archived is None else archived,
+        )
+
+    return ANNOTATIONS.update(run, change)
 
 
 def check_tag(tag: str) -> str:
@@ -107,17 +90,3 @@ def _check_note(note: str) -> None:
         note.encode()
     except UnicodeEncodeError:
         raise ConfigurationError("the note is not UTF-8: use text that is") from None
-
-
-def _read(run: Path) -> Annotations:
-    path = run / ANNOTATIONS_FILE
-    try:
-        return msgspec.json.decode(read_file(path, _MAX_BYTES), type=Annotations)
-    except FileNotFoundError:
-        return Annotations()
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}", path=path) from None
-    except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(
-            f"{path} is damaged: {error}; move it to another place or delete it", path=path
-        ) from None

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from offloop.bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced
-from offloop.bus.checkpoints.folders import read_folders
+from offloop.bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced, read_folders
 from offloop.bus.checkpoints.image import read_contents
 from offloop.bus.checkpoints.ratings import RATINGS_FILE, Rating, read_ratings
 from offloop.bus.files import walk_files

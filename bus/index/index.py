@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from offloop.bus.checkpoints.announced import ANNOUNCED_FILE
-from offloop.bus.checkpoints.folders import FOLDERS_FILE
+from offloop.bus.checkpoints.announced import ANNOUNCED, FOLDERS
 from offloop.bus.errors import OffloopError, RunDirectoryError
-from offloop.bus.index.annotations import ANNOTATIONS_FILE, read_annotations
+from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
 from offloop.bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable_entry
 from offloop.bus.index.store import IndexStore
 from offloop.bus.recording.recording import Recording
@@ -26,7 +25,7 @@ _log = logging.getLogger("offloop.index")
 
 _MAX_BUCKETS = 100
 _MOST_NAMED = 3
-_STAMPED = (BROKER_FILE, FOLDERS_FILE, ANNOUNCED_FILE, ANNOTATIONS_FILE)
+_STAMPED = (BROKER_FILE, FOLDERS.name, ANNOUNCED.name, ANNOTATIONS.name)
 
 
 class RunIndex:
@@ -328,7 +327,7 @@ def _stamp(run: str) -> str:
                 about = entry.stat(follow_symlinks=entry.is_symlink() and os.path.exists(entry.path))
                 # What restores a file may give it the time of before; nothing sets that of the change itself.
                 stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
-    said = stamps.pop(ANNOTATIONS_FILE, "")
+    said = stamps.pop(ANNOTATIONS.name, "")
     recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
     # Behind the last dot is what people say.
     return f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}.{said}"

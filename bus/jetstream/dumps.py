@@ -17,7 +17,7 @@ from offloop.bus.jetstream.connection import passing_errors
 from offloop.bus.net.channels import SocketChannel
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import read_run
-from offloop.bus.runs.flight import AnnouncedDump, read_announced
+from offloop.bus.runs.flight import ANNOUNCED_DUMP, AnnouncedDump
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -62,7 +62,7 @@ class DumpRelay:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _announce_new(self) -> None:
-        dump = read_announced(self._path)
+        dump = ANNOUNCED_DUMP.find(self._path)
         if dump is None or dump.id in self._known or time.time() - dump.time > _RECENT_SECONDS:
             return
         # It comes back to this host, too, which has written it already.

@@ -1,23 +1,17 @@
 """What the bridge of a run, which copies it into NATS JetStream, last said of itself."""
 
 import contextlib
-import json
 import os
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from offloop.bus import processes
 from offloop.bus.errors import RunDirectoryError
-from offloop.bus.files import open_directory, read_file, replace_file
 from offloop.bus.processes import start_time
-
-BRIDGE_FILE = "bridge.json"
-"""Its file in the run's directory."""
-
-_MOST_BYTES = 1 << 16
+from offloop.bus.run_files import JsonFile
 
 
 @dataclass
@@ -76,12 +70,11 @@ class BridgeStatus:
 
     def write(self, path: Path) -> None:
         """Puts it into a run's directory, if that can be written."""
-        with contextlib.suppress(OSError, RunDirectoryError):
-            directory = open_directory(path)
-            try:
-                replace_file(directory, BRIDGE_FILE, json.dumps(asdict(self)))
-            finally:
-                os.close(directory)
+        with contextlib.suppress(RunDirectoryError):
+            _BRIDGE.write(path, self)
+
+
+_BRIDGE = JsonFile("bridge.json", BridgeStatus)
 
 
 def how_to_send(path: Path, stream: str) -> str:
@@ -91,10 +84,7 @@ def how_to_send(path: Path, stream: str) -> str:
 
 def read_bridge(path: Path) -> BridgeStatus | None:
     """The last status of the bridge of the run in a directory; ``None`` without one, or where it cannot be read."""
-    try:
-        return bridge_of(msgspec.json.decode(read_file(path / BRIDGE_FILE, _MOST_BYTES)))
-    except (OSError, ValueError, RecursionError):
-        return None
+    return _BRIDGE.find(path)
 
 
 def bridge_of(said: object) -> BridgeStatus | None:

@@ -1,24 +1,16 @@
 """What the flight recorder of a run has written, in the run's directory."""
 
-import contextlib
-import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+from offloop.bus.run_files import JsonFile
 
-from offloop.bus.files import open_directory, read_file, replace_file
-from offloop.bus.strict_json import plain
-
-FLIGHT_FILE = "flight.json"
-"""The newest dump of its broker, from when it is decided on: what bridges look at to let other hosts know."""
 MOST_DUMPS = 20
 """Files that are written of an attempt."""
 
 _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
-_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -34,6 +26,10 @@ class AnnouncedDump:
     """In seconds since 1970."""
 
 
+ANNOUNCED_DUMP = JsonFile("flight.json", AnnouncedDump)
+"""The newest dump of its broker, from when it is decided on: what bridges look at to let other hosts know."""
+
+
 def dump_path(run: Path, attempt: int, number: int) -> Path:
     """The file of an attempt's dump with that number, counted from 1."""
     return run / f"flight-{attempt}-{number}.mcap"
@@ -46,23 +42,3 @@ def list_dumps(run: Path) -> list[Path]:
     except OSError:
         return []
     return [run / match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
-
-
-def announce_dump(run: Path, dump: AnnouncedDump) -> None:
-    """Writes down that a dump is decided on.
-
-    Raises:
-        OSError: the directory does not take it.
-    """
-    directory = open_directory(run)
-    try:
-        replace_file(directory, FLIGHT_FILE, json.dumps(plain(asdict(dump))))
-    finally:
-        os.close(directory)
-
-
-def read_announced(run: Path) -> AnnouncedDump | None:
-    """The newest dump of a run's broker on this host; ``None`` without one."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(read_file(run / FLIGHT_FILE, _MOST_BYTES), type=AnnouncedDump)
-    return None

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from offloop.bus.checkpoints.folders import note_folder
+from offloop.bus.checkpoints.announced import note_folder
 from offloop.bus.checkpoints.image import read_contents, write_draft
 from offloop.bus.checkpoints.names import CheckpointName, CheckpointNames
 from offloop.bus.checkpoints.ratings import Ratings

@@ -28,7 +28,7 @@ _SHOWN_NAMES = 10
 
 class Alert(Callback):
     """Alerts when a rule holds, and again when it no longer does: on standard error, to a web address, to a command,
-    and on the page of the run, by ``alerts.jsonl`` in the run's directory.
+    and on the page of the run, by ``alerts.json`` in the run's directory.
 
     A rule is written as one of ::
 

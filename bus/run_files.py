@@ -1,0 +1,103 @@
+"""Small JSON files in a run's directory, such as its annotations: each is read and replaced as a whole."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from offloop.bus.errors import RunDirectoryError
+from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
+
+_log = logging.getLogger("offloop")
+
+Content = TypeVar("Content")
+
+
+class JsonFile(Generic[Content]):
+    """The file ``name`` of each run: a value of the type ``form``, of at most ``max_bytes``."""
+
+    def __init__(self, name: str, form: type[Content], max_bytes: int = 1 << 20) -> None:
+        self.name = name
+        self._max_bytes = max_bytes
+        self._decode = msgspec.json.Decoder(form).decode
+
+    def read(self, run: Path) -> Content | None:
+        """The value; ``None`` without a file.
+
+        Raises:
+            RunDirectoryError: it cannot be read.
+        """
+        path = run / self.name
+        try:
+            return self._decode(read_file(path, self._max_bytes))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}", path=path) from None
+        except (ValueError, RecursionError) as error:
+            raise RunDirectoryError(
+                f"{path} is damaged: {error}; move it to another place or delete it", path=path
+            ) from None
+
+    def find(self, run: Path) -> Content | None:
+        """The value; ``None`` without a file, and for one that cannot be read, which is logged."""
+        try:
+            return self.read(run)
+        except RunDirectoryError as error:
+            _log.warning("%s", error)
+            return None
+
+    def write(self, run: Path, value: Content) -> None:
+        """Replaces the file, for its only writer.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        with self._opened(run) as directory:
+            self._replace(directory, value)
+
+    def update(self, run: Path, change: Callable[[Content | None], Content]) -> Content:
+        """Replaces the value by what ``change`` makes of it, and returns that. Safe for several processes at once. A
+        file that cannot be read is left as it is.
+
+        Raises:
+            RunDirectoryError: it cannot be read or written.
+        """
+        with self._opened(run) as directory:
+            check_owner(directory)
+            lock_directory(directory)
+            value = change(self.read(run))
+            self._replace(directory, value)
+        return value
+
+    def try_update(self, run: Path, change: Callable[[Content | None], Content]) -> None:
+        """As :meth:`update`; a failure is logged."""
+        try:
+            self.update(run, change)
+        except RunDirectoryError as error:
+            _log.warning("%s", error)
+
+    @contextlib.contextmanager
+    def _opened(self, run: Path) -> Iterator[int]:
+        try:
+            directory = open_directory(run)
+            try:
+                yield directory
+            finally:
+                os.close(directory)
+        except OSError as error:
+            path = run / self.name
+            raise RunDirectoryError(f"{path} cannot be written: {error.strerror or error}", path=path) from None
+
+    def _replace(self, directory: int, value: Content) -> None:
+        try:
+            content = msgspec.json.format(msgspec.json.encode(value))
+        except UnicodeEncodeError:
+            raise OSError(None, "a text in it is not UTF-8") from None
+        if len(content) > self._max_bytes:
+            raise OSError(None, f"it would have {len(content):,} bytes, and {self._max_bytes:,} are allowed")
+        replace_file(directory, self.name, content.decode())
