@@ -3,6 +3,8 @@
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,6 +95,21 @@ def restarted_launch() -> str | None:
 def python_path() -> str:
     """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
     return os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
+
+
+def start_module(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """Starts a module of ours in a session of its own, so that Ctrl-C in the terminal does not reach it, without input.
+    ``options`` are those of :class:`subprocess.Popen`; ``env`` is added to this process's environment."""
+    environment = {**os.environ, **options.pop("env", {}), "PYTHONPATH": python_path()}
+    # -P: what lies in the current folder must not take the place of a package.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment, **options)
+
+
+def let_go(process: "subprocess.Popen[bytes]") -> None:
+    """Lets a process continue without this one."""
+    # A return code keeps Popen from warning about it.
+    process.returncode = process.poll() or 0
 
 
 def allow_many_connections() -> None:

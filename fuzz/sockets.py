@@ -35,7 +35,7 @@ from hypothesis.strategies import SearchStrategy
 from inputs import DEMAND, event_frame, nested, spoiled_bytes, spoiled_packed
 
 from offloop.bus.errors import OffloopError, ProtocolError
-from offloop.bus.net.requests import ask_broker
+from offloop.bus.net.channels import ask_broker
 from offloop.bus.protocol.frames import (
     END,
     MAX_FRAME,

@@ -22,7 +22,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, load, usable
 

@@ -10,8 +10,7 @@ from offloop.bus.index.table import RunTable
 from offloop.bus.printing import escape
 from offloop.bus.recording.summary import Point
 from offloop.bus.types.hyperparameters import chosen_first, value_text
-from offloop.bus.types.metric_names import MetricNames
-from offloop.bus.types.metrics import LOSS, is_of_evaluation
+from offloop.bus.types.metrics import LOSS, MetricNames, is_of_evaluation
 from offloop.bus.types.units import duration, number_text, when
 
 _ROWS = 50

@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from offloop.bus.files import open_file
-from offloop.bus.processes import python_path
+from offloop.bus.processes import let_go, start_module
 from offloop.bus.runs.bridged import how_to_send, read_bridge
 
 _AGAIN_SECONDS = 2.0
@@ -59,19 +58,11 @@ class BridgeProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        command = ["server", "bridge", str(self._run), "--stream", self._stream]
+        command = ("server", "bridge", str(self._run), "--stream", self._stream)
         with open(open_file(self._run / "bridge.log", flags), "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "offloop.bus", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": python_path()},
-            )
+            return start_module("offloop.bus", *command, stdout=subprocess.DEVNULL, stderr=log)
 
     def leave(self) -> None:
         """Lets it copy the rest by itself."""
         if self._process is not None:
-            # A return code keeps Popen from warning about it.
-            self._process.returncode = self._process.poll() or 0
+            let_go(self._process)

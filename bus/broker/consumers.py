@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offloop.bus.errors import BrokerError, ProtocolError
-from offloop.bus.types.consumers import ConsumerProgress
-from offloop.bus.types.demand import Demand
+from offloop.bus.types.demand import ConsumerProgress, Demand
 from offloop.bus.types.event import Event
 
 LEASE_SECONDS = 5.0

@@ -197,7 +197,7 @@ class ControlHandler:
     def _relay(self, request: _Request, content: dict[str, Any]) -> None:
         run, command = self._service.find(content["run"]), Command.from_wire(content)
         check_command(command.name, command.arguments)
-        command = command if command.id else command._replace(id=new_command_id())
+        command = command if command.id else msgspec.structs.replace(command, id=new_command_id())
         if command.name == DUMP:
             self._dump(request._replace(id=command.id), run, command)
             return

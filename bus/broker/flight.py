@@ -27,7 +27,6 @@ ALERT_PAUSE = 60.0
 """Seconds between two dumps because of alerts."""
 NOTED = (Event.BATCH_END, Event.FIT_START, Event.FIT_END)
 """The events for :meth:`FlightRecorder.note`."""
-_MOST_PENDING = 4
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]
@@ -53,7 +52,6 @@ class FlightRecorder:
         self._stalled = stalled
         self._looked = self._alerted = -math.inf
         self._met: set[str] = set()
-        self._has_said_full = False
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
         self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
         """By number of the dump."""
@@ -143,10 +141,8 @@ class FlightRecorder:
         if reason in _ONCE and reason in self._met:
             answer(None, f"it was written because of {reason!r} already")
             return
-        if len(self._writing) > _MOST_PENDING:
-            raise BrokerError(f"{_MOST_PENDING} dumps are waiting to be written: ask again later")
-        if not self._dump(reason, detail, answer, identity):
-            raise BrokerError(self._full)
+        if (problem := self._dump(reason, detail, answer, identity)) is not None:
+            raise BrokerError(problem)
         if reason == "alert":
             self._alerted = now
 
@@ -157,25 +153,19 @@ class FlightRecorder:
         """Something is being written, or :meth:`report` has an answer for who asked for it."""
         return bool(self._writing)
 
-    @property
-    def _full(self) -> str:
-        return (
-            f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, which is as "
-            "many as are written: remove some"
-        )
-
-    def _dump(self, reason: str, detail: str, answer: Answer | None = None, identity: str | None = None) -> bool:
-        """Decide on a dump; return whether there may be one more."""
+    def _dump(self, reason: str, detail: str, answer: Answer | None = None, identity: str | None = None) -> str | None:
+        """Decide on a dump; return why there may not be one more."""
         if not self.rings:
-            return True
+            return None
         self._met.add(reason)
         number = self._next_number()
         if number is None:
-            if not self._has_said_full:
-                _log.warning("%s", self._full)
-            self._has_said_full = True
-            return False
-        self._has_said_full = False
+            problem = (
+                f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, which is "
+                "as many as are written: remove some"
+            )
+            _log.warning("%s", problem)
+            return problem
         detail = detail[:_MOST_DETAIL]
         announced = AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time())
         try:
@@ -184,7 +174,7 @@ class FlightRecorder:
             _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
         self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer
-        return True
+        return None
 
     def _next_number(self) -> int | None:
         for number in range(1, MOST_DUMPS + 1):

@@ -69,8 +69,6 @@ class LiveRank:
     """Its last report."""
     names: dict[bytes, str] = field(default_factory=dict)
     """The topics that its connection has used, and the names of events in them."""
-    times_requested: int = 0
-    """Number of requests for the missing event."""
     _acknowledgement_sent: int = 0
     _requested_after: int = -1
     _requested_at: float = 0.0
@@ -139,7 +137,6 @@ class LiveRank:
         connection, and not twice within :data:`RETRANSMIT_SECONDS`."""
         if self.identity is None or now - self._requested_at <= RETRANSMIT_SECONDS:
             return False
-        self.times_requested = self.times_requested + 1 if self._requested_after == self.seq else 1
         self._requested_at, self._requested_after = now, self.seq
         return True
 

@@ -12,15 +12,13 @@ from offloop.bus.broker.messages import HelloMessage
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.broker.run import BrokerRun, BrokerStatistics
 from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError
-from offloop.bus.protocol.frames import MAX_FRAME, check_run_name
+from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory, is_name_for
 from offloop.bus.types.demand import Demand
 
 _log = logging.getLogger("offloop.broker")
-
-MAX_REQUESTS = 10
 
 Send = Callable[[bytes, str, dict[str, Any]], bool]
 """Sends a control message to a connection; returns whether that is there."""
@@ -76,15 +74,6 @@ class RunService:
             return
         assert rank.identity is not None  # only of those it should be requested
         self._statistics.asked_again += 1
-        if rank.times_requested == MAX_REQUESTS:
-            # ZeroMQ closes the connection of a message that is too large, and does not report it.
-            text = (
-                f"event {rank.seq + 1} of rank {rank.rank} was asked for {MAX_REQUESTS} times and has not come: a "
-                f"message of more than {MAX_FRAME:,} bytes closes the connection; what cannot be sent is passed over "
-                "with 'resume'"
-            )
-            _log.warning("%s: %s", rank.identity[:8].hex(), text)
-            self._send(rank.identity, "notice", {"text": text})
         self._send(rank.identity, "retransmit", {"after": rank.retransmit_after})
 
     # -- it begins ----------------------------------------------------------------------------------------------------

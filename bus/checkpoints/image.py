@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from offloop.bus.errors import CheckpointError, ConfigurationError, ProtocolError
 from offloop.bus.files import atomic_replace
-from offloop.bus.tensors.view import Tensors, image_layout
+from offloop.bus.tensors.view import Tensors, tensor_places
 
 VERSION = 1
 TEXT_KEY = "offloop"
@@ -72,7 +72,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
             tree["checkpoints"] = {"saved": saved}
         contents["tensors"] = {name: crc_of(str(kind), draft[name].data) for name, kind in kinds.items()}
         metadata = metadata_of(contents)
-        layout = image_layout({name: (draft[name].dtype, list(draft[name].shape)) for name in draft}, metadata)
+        layout = tensor_places({name: (one.dtype, one.shape) for name, one in draft.items()}).layout(metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
         raise ProtocolError(f"what was sent as a checkpoint is none: {error!r:.200}") from None
     with atomic_replace(path) as place, open(place, "wb") as file:

@@ -101,7 +101,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     from offloop.bus.index.index import read_entry
     from offloop.bus.index.table import differences
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.types.metric_names import MetricNames
+    from offloop.bus.types.metrics import MetricNames
 
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording, which has no results: add --events to compare its events")

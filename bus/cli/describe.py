@@ -13,8 +13,8 @@ from typing import Any
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
 from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.net.channels import ask, ask_broker
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.net.requests import ask, ask_broker
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.listed_runs import is_silent

@@ -285,7 +285,7 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
 
 def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
     from offloop.bus.index.checkpoints import compared_by
-    from offloop.bus.types.metric_names import MetricNames
+    from offloop.bus.types.metrics import MetricNames
 
     names = MetricNames(entry.metrics)
     for one in entry.checkpoints:
@@ -298,8 +298,7 @@ def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
 
 
 def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:
-    from offloop.bus.types.metric_names import MetricNames
-    from offloop.bus.types.metrics import direction_of, goals_in
+    from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
 
     if not metrics:
         return

@@ -9,8 +9,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
-from offloop.bus.types.metric_names import MetricNames
-from offloop.bus.types.metrics import GOALS, direction_of, goals_in
+from offloop.bus.types.metrics import GOALS, MetricNames, direction_of, goals_in
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.units import BYTES, Scale, duration, number_text, scale_of, when
 
@@ -121,7 +120,7 @@ class Columns:
     """Columns of some runs by name.
 
     A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``) or a metric (``loss``, see
-    :class:`offloop.bus.types.metric_names.MetricNames`), with a dot and one of :data:`OF_METRIC` for another value than
+    :class:`offloop.bus.types.metrics.MetricNames`), with a dot and one of :data:`OF_METRIC` for another value than
     the last (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where it is unique; of several,
     ``config/lr`` comes before the rest of the hyperparameters, and these before metrics. A run that lacks the first of
     these gives the next, so ``lr`` is known of runs of different kinds.

@@ -60,12 +60,9 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
                 f"{folder} can be written by others (mode {mode:04o}), so what is in it may be theirs: "
                 f"chmod go-w {shlex.quote(str(folder))}"
             )
-        _write_new(secret, seed, 0o600)
-        try:
-            _write_new(public, made.public, 0o644)
-        except BaseException:
-            secret.unlink()
-            raise
+        for path, text, mode in ((secret, seed, 0o600), (public, made.public, 0o644)):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+                file.write(f"{text}\n")
     except FileExistsError:
         raise ConfigurationError(
             f"there is a key {name!r} in {folder} already: choose another name, or remove {public.name} and "
@@ -78,11 +75,6 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     return public, secret, made
 
 
-def _write_new(path: Path, text: str, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(f"{text}\n")
-
-
 def load_nkey(path: str | os.PathLike[str]) -> Nkey:
     """Reads one's own nkey from the file with its seed.
 
@@ -91,23 +83,11 @@ def load_nkey(path: str | os.PathLike[str]) -> Nkey:
     """
     require("an nkey", "nats", "nkeys")
     file = Path(path)
-    try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-    except OSError as error:
-        raise _unreadable(file, error) from None
-    seed = _text(file)
-    if _PUBLIC.match(seed):
+    seed, mode = _read(file)
+    if not (public := _public_of(seed)):
+        what = "a public nkey where a seed is needed" if _PUBLIC.match(seed) else "no seed of a user's nkey"
         raise ConfigurationError(
-            f"{path} holds a public nkey where a seed is needed: use the file '{SEED_SUFFIX}' that "
-            "'offloop server keygen' wrote beside it",
-            value=file,
-        )
-    public = _public_of(seed)
-    if not public:
-        raise ConfigurationError(
-            f"{path} holds no seed of a user's nkey: use a file that 'offloop server keygen NAME' wrote, "
-            f"NAME{SEED_SUFFIX}",
-            value=file,
+            f"{path} holds {what}: use the file NAME{SEED_SUFFIX} that 'offloop server keygen NAME' wrote", value=file
         )
     if mode & 0o077:
         raise ConfigurationError(
@@ -133,7 +113,7 @@ def public_nkey(text: str) -> str:
             f"{text[:100]!r} is not a public nkey: write U and 55 characters, or the file NAME{NKEY_SUFFIX} "
             "that 'offloop server keygen NAME' wrote"
         )
-    found = _text(Path(text))
+    found, _ = _read(Path(text))
     if not _PUBLIC.match(found):
         raise ConfigurationError(
             f"{text} holds no public nkey: use a file that 'offloop server keygen NAME' wrote, NAME{NKEY_SUFFIX}"
@@ -156,16 +136,14 @@ def _public_of(seed: str) -> str:
         return ""
 
 
-def _text(file: Path) -> str:
+def _read(file: Path) -> tuple[str, int]:
+    """The text of a file with a key, and its mode."""
     try:
         with open(file, "rb") as stream:
-            return stream.read(_MOST_BYTES).decode("ascii", "replace").strip()
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            return stream.read(_MOST_BYTES).decode("ascii", "replace").strip(), mode
     except OSError as error:
-        raise _unreadable(file, error) from None
-
-
-def _unreadable(file: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes an nkey",
-        value=file,
-    )
+        raise ConfigurationError(
+            f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes an nkey",
+            value=file,
+        ) from None

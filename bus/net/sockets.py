@@ -19,6 +19,10 @@ STREAM_QUEUE = 600
 STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 
+in_use: set[object] = set()
+"""The owners of open contexts. The garbage collector makes a context that it finds in a cycle forget its sockets before
+anything can close them, and the context then waits for them for ever. What is held here it does not collect."""
+
 
 def listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -> "zmq.Socket[bytes]":
     """A socket that is bound to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for

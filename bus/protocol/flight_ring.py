@@ -57,8 +57,6 @@ _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
-_GROW = 16
-"""Blocks by which the memory grows."""
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 """Bytes of the largest event that fits."""
 
@@ -81,7 +79,7 @@ class FlightRing:
         try:
             self._memory = mmap(self._descriptor, whole)
             _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, batches, 0, 0)
-            self._allocated = self._made = self._entered = self._beats = 0
+            self._made = self._entered = self._beats = 0
             # The blocks in use, the oldest first, each with the batches that had ended when it was left.
             self._blocks: deque[tuple[int, int]] = deque()
             self._at = self._end = 0
@@ -141,18 +139,13 @@ class FlightRing:
         return self._at
 
     def _can_grow(self) -> bool:
-        if self._made < self._allocated:
-            return True
-        more = min(_GROW, self._most - self._allocated)
-        if more > 0:
+        if self._made < self._most:
             try:
-                allocate_memory(self._descriptor, _AT_BLOCKS + self._allocated * BLOCK, more * BLOCK)
+                allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, BLOCK)
             except OSError:
                 # The blocks in use have to do.
-                self._most = self._allocated
-            else:
-                self._allocated += more
-        return more > 0 and self._made < self._allocated
+                self._most = self._made
+        return self._made < self._most
 
     def close(self) -> None:
         """Free the memory; a broker that has it open keeps it."""

@@ -9,9 +9,11 @@ from typing import Any
 import zmq
 
 from offloop.bus import processes
-from offloop.bus.errors import BrokerError, ConfigurationError, ProtocolError
+from offloop.bus.errors import BrokerError, ConfigurationError
+from offloop.bus.net.channels import receive_control
 from offloop.bus.net.nats_addresses import find_servers
-from offloop.bus.protocol.frames import Control, check_run_name, decode_control, encode_control, split_frame
+from offloop.bus.net.sockets import in_use
+from offloop.bus.protocol.frames import Control, check_run_name, encode_control
 from offloop.bus.publisher.description import Info, describer
 from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name, socket_address
@@ -55,7 +57,7 @@ class BrokerConnection:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        _open_connections.add(self)
+        in_use.add(self)
 
     def _connect(self) -> "zmq.Socket[bytes]":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -101,27 +103,15 @@ class BrokerConnection:
         self.socket.send(message, flags)
 
     def receive(self) -> Control | None:
-        """The next message from the broker; ``None`` when there is none now, or it is malformed."""
-        # Asking first costs a third of a receive that finds nothing.
-        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return None
-        try:
-            topic, body = split_frame(self.socket.recv(zmq.NOBLOCK))
-            return decode_control(body) if topic is None else None
-        except (zmq.Again, ProtocolError):
-            return None
+        """The next message from the broker; ``None`` when there is none now."""
+        return receive_control(self.socket)
 
     def close(self, *, waits: bool = True) -> None:
         """Closes the connection, and ``waits`` a moment for a broker of ours to finish the recording."""
-        _open_connections.discard(self)
+        in_use.discard(self)
         self._context.destroy(linger=0)
         if self.process is not None:
             self.process.leave(self._timeouts.broker_exit if waits else 0.0)
-
-
-# The garbage collector makes a context forget its sockets before anything can close them, and the context then waits
-# for them for ever. What is held here it does not collect, and a publisher in a cycle can still close it.
-_open_connections: set[BrokerConnection] = set()
 
 
 def connect(

@@ -5,7 +5,6 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +12,6 @@ from typing import IO, Any
 from offloop.bus import errors, processes
 from offloop.bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
-from offloop.bus.processes import python_path
 from offloop.bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
 from offloop.bus.runs.directory import read_run
 from offloop.bus.types.timeouts import Timeouts
@@ -66,42 +64,30 @@ class BrokerProcess:
         self._not_before = 0.0
         self.name = self._first_answer().get("run", name)
 
-    def _first_answer(self) -> dict[str, Any]:
-        try:
-            answer = self._first_words()
-        except BaseException:
-            self.kill()
-            raise
-        if "error" in answer:
-            self._process.wait()
-            raise error_by_name(answer["error"], answer["message"], self.name)
-        return answer
-
     def _spawn(self, what: str, *more: str) -> "subprocess.Popen[bytes]":
-        # A session of its own: Ctrl-C in the terminal ends the trainer, and the broker then finishes the recording.
-        return subprocess.Popen(
-            # -P: what lies in the current folder must not take the place of a package.
-            [sys.executable, "-P", "-m", "offloop.bus.broker", what, str(self._root), self.name, *more],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **self._environment, "PYTHONPATH": python_path()},
-        )
+        arguments = what, str(self._root), self.name, *more
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return processes.start_module("offloop.bus.broker", *arguments, env=self._environment, **pipes)
 
-    def _first_words(self) -> dict[str, Any]:
-        """The line in which a new broker says that it is ready, or why it cannot be."""
+    def _first_answer(self) -> dict[str, Any]:
+        """The line in which a new broker says that it is ready, or else the error that it names, or its last words."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
-        line = process.stdout.readline() if _is_readable(process.stdout, self._timeouts.broker_start) else b""
         try:
+            line = process.stdout.readline() if _is_readable(process.stdout, self._timeouts.broker_start) else b""
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             process.kill()
             *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
+            self.kill()
             raise BrokerError(f"the broker did not start: {why}") from None
-        finally:
-            self._close_pipes()
+        except BaseException:
+            self.kill()
+            raise
+        if "error" in answer:
+            self.kill()
+            raise error_by_name(answer["error"], answer["message"], self.name)
+        self._close_pipes()
         return answer
 
     def _close_pipes(self) -> None:
@@ -167,8 +153,7 @@ class BrokerProcess:
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            # A return code keeps Popen from warning about it.
-            self._process.returncode = 0
+            processes.let_go(self._process)
         self._close_pipes()
         servers = {**os.environ, **self._environment}.get(STREAM_VARIABLE)
         if servers:

@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import MAX_FRAME
-from offloop.bus.types.deferred import Deferred
-from offloop.bus.types.left_out import LeftOut
+from offloop.bus.types.deferred import Deferred, LeftOut
 
 Entries: TypeAlias = list[list[Any]]
 """The field ``logged``: pairs of step and values by name."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from offloop.bus.errors import BrokerError, ConfigurationError
 from offloop.bus.net.channels import Channel, SocketChannel
 from offloop.bus.protocol.frames import Control
@@ -81,7 +83,7 @@ class CommandExchange:
         self.deadline = 0.0
         """When to :meth:`give_up`."""
         self._run = run
-        self._command = command._replace(id=new_command_id())
+        self._command = msgspec.structs.replace(command, id=new_command_id())
         self._wait = wait
         self._is_forwarded = False
 

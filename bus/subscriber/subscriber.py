@@ -9,8 +9,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError
-from offloop.bus.net.requests import RequestClient
+from offloop.bus.net.channels import RequestClient
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
@@ -249,7 +251,8 @@ class Subscriber(RunStream):
         :attr:`outcomes` has what became of it.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` when there is no such command."""
-        command = check_command(name, arguments, reason)._replace(id=new_command_id(), decided_at=decided_at)
+        command = check_command(name, arguments, reason)
+        command = msgspec.structs.replace(command, id=new_command_id(), decided_at=decided_at)
         if not self._takes_commands:
             return False
         self._commands.add(command, time.monotonic())

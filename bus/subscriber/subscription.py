@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from offloop.bus.net.channels import Channel, wait_readable
-from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket
+from offloop.bus.net.sockets import STREAM_QUEUE, connect_socket, in_use
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
 
@@ -47,7 +47,7 @@ class LiveSubscription:
             self._context.destroy(linger=0)
             raise
         self._renewer = LeaseRenewer(channel, {"run": order.run, **lease}, report, take)
-        _open_subscriptions.add(self)
+        in_use.add(self)
 
     def receive(self) -> bytes | None:
         """The next frame, if there is one now."""
@@ -76,14 +76,9 @@ class LiveSubscription:
 
     def close(self) -> None:
         """Ends the connection."""
-        _open_subscriptions.discard(self)
+        in_use.discard(self)
         self._renewer.stop()
         self._context.destroy(linger=0)
-
-
-# See offloop.bus.publisher.connection: a context that the garbage collector finds in a cycle waits for its sockets for
-# ever.
-_open_subscriptions: set[LiveSubscription] = set()
 
 
 class LeaseRenewer:

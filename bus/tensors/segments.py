@@ -32,6 +32,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from mmap import mmap
 from typing import Annotated, Any
 
@@ -88,112 +89,102 @@ class SegmentReference(msgspec.Struct, frozen=True):
 # -- the trainer's side -----------------------------------------------------------------------------------------------
 
 
-class _Slot:
-    """One piece of shared memory, of a size that never changes."""
+class Segment:
+    """One piece of shared memory of a pool, of a size that never changes. From :meth:`SegmentPool.reserve` to
+    :meth:`publish` or :meth:`release` no other process reads it."""
 
     def __init__(self, capacity: int, pin: Pin | None) -> None:
         self.capacity = capacity
-        self.number = 0
         self.reserved = False
         self.published: tuple[int, str] | None = None
         """``seq`` and field of what is in it, until all who asked have handled it."""
         self.since = 0.0
         """When it was last published or released, on the steady clock."""
-        self.token = os.urandom(16)
         self.kept: dict[str, Any] = {}
-        self.descriptor, self.shared = create_memory(IMAGE_OFFSET + capacity, self.token)
+        """Objects that the owner keeps with this memory for its next use."""
+        self._number = self._size = 0
+        self._field = ""
+        self._token = os.urandom(16)
+        self._descriptor, self._shared = create_memory(IMAGE_OFFSET + capacity, self._token)
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.memory: mmap | None = map_memory(self.descriptor, IMAGE_OFFSET + capacity, writable=True)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.memory: mmap | None = map_memory(self._descriptor, IMAGE_OFFSET + capacity, writable=True)
             self._unpin = None if pin is None else pin(memoryview(self.memory))
         except BaseException:
-            discard_memory(self.descriptor, self.token)
+            discard_memory(self._descriptor, self._token)
             raise
 
-    def take(self) -> bool:
+    @property
+    def buffer(self) -> memoryview:
+        """To be filled with the image. Nothing may be written to it after :meth:`publish`."""
+        assert self.memory is not None  # one that was given back is not reserved
+        return memoryview(self.memory)[IMAGE_OFFSET : IMAGE_OFFSET + self._size]
+
+    def lock(self) -> bool:
         """Locks it exclusively, if no process has it mapped."""
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
 
-    def mark(self, number: int, size: int) -> None:
-        assert self.memory is not None  # a slot that was given back is in no list
-        _FRONT.pack_into(self.memory, 0, _MAGIC, self.token, number, size)
+    def unlock(self) -> None:
+        """Lets readers in."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def reserve(self, size: int, field: str) -> None:
+        """Reserves it, locked, for an image of that size."""
+        self.reserved, self.published = True, None
+        self._size, self._field = size, field
+        self._mark(0, 0)
+
+    def publish(self, seq: int) -> dict[str, Any]:
+        """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.
+
+        Raises ClosedError: it was published or released before, or the pool was closed."""
+        if not self.reserved:
+            raise ClosedError("this segment was published, released or closed before: reserve another one")
+        self._number += 1
+        self._mark(self._number, self._size)
+        self.published = seq, self._field
+        self.release()
+        return SegmentReference(os.getpid(), self._shared, self._token, self._number, self._size).to_wire()
+
+    def release(self) -> None:
+        """Gives the segment back to its pool when it is not published after all; does nothing after that or
+        after the pool was closed."""
+        if self.reserved:
+            self.reserved = False
+            self.since = time.monotonic()
+            self.unlock()
 
     def give_back(self) -> None:
         """Frees the memory as soon as nothing in this process refers to it."""
+        self.reserved = False
         if self._unpin is not None:
             self._unpin()
         # It is not closed: a tensor that was made of it may be there still.
         self.memory = None
         self.kept.clear()
-        discard_memory(self.descriptor, self.token)
+        discard_memory(self._descriptor, self._token)
+
+    def _mark(self, number: int, size: int) -> None:
+        assert self.memory is not None  # one that was given back is in no pool
+        _FRONT.pack_into(self.memory, 0, _MAGIC, self._token, number, size)
 
 
-class Segment:
-    """A segment that no other process reads, until it is published."""
+def _make_in_thread(capacity: int, pin: Pin | None) -> "Future[Segment]":
+    """Gets a segment from the system, in a thread that nothing else waits for."""
+    coming: Future[Segment] = Future()
 
-    def __init__(self, slot: _Slot, size: int, field: str) -> None:
-        self._slot: _Slot | None = slot
-        self._size = size
-        self._field = field
-        assert slot.memory is not None
-        self.buffer = memoryview(slot.memory)[IMAGE_OFFSET : IMAGE_OFFSET + size]
-        """To be filled with the image. Nothing may be written to it after :meth:`publish`."""
-        self.kept = slot.kept
-        """Objects that the owner keeps with this memory for its next use."""
+    def make() -> None:
+        try:
+            coming.set_result(Segment(capacity, pin))
+        except BaseException as error:  # noqa: BLE001  whatever it is, the next save tries once more, and reports it
+            coming.set_exception(error)
 
-    def publish(self, seq: int) -> dict[str, Any]:
-        """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.
-
-        Raises ClosedError: it was published or released before."""
-        slot = self._end()
-        slot.number += 1
-        slot.mark(slot.number, self._size)
-        slot.published = seq, self._field
-        fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
-        return SegmentReference(os.getpid(), slot.shared, slot.token, slot.number, self._size).to_wire()
-
-    def release(self) -> None:
-        """Gives the segment back to its pool when it is not published after all; does nothing after that or
-        after the pool was closed."""
-        if self._slot is not None and self._slot.memory is not None:
-            fcntl.flock(self._end().descriptor, fcntl.LOCK_UN)
-
-    def _end(self) -> _Slot:
-        if self._slot is None or self._slot.memory is None:
-            raise ClosedError("this segment was published, released or closed before: reserve another one")
-        slot, self._slot = self._slot, None
-        slot.reserved = False
-        slot.since = time.monotonic()
-        return slot
-
-
-class _SlotToCome:
-    """A slot that is being got from the system, by a thread that nothing else waits for."""
-
-    def __init__(self, capacity: int, pin: Pin | None) -> None:
-        self.capacity = capacity
-        self._pin = pin
-        self._slot: _Slot | None = None
-        self._thread = threading.Thread(target=self._get, name="offloop-segment", daemon=True)
-        self._thread.start()
-
-    def _get(self) -> None:
-        # Without memory, the next save tries once more, and reports it.
-        with contextlib.suppress(OSError):
-            self._slot = _Slot(self.capacity, self._pin)
-
-    @property
-    def has_come(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> _Slot | None:
-        """The slot, its exclusive lock held; ``None`` when there was no memory for it."""
-        self._thread.join()
-        return self._slot
+    threading.Thread(target=make, name="offloop-segment", daemon=True).start()
+    return coming
 
 
 class SegmentPool:
@@ -218,106 +209,107 @@ class SegmentPool:
         self._hold_seconds = hold_seconds
         self._is_handled = is_handled
         self._pin = pin
-        self._slots: list[_Slot] = []
-        self._to_come: _SlotToCome | None = None
+        self._segments: list[Segment] = []
+        self._to_come: tuple[int, Future[Segment]] | None = None
+        """Capacity of a segment that is on its way, and itself."""
         self._pid = os.getpid()
 
     @property
     def size(self) -> int:
         """Bytes of shared memory that the pool has, without what is on its way."""
         self._receive_for(0)
-        return sum(slot.capacity for slot in self._slots)
+        return sum(segment.capacity for segment in self._segments)
 
     @property
     def unhandled(self) -> int:
         """Segments with something that not everyone who asked has handled yet, though there was time."""
-        return sum(slot.published is not None and not self._is_over(slot) for slot in self._slots)
+        return sum(segment.published is not None and not self._is_over(segment) for segment in self._segments)
 
     def reserve(self, nbytes: int, field: str) -> Segment | None:
         """A segment with room for ``nbytes``, to be filled for ``field``. Waits for the system alone, where memory is
         new: ``None`` when all are leased, or memory is short, which is logged."""
         if os.getpid() != self._pid:
             return None
-        slot = self._free_slot(nbytes)
-        if slot is None:
-            return None
-        slot.mark(0, 0)
-        slot.reserved, slot.published = True, None
-        self.trim()
-        return Segment(slot, nbytes, field)
+        segment = self._free_segment(nbytes)
+        if segment is not None:
+            segment.reserve(nbytes, field)
+            self.trim()
+        return segment
 
     def prepare(self, nbytes: int) -> None:
         """Begins to get a segment for ``nbytes`` from the system, unless there is one, and returns at once: new memory
         takes many times as long as a copy into memory that has been used."""
-        if os.getpid() != self._pid or self._to_come is not None or len(self._slots) >= self._limit:
+        if os.getpid() != self._pid or self._to_come is not None or len(self._segments) >= self._limit:
             return
-        if all(slot.capacity < nbytes for slot in self._slots):
-            self._to_come = _SlotToCome(_capacity_for(nbytes), self._pin)
+        if all(segment.capacity < nbytes for segment in self._segments):
+            capacity = _capacity_for(nbytes)
+            self._to_come = capacity, _make_in_thread(capacity, self._pin)
 
     def trim(self) -> None:
         """Gives memory back that was not used for two minutes. :meth:`reserve` does it too, with what it leaves."""
         now = time.monotonic()
-        for slot in tuple(self._slots):
-            if now - slot.since > IDLE_SECONDS and self._is_over(slot) and slot.take():
-                self._give_back(slot)
+        for segment in tuple(self._segments):
+            if now - segment.since > IDLE_SECONDS and self._is_over(segment) and segment.lock():
+                self._give_back(segment)
 
     def close(self) -> None:
         """Gives all memory back; readers keep what they have mapped."""
         if os.getpid() == self._pid:
             self._receive()
-            for slot in tuple(self._slots):
-                self._give_back(slot)
+            for segment in tuple(self._segments):
+                self._give_back(segment)
 
-    def _free_slot(self, nbytes: int) -> _Slot | None:
-        """A slot with enough room, its exclusive lock held: the smallest that is free, a new one, or one in the place
-        of a free one that is too small."""
+    def _free_segment(self, nbytes: int) -> Segment | None:
+        """A segment with enough room, locked: the smallest that is free, a new one, or one in the place of a free one
+        that is too small."""
         self._receive_for(nbytes)
-        free = [slot for slot in sorted(self._slots, key=lambda slot: slot.capacity) if self._is_over(slot)]
-        for slot in free:
-            if slot.capacity >= nbytes and slot.take():
-                return slot
-        if len(self._slots) + (self._to_come is not None) >= self._limit:
-            too_small = next((slot for slot in free if slot.capacity < nbytes and slot.take()), None)
+        free = sorted(filter(self._is_over, self._segments), key=lambda segment: segment.capacity)
+        for segment in free:
+            if segment.capacity >= nbytes and segment.lock():
+                return segment
+        if len(self._segments) + (self._to_come is not None) >= self._limit:
+            too_small = next((segment for segment in free if segment.capacity < nbytes and segment.lock()), None)
             if too_small is None:
                 return None
             self._give_back(too_small)
         self.trim()
         try:
-            slot = _Slot(_capacity_for(nbytes), self._pin)
+            segment = Segment(_capacity_for(nbytes), self._pin)
         except OSError as error:
             # As text: with the error, a record that is kept keeps the memory.
             _log.warning("no shared memory for %d bytes: %s", nbytes, str(error))
             return None
-        self._add(slot)
-        return slot
+        self._add(segment)
+        return segment
 
     def _receive_for(self, nbytes: int) -> None:
-        """Adds the slot that is on its way, if it has come or has the right size: getting another takes as long."""
-        coming = self._to_come
-        if coming is not None and (coming.has_come or nbytes <= coming.capacity < 2 * _capacity_for(nbytes)):
-            self._receive()
+        """Adds the segment that is on its way, if it has come or has the right size: getting another takes as long."""
+        if self._to_come is not None:
+            capacity, coming = self._to_come
+            if coming.done() or nbytes <= capacity < 2 * _capacity_for(nbytes):
+                self._receive()
 
     def _receive(self) -> None:
         if self._to_come is not None:
-            slot, self._to_come = self._to_come.wait(), None
-            if slot is not None:
-                self._add(slot)
-                fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
+            (_, coming), self._to_come = self._to_come, None
+            if coming.exception() is None:
+                self._add(coming.result())
+                coming.result().unlock()
 
-    def _add(self, slot: _Slot) -> None:
-        slot.since = time.monotonic()
-        self._slots.append(slot)
+    def _add(self, segment: Segment) -> None:
+        segment.since = time.monotonic()
+        self._segments.append(segment)
 
-    def _is_over(self, slot: _Slot) -> bool:
-        return not slot.reserved and (
-            slot.published is None
-            or time.monotonic() - slot.since > self._hold_seconds
-            or self._is_handled(*slot.published)
+    def _is_over(self, segment: Segment) -> bool:
+        return not segment.reserved and (
+            segment.published is None
+            or time.monotonic() - segment.since > self._hold_seconds
+            or self._is_handled(*segment.published)
         )
 
-    def _give_back(self, slot: _Slot) -> None:
-        self._slots.remove(slot)
-        slot.give_back()
+    def _give_back(self, segment: Segment) -> None:
+        self._segments.remove(segment)
+        segment.give_back()
 
 
 def _capacity_for(nbytes: int) -> int:

@@ -197,7 +197,10 @@ class ImageLayout(NamedTuple):
 
 
 class TensorPlaces(NamedTuple):
-    """The places of tensors of certain dtypes and shapes behind any header: computed once for many images."""
+    """The places of tensors of certain dtypes and shapes behind any header: computed once for many images.
+
+    An image is byte for byte the file that the library of the format writes for the same tensors; with more than one
+    entry in its metadata it differs in their order, which is the library's by chance and the given one here."""
 
     entries: bytes
     """Their part of the header."""
@@ -237,18 +240,6 @@ def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlace
     if len(specs) > MAX_TENSORS:
         raise _too_large(len(specs), len(text))
     return TensorPlaces(text, starts, end)
-
-
-def image_layout(
-    specs: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None
-) -> ImageLayout:
-    """Lays out an image for tensors of the given ``(dtype, shape)``, so that each can be copied into its place.
-
-    The image is byte for byte the file that the library of the format writes for the same tensors; with more than one
-    entry in ``metadata`` it differs in their order, which is the library's by chance and the given one here.
-
-    Raises ConfigurationError: a name, dtype or shape that cannot stand in an image."""
-    return tensor_places(specs).layout(metadata)
 
 
 def _inner_json(entries: dict[str, Any]) -> bytes:

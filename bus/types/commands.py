@@ -36,46 +36,35 @@ Argument: TypeAlias = str | int | float | bool | None
 """The type of a command's arguments."""
 
 
-class Command(NamedTuple):
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
+class Command(msgspec.Struct, frozen=True, omit_defaults=True, rename={"name": "command"}):
     """One command on its way."""
 
-    name: str
-    arguments: tuple[Any, ...] = ()
-    id: str = ""
+    name: _Text
+    arguments: Annotated[tuple[_Text | int | float | bool | None, ...], msgspec.Meta(max_length=MAX_ARGUMENTS)] = ()
+    id: _Text = ""
     """Its identity on the way and in the stream."""
     decided_at: int | None = None
     """Batches trained at the event at which a callback sent it; ``None`` for a person's."""
-    reason: str | None = None
+    reason: _Text | None = None
     """Why it was sent, and by whom."""
 
     @classmethod
     def from_wire(cls, content: Any) -> "Command":
         """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
         try:
-            read = msgspec.convert(content, _OnWire)
+            return msgspec.convert(content, cls)
         except (msgspec.ValidationError, RecursionError) as error:
             raise ProtocolError(f"a command is malformed: {error}") from None
-        return cls(read.command, tuple(read.arguments), read.id, read.decided_at, read.reason)
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels."""
-        content = {"command": self.name, "arguments": list(self.arguments), "id": self.id}
-        optional = {"decided_at": self.decided_at, "reason": self.reason}
-        return content | {key: value for key, value in optional.items() if value is not None}
+        return {"arguments": (), "id": "", **msgspec.to_builtins(self)}
 
     def __str__(self) -> str:
         return " ".join([self.name, *map(str, self.arguments)])
-
-
-_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-
-
-class _OnWire(msgspec.Struct):
-    command: _Text
-    arguments: Annotated[list[_Text | int | float | bool | None], msgspec.Meta(max_length=MAX_ARGUMENTS)] = []
-    id: _Text = ""
-    decided_at: int | None = None
-    reason: _Text | None = None
 
 
 class Outcome(NamedTuple):

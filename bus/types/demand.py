@@ -1,4 +1,4 @@
-"""Demand: the events and fields that consumers request, and how often."""
+"""Demand: the events and fields that consumers request, and how often; and how far each consumer is."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -131,7 +131,12 @@ class Demand:
     the publisher sends them by itself."""
 
     def __init__(self, events: Mapping[Event, EventDemand] | None = None, max_delay: float | None = None) -> None:
-        self._by_event = {event: _check(event, demand) for event, demand in (events or {}).items()}
+        self._by_event = {
+            event: _check(
+                event, [] if one.every is None else [one.every], {name: [every] for name, every in one.fields.items()}
+            )
+            for event, one in (events or {}).items()
+        }
         self.max_delay = None if max_delay is None else check_max_delay(max_delay)
 
     @classmethod
@@ -267,19 +272,17 @@ _NAMES = {event.value for event in Event}
 
 
 def _merged(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _EventIntervals:
-    own = {name: _Intervals.of(every) for name, every in fields.items()}
-    if event in BASE_EVENTS:
-        return _EventIntervals(_EVERY_BATCH, MappingProxyType(own), _EVERY_BATCH)
-    by_itself = _Intervals.of(intervals)
-    every = {*by_itself.each(), *(one for each in own.values() for one in each.each())}
-    return _EventIntervals(_Intervals.of(every), MappingProxyType(own), by_itself)
+    of_fields = MappingProxyType({name: _Intervals.of(every) for name, every in fields.items()})
+    if event in BASE_EVENTS:  # they come in any case
+        return _EventIntervals(_EVERY_BATCH, of_fields, _EVERY_BATCH)
+    own = _Intervals.of(intervals)
+    every = [*own.each(), *(one for of_field in of_fields.values() for one in of_field.each())]
+    return _EventIntervals(_Intervals.of(every), of_fields, own)
 
 
-def _check(event: Event, demand: EventDemand) -> _EventIntervals:
-    # Base events come in any case.
-    every = 1 if event in BASE_EVENTS else demand.every
-    own = [] if every is None else [check_interval(every, event)]
-    return _merged(event, own, {name: [check_interval(one, event)] for name, one in demand.fields.items()})
+def _check(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _EventIntervals:
+    checked = {name: [check_interval(one, event) for one in every] for name, every in fields.items()}
+    return _merged(event, [check_interval(one, event) for one in intervals], checked)
 
 
 def _is_field_name(value: Any) -> bool:
@@ -301,5 +304,31 @@ class _Part(msgspec.Struct):
         for name in self.fields:
             if not _is_field_name(name):
                 raise ConfigurationError(f"{name!r}, which cannot be the name of a field")
-        fields = {name: [check_interval(one, event) for one in every] for name, every in self.fields.items()}
-        return _merged(event, [check_interval(one, event) for one in self.every], fields)
+        return _check(event, self.every, self.fields)
+
+
+class ConsumerProgress(NamedTuple):
+    """A consumer that a publisher has to know: it has barrier events, or borrows memory."""
+
+    name: str | None
+    barrier_events: frozenset[str]
+    """The events at which it may decide to stop the training."""
+    fields: frozenset[str]
+    """The fields beyond the usual ones that it asks for."""
+    handled: Mapping[int, int]
+    """The number of the last handled event of each rank."""
+
+    def to_wire(self, rank: int) -> list[Any]:
+        """The form in which it is reported to a publisher of that rank."""
+        return [self.name, sorted(self.barrier_events), sorted(self.fields), self.handled.get(rank, 0)]
+
+    @classmethod
+    def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
+        """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
+        try:
+            name, barrier_events, fields, handled = wire[:4]
+            return cls(
+                None if name is None else str(name), frozenset(barrier_events), frozenset(fields), {rank: int(handled)}
+            )
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"invalid position of a consumer: {error}") from None

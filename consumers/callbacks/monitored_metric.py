@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import MetricNames, is_named
-from offloop.bus.types.metrics import direction_of, flatten, is_of_evaluation
+from offloop.bus.types.metrics import MetricNames, direction_of, flatten, is_named, is_of_evaluation
 from offloop.consumers.api.callback import CannotWorkError
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
@@ -26,7 +25,7 @@ class MonitoredValue(NamedTuple):
 
 class MonitoredMetric:
     """The newest value of a metric, given by its full name (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``)
-    or its short one (``MulticlassAccuracy``, ``loss``): see :class:`offloop.bus.types.metric_names.MetricNames`.
+    or its short one (``MulticlassAccuracy``, ``loss``): see :class:`offloop.bus.types.metrics.MetricNames`.
 
     ``None`` stands for the metric by which evaluations compare: the first by name of those whose greatest value is the
     best, or else of those whose least value is."""

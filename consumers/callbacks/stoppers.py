@@ -12,7 +12,7 @@ from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import is_named
+from offloop.bus.types.metrics import is_named
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError

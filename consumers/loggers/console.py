@@ -11,8 +11,7 @@ from offloop.bus.printing import GAP, cut_in_the_middle, one_line, say, widest_c
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import chosen_first
-from offloop.bus.types.metric_names import MetricNames, is_named
-from offloop.bus.types.metrics import shown_step
+from offloop.bus.types.metrics import MetricNames, is_named, shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, RunContext, Table, Text
 

@@ -12,7 +12,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.screen import Screen
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.time import TimeUnit
 from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.loggers.console import format_value, shown_epoch

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapp
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from offloop.bus.errors import OffloopError
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import CommandSender, Snapshot
@@ -56,7 +58,7 @@ def replay(
     stream = as_stream(Recording(source) if isinstance(source, str | os.PathLike) else source)
 
     def keep(state: Snapshot, command: Command) -> None:
-        logged.commands.append(command._replace(decided_at=int(state.timestamp.batch)))
+        logged.commands.append(msgspec.structs.replace(command, decided_at=int(state.timestamp.batch)))
 
     logged = Logged(lambda: runner.statistics())
     runner = _StrictRunner(

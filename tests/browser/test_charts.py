@@ -19,7 +19,7 @@ from PIL import Image
 
 from offloop.bus import Event, Publisher
 from offloop.bus.types.commands import Command
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.timestamp import Timestamp
 
 pytestmark = pytest.mark.timeout(180)

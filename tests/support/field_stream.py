@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import pytest
 from training import gold_trainer
 
+from offloop.bus.types.deferred import LeftOut
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
-from offloop.bus.types.left_out import LeftOut
 from offloop.trainer import Trainer
 from offloop.trainer.stream.run_stream import TrainingStream
 

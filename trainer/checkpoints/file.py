@@ -36,7 +36,7 @@ from offloop.bus.checkpoints.image import (
 )
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.files import atomic_replace
-from offloop.bus.tensors.view import image_layout
+from offloop.bus.tensors.view import tensor_places
 
 PathLike = str | os.PathLike[str]
 
@@ -114,7 +114,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
     checksums = {name: crc_of(kinds[name], _bytes_of(tensor)) for name, tensor in stored.items()}
     try:
         metadata = metadata_of({**draft.contents, "tensors": checksums})
-        layout = image_layout({name: tensor_spec(tensor) for name, tensor in stored.items()}, metadata)
+        layout = tensor_places({name: tensor_spec(tensor) for name, tensor in stored.items()}).layout(metadata)
     except (CheckpointError, ConfigurationError) as error:
         raise CheckpointError(f"cannot write {path}: {error}", path=path) from None
     with atomic_replace(path) as place, open(place, "wb") as file:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from offloop.bus.types.deferred import LeftOut
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import counter_of
-from offloop.bus.types.left_out import LeftOut
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.durations import check_max_duration

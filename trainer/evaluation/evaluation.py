@@ -10,8 +10,7 @@ import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import MetricNames
-from offloop.bus.types.metrics import flatten
+from offloop.bus.types.metrics import MetricNames, flatten
 from offloop.bus.types.time import Time
 from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.durations import Interval

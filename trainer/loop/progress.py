@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from offloop.bus.printing import GAP, escape, wrap
 from offloop.bus.screen import Screen
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.time import TimeUnit
 from offloop.trainer.device.device import DeferredNumbers
 from offloop.trainer.engine.state import State

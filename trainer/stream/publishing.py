@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from offloop.bus.publisher.deferred import keep_sendable
 from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.publisher.sendable import keep_sendable
 from offloop.bus.types import hyperparameters
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event

@@ -9,7 +9,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import RunAlert, note_alert
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.alert.actions import Action, Notice, NoticeProgram, Webhook, show

@@ -20,7 +20,7 @@ from offloop.bus.recording.summary import Summary
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.phases import read_phases
 from offloop.consumers.api.logger import Images, Row, RunContext, Text
 from offloop.consumers.dashboard.view.images import ImageHistory

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from offloop.bus.types.metric_names import MetricNames
-from offloop.bus.types.metrics import direction_of, goals_in
+from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
 from offloop.bus.types.units import Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.types.hyperparameters import chosen_first, value_text
-from offloop.bus.types.metric_names import MetricNames
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.units import number_text, scale_of
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.tap import MonitoredRun

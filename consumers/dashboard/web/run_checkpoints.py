@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.printing import one_line
-from offloop.bus.types.metric_names import MetricNames
-from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.types.metrics import MetricNames, is_of_evaluation, shown_step
 from offloop.bus.types.units import number_text, scale_of, when
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.dialogs import show_text

@@ -688,26 +688,6 @@ def test_whatever_is_dropped_is_named_in_the_log_with_a_reason(logged, frame, re
     assert all(not line.rstrip().endswith(":") for line in said.splitlines())
 
 
-def test_an_event_that_is_too_large_for_the_connection_is_named(stranger, runs_dir, monkeypatch):
-    peer = Peer(stranger)
-    peer.send("batch_end", 1, 1)
-
-    def is_told() -> bool:
-        peer.send("batch_end", 3, 3)
-        if stranger.poll(100):
-            peer.heard.append(answer(stranger))
-        return any(message.kind == "notice" for message in peer.heard)
-
-    wait_for(is_told, "a notice", timeout=60)
-    (text,) = (message.content["text"] for message in peer.heard if message.kind == "notice")
-    assert "event 2 of rank 0 was asked for 10 times and has not come" in text
-    assert "16,777,216 bytes" in text
-    peer.say("resume", {"after": 1, "from": 3})
-    peer.send("batch_end", 3, 3)
-    peer.end(4, 4)
-    assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
-
-
 def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
     stranger.send(encode_control("hello", {**HELLO, "info": {"config": {"lr": math.nan, "most": [math.inf]}}}))
     assert answer(stranger).kind == "welcome"

@@ -14,7 +14,7 @@ from helpers import wait_for
 from offloop.bus import BrokerError, Subscriber
 from offloop.bus.cli.main import bus
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.net.requests import ask
+from offloop.bus.net.channels import ask
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import save as save_torch
 from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from offloop.bus.tensors import view as tensors
 from offloop.bus.tensors.segments import SegmentPool
-from offloop.bus.tensors.view import Tensors, image_layout, is_tensors, open_tensors
+from offloop.bus.tensors.view import Tensors, is_tensors, open_tensors, tensor_places
 
 DTYPES = {
     "U64": torch.uint64,
@@ -82,7 +82,7 @@ def test_what_is_laid_out_is_what_the_library_writes(
 ) -> None:
     assume(specs or metadata != {})  # of nothing at all safetensors 0.8.0 writes what is not JSON
     stored: dict[str, torch.Tensor] = {}
-    layout = image_layout(specs, metadata)
+    layout = tensor_places(specs).layout(metadata)
     image = bytearray(layout.size)
     image[: len(layout.header)] = layout.header
     for name, (dtype, shape) in specs.items():
@@ -103,7 +103,7 @@ def test_what_is_laid_out_is_what_the_library_writes(
 
 def test_further_metadata_stay_in_their_order() -> None:
     strings = {text: text for text in ("z", "a", "é", "b")}
-    layout = image_layout({"a": ("F32", [])}, strings)
+    layout = tensor_places({"a": ("F32", [])}).layout(strings)
     with Tensors.from_image(layout.header + bytes(4)) as read:
         assert list(read.metadata.items()) == list(strings.items())
     assert load(layout.header + bytes(4))["a"].shape == ()
@@ -257,7 +257,7 @@ def test_a_file_without_tensors_is_one() -> None:
 )
 def test_what_cannot_stand_in_an_image_is_named(name: str, spec: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot be sent"):
-        image_layout({name: spec})
+        tensor_places({name: spec}).layout()
 
 
 # -- the value of a field ---------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.metric_names import MetricNames, is_named
-from offloop.bus.types.metrics import direction_of
+from offloop.bus.types.metrics import MetricNames, direction_of, is_named
 
 RUN = {
     "loss/train/total": "loss",

@@ -369,8 +369,8 @@ def test_memory_that_is_given_back_is_kept_by_nothing() -> None:
     pool = SegmentPool(is_handled=lambda seq, field: True)
     sharing = TensorSharing(pool, TensorStream())
     sharing.share("own", TensorPayload({"a": torch.ones(LARGE)}))
-    [slot] = pool._slots
-    memory = weakref.ref(slot.memory)
+    [segment] = pool._segments
+    memory = weakref.ref(segment.memory)
     sharing.close()
     assert memory() is None
 
