@@ -32,8 +32,8 @@ def redact(value: Any) -> Any:
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
-_Kind: TypeAlias = Literal["everything", "text", "text but numbers"]
-"""What is secret under a name. In a text, where everything is text, the last one shows numbers."""
+_Kind: TypeAlias = Literal["everything", "text"]
+"""What is secret under a name: with ``text``, numbers are shown, in texts too."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -44,10 +44,9 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _WITHIN_A_WORD = ("password", "passwd", "passphrase", "passcode", "credential", "apikey")
 _ANYWHERE = _words("secret secrets creds authorization bearer cookie cookies jwt pwd")
+_TEXT = _words("auth oauth pw sig signature hmac")
 _HEADERS = _words("authorization cookie")
 """Their values are of several words."""
-_SIGNATURES = _words("sig signature hmac")
-"""Secret in the query of an address."""
 _PASSES = _words("db user login admin root sudo smtp imap ftp ssh mail http proxy my sql pg redis mongo")
 _OF_KEYS = _words(
     "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
@@ -58,18 +57,13 @@ _PATS = _words("gh github gitlab git azure devops databricks")
 """What has a personal access token."""
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
 """Words behind a name that change nothing."""
-_FLAGS = _words("use no with without has is need needs require requires enable disable skip show hide allow")
-"""Words before a name that make an option one without a value."""
-_MODEL_TOKENS = _words(
+_COUNTED = _words(
     "pad padding eos bos unk unknown mask sep cls special image audio video speech stop start end begin boi eoi "
-    "fim sub pre de re un"
+    "fim sub pre de re un num n max min total seen new input output prompt completion generated train eval test batch "
+    "context per prediction decoder encoder response reasoning thinking budget count target label drop dropped extra "
+    "added suppress"
 )
 """What ``token`` belongs to in a text that a model reads."""
-_COUNTED = _MODEL_TOKENS | _words(
-    "num n max min total seen new input output prompt completion generated train eval test batch context per "
-    "prediction decoder encoder response reasoning thinking budget count target label drop dropped extra added "
-    "suppress"
-)
 _DATA_KEYS = _words(
     "sort primary foreign public label image input output text target metric group join cache partition column "
     "dict state feature index data batch sample field row loss audio video prompt completion message messages "
@@ -91,33 +85,24 @@ def _kind(name: str) -> _Kind | None:
     if not words:
         return None
     last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if last in ("auth", "oauth", "pw") or (last == "pat" and before in _PATS):
+    if last in _TEXT or (last == "pat" and before in _PATS):
         return "text"
-    for what, belongs_to in (("tokens", _COUNTED), ("token", _MODEL_TOKENS), ("keys", _DATA_KEYS), ("key", _DATA_KEYS)):
-        if last.endswith(what):
-            joined = last.removesuffix(what)
-            is_name = not joined or (joined in _OF_KEYS if "key" in what else True)
-            is_secret = is_name and (joined or before) not in belongs_to
-            return None if not is_secret else "text but numbers" if what.endswith("s") else "text"
-    if last.endswith(("pass", "pwd")):
-        joined = last.removesuffix("pass").removesuffix("pwd")
-        return "everything" if (joined or before or "db") in _PASSES else None
+    if found := re.fullmatch(r"(.*)(token|key)s?", last):
+        joined, what = found.groups()
+        is_name = not joined or what == "token" or joined in _OF_KEYS
+        is_secret = is_name and (joined or before) not in (_COUNTED if what == "token" else _DATA_KEYS)
+        return "text" if is_secret else None
+    if found := re.fullmatch(r"(.*)(pass|pwd)", last):
+        return "everything" if (found[1] or before or "db") in _PASSES else None
     return None
-
-
-def _is_flag(option: str) -> bool:
-    words = _WORD.findall(option)
-    return bool(words) and words[0].lower() in _FLAGS
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
 
+_SHOWN = re.compile(r"(?:none|null|true|false|\*+)?", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d[\d_.,]*+(?:[eE][-+]?\d+)?[KMBTkmbt]?(?:tok)?")
-_NOTHING = re.compile(r"(?:none|null|true|false|\*+)?", re.IGNORECASE)
 _DEEPEST = 64
-_SCHEMES = _words("bearer basic digest negotiate")
-_NAMED_SCHEME = re.compile(rf"(\S+[=:])?\s*+({'|'.join(_SCHEMES)})", re.IGNORECASE)
-"""A scheme, as such or behind a name, whose credentials are the next word."""
+_CONTAINERS = (list, tuple, Set, Mapping)
 
 
 def _is_secret(kind: _Kind, value: Any) -> bool:
@@ -125,9 +110,7 @@ def _is_secret(kind: _Kind, value: Any) -> bool:
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str):
-        if _NOTHING.fullmatch(value):
-            return False
-        return not (kind == "text but numbers" and _NUMBER.fullmatch(value))
+        return not _SHOWN.fullmatch(value) and (kind == "everything" or not _NUMBER.fullmatch(value))
     if isinstance(value, Number):
         return kind == "everything"
     if isinstance(value, list | tuple | Set):
@@ -137,17 +120,14 @@ def _is_secret(kind: _Kind, value: Any) -> bool:
     return kind == "everything" or isinstance(value, os.PathLike)
 
 
-_CONTAINERS = (list, tuple, Set, Mapping)
+def _is_secret_pair(name: Any, value: Any) -> bool:
+    kind = _kind(name) if isinstance(name, str) else None
+    return kind is not None and _is_secret(kind, value)
 
 
 def is_named_tuple(value: Any) -> bool:
     """A value is a tuple whose parts have names."""
     return isinstance(value, tuple) and hasattr(value, "_asdict")
-
-
-def _is_secret_pair(name: Any, value: Any) -> bool:
-    kind = _kind(name) if isinstance(name, str) else None
-    return kind is not None and _is_secret(kind, value)
 
 
 class _Redaction:
@@ -192,31 +172,20 @@ class _Redaction:
         return REDACTED if _is_secret_pair(name, value) else self.redact(value)
 
     def _words_of(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-        """The parts of a list, as words of a command line: one may be the value of that before it, or all up to the
-        next option; or as pairs of a name and a value."""
+        """The parts of a list, as words of a command line: those up to the next option may be the values of the option
+        before; or as pairs of a name and a value."""
         kind: _Kind | None = None
-        is_flag = takes_more = False
         for value in values:
-            is_text = isinstance(value, str)
-            is_option = is_text and value.startswith("-")
-            is_value = kind is not None and not (is_option and (is_flag or takes_more))
-            if is_value and kind is not None and _is_secret(kind, value):
+            is_option = isinstance(value, str) and value.startswith("-")
+            if is_option or (isinstance(value, str) and value.endswith((":", "="))):
+                kind = None if "=" in value[:-1] else _kind(value)
+                yield self.redact(value)
+            elif kind is not None and _is_secret(kind, value):
                 yield REDACTED
             elif isinstance(value, list | tuple) and len(value) == 2 and _is_secret_pair(*value):
                 yield [self.redact(value[0]), REDACTED]
             else:
                 yield self.redact(value)
-            if kind is not None and takes_more and not is_option:
-                continue
-            takes_more = is_option and value.endswith("s") and not is_value
-            if is_text and (found := _NAMED_SCHEME.fullmatch(value)):
-                kind, value = _kind(found[1]) if found[1] else kind, found[2]
-            if is_text and value.lower() in _SCHEMES and (kind == "everything" or value == "Bearer"):
-                kind, is_flag = "everything", False
-            elif is_text and (value.startswith("-") or value.endswith((":", "="))) and "=" not in value[:-1]:
-                kind, is_flag = _kind(value), value.startswith("-") and _is_flag(value)
-            else:
-                kind = None
 
     def _text(self, text: str) -> str:
         for secret in self._known:
@@ -248,17 +217,12 @@ def _environment_secrets() -> tuple[list[str], re.Pattern[str] | None]:
         if os.path.isabs(secret) and os.path.exists(secret):
             continue
         if len(secret) >= _LONG:
-            known |= {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], *_quoted(secret)}
+            encoded = os.fsencode(secret)
+            known |= {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(encoded), quote(encoded, safe="")}
         elif len(secret) >= _SHORT and not secret.isalpha() and not secret.isdecimal():
             short.add(re.escape(secret))
     words = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(short, key=len, reverse=True))})(?!\w)") if short else None
     return sorted(known, key=len, reverse=True), words
-
-
-def _quoted(secret: str) -> tuple[str, str]:
-    """As in an address."""
-    encoded = os.fsencode(secret)
-    return quote(encoded), quote(encoded, safe="")
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -321,10 +285,10 @@ def _without_named(text: str) -> str:
     while name := _NAME.search(text, at):
         at = name.end()
         found = _SEPARATOR.match(text, at) or (name[0].startswith("-") and _AFTER_OPTION.match(text, at))
-        if not found or not (kind := _kind_at(name)):
+        if not found or not (kind := _kind(name[0])):
             continue
         begin = found.end()
-        if found.re is _AFTER_OPTION and _is_flag(name[0]) and text.startswith("-", begin):
+        if found.re is _AFTER_OPTION and text.startswith("-", begin):
             continue
         end = _end_of_value(name, found, begin)
         if _is_secret(kind, text[begin:end].strip(f"{_QUOTES},")):
@@ -333,22 +297,10 @@ def _without_named(text: str) -> str:
     return "".join(parts) + text[kept_to:]
 
 
-def _kind_at(name: re.Match[str]) -> _Kind | None:
-    kind = _kind(name[0])
-    if kind is None and _is_in_query(name) and not _SIGNATURES.isdisjoint(_WORD.findall(name[0].lower())[-1:]):
-        return "text"
-    return kind
-
-
-def _is_in_query(name: re.Match[str]) -> bool:
-    """Whether a name is one in the query of an address."""
-    return name.string[max(0, name.start() - 1) : name.start()] in ("?", "&", ";")
-
-
 def _end_of_value(name: re.Match[str], separator: re.Match[str], begin: int) -> int:
     """Where the value ends that follows a name."""
     text, before = name.string, name.string[max(0, name.start() - 1) : name.start()]
-    if _is_in_query(name) and (found := _IN_QUERY.match(text, begin)):
+    if before in ("?", "&", ";") and (found := _IN_QUERY.match(text, begin)):
         return found.end()
     is_header = not _HEADERS.isdisjoint(word.lower() for word in _WORD.findall(name[0]))
     is_quoted = separator[0][:1] in ("\\", *_QUOTES)

@@ -61,11 +61,10 @@ def export_recording(
     FILE is a recording, or the name or the folder of a run; with --stream the name of a run there.
 
     \b
-    parquet    a table with a row for each event and a column for each field
-    csv        the same as text; lists are JSON
-    jsonl      a JSON object for each event
-    json-mcap  an MCAP file of JSON messages, for Foxglove and PlotJuggler
-    trace      a timeline, for Perfetto (ui.perfetto.dev)
+    parquet  a table with a row for each event and a column for each field
+    csv      the same as text; lists are JSON
+    jsonl    a JSON object for each event
+    trace    a timeline, for Perfetto (ui.perfetto.dev)
 
     Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be exported.
     """

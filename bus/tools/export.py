@@ -7,9 +7,8 @@ from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import COMMAND, END
 from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
-from offloop.bus.tools.json import write_json_mcap, write_jsonl
 from offloop.bus.tools.rows import FORMATS
-from offloop.bus.tools.tables import write_csv, write_parquet
+from offloop.bus.tools.tables import write_csv, write_jsonl, write_parquet
 from offloop.bus.tools.trace import TraceWriter
 from offloop.bus.tools.written import Written, nothing_chosen
 from offloop.bus.types.event import Event
@@ -20,7 +19,6 @@ _WRITERS: Mapping[str, _Write] = {
     "parquet": write_parquet,
     "csv": write_csv,
     "jsonl": write_jsonl,
-    "json-mcap": write_json_mcap,
 }
 
 
@@ -41,7 +39,7 @@ def export(
     """Writes the events of a recording to ``output``, in the order in which they were recorded.
 
     ``to`` is one of :data:`~offloop.bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a
-    column for each field, ``jsonl`` an object for each event, ``json-mcap`` is for Foxglove and PlotJuggler, ``trace``
+    column for each field, ``jsonl`` an object for each event, ``trace``
     is a timeline for Perfetto (see :class:`offloop.bus.tools.trace.TraceWriter`). Commands and how the run ended come
     too, as the rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and
     named. Memory does not grow with the recording, but for the list of the numbers that it lacks. It may still be

@@ -14,7 +14,6 @@ FORMATS = {
     "parquet": ".parquet",
     "csv": ".csv",
     "jsonl": ".jsonl",
-    "json-mcap": ".json.mcap",
     "trace": ".trace.json",
 }
 """The formats in which a recording can be exported, and the suffix of a file of each."""

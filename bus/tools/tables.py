@@ -1,4 +1,4 @@
-"""Recordings as tables: CSV and Parquet."""
+"""Recordings as tables: CSV, lines of JSON, and Parquet."""
 
 import base64
 import re
@@ -11,7 +11,6 @@ from offloop.bus.errors import require
 from offloop.bus.recording.source import Recorded
 from offloop.bus.strict_json import flatten, json_text
 from offloop.bus.tools.rows import as_row, clock
-from offloop.bus.tools.shape import Shape, as_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 _BARE = re.compile(r'[^",\r\n]+')
 
+_LONG = 1 << 63
 _ROWS_IN_A_GROUP = 10_000
 _CELLS_IN_A_GROUP = 1_000_000
 _BYTES_IN_A_GROUP = 16 * 1024 * 1024
@@ -57,10 +57,20 @@ def _quoted(text: str) -> str:
     return text if _BARE.fullmatch(text) else '"' + text.replace('"', '""') + '"'
 
 
+def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
+    """Writes one object for each event in a line of its own. Maps and lists stay what they are. The JSON is strict: NaN
+    and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are base64."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            row = as_row(record)
+            row["utc"] = clock(row["utc"])
+            file.write(f"{json_text(row)}\n")
+
+
 def write_parquet(records: Iterable[Recorded], path: Path) -> None:
-    """Writes a table whose columns have the types of what is in them: whole numbers, floats, texts, bytes, booleans,
-    lists of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON,
-    but for what was text already. ``utc`` is a timestamp in nanoseconds.
+    """Writes a table whose columns have the types of what is in them: integers, floats, texts, bytes, booleans, lists
+    of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON, but
+    for what was text already. ``utc`` is a timestamp in nanoseconds.
 
     ``records`` is gone through twice: for the columns and their types, and for the rows, which are written in groups.
 
@@ -71,16 +81,56 @@ def write_parquet(records: Iterable[Recorded], path: Path) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    shape = Shape()
+    columns: dict[str, _Column] = {}
     for record in records:
-        shape.see_members(flatten(as_row(record)))
-    types = {name: column.arrow_type() for name, column in shape.members.items()}
+        for name, value in flatten(as_row(record)).items():
+            columns.setdefault(name, _Column()).see(value)
+    types = {name: column.arrow_type() or pa.string() for name, column in columns.items()}
     if types:
         types["utc"] = pa.timestamp("ns", tz="UTC")
     schema = pa.schema(list(types.items()))
     with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
         for group in _groups(records, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
             writer.write_table(_table(group, schema))
+
+
+class _Column:
+    """The types of the values of a column."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+        self._items: _Column | None = None
+        """Of the elements of lists."""
+
+    def see(self, value: Any) -> None:
+        """Takes in one more value."""
+        if value is None:
+            return
+        kind = type(value).__name__
+        if kind == "int" and not -_LONG <= value < _LONG:
+            kind = "large"
+        elif kind == "list":
+            self._items = self._items or _Column()
+            for item in value:
+                self._items.see(item)
+        self._kinds.add(kind)
+
+    def arrow_type(self) -> "pa.DataType | None":
+        """The type that holds all of the values as they are; ``None`` where there is none."""
+        import pyarrow as pa
+
+        if not self._kinds:
+            return pa.null()
+        if self._kinds == {"int", "float"}:
+            return pa.float64()
+        if len(self._kinds) > 1:
+            return None
+        (kind,) = self._kinds
+        if kind == "list":
+            items = self._items and self._items.arrow_type()
+            return None if items is None else pa.list_(items)
+        plain = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
+        return plain.get(kind)
 
 
 def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
@@ -103,6 +153,6 @@ def _table(rows: list[dict[str, Any]], schema: "pa.Schema") -> "pa.Table":
     for column in schema:
         values = [row.get(column.name) for row in rows]
         if pa.types.is_string(column.type):
-            values = [as_text(value) for value in values]
+            values = [value if value is None or isinstance(value, str) else json_text(value) for value in values]
         arrays.append(pa.array(values, column.type))
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import mcap.reader
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -18,7 +17,7 @@ from click.testing import CliRunner, Result
 from helpers import wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import BEGAN, Entry, read_records, write_recording
+from recorded_runs import Entry, read_records, write_recording
 from recording_files import append, file_limit, spoil
 from training import Act, gold_evaluators, gold_trainer
 
@@ -29,7 +28,6 @@ from offloop.bus.tools import tables
 from offloop.bus.tools.convert import convert
 from offloop.bus.tools.export import export
 from offloop.bus.tools.rows import FIXED, FORMATS
-from offloop.bus.tools.shape import Shape
 
 quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -61,12 +59,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text("utf-8").split("\n")[:-1]]
-
-
-def read_mcap(path: Path) -> list[tuple[Any, Any, Any, dict[str, Any]]]:
-    with path.open("rb") as file:
-        reader = mcap.reader.make_reader(file, validate_crcs=True)
-        return [(*found, json.loads(found[2].data)) for found in reader.iter_messages(log_time_order=False)]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -103,10 +95,6 @@ def test_every_form_has_every_event_of_a_training(trained):
     table = pa.parquet.read_table(exported(trained, "parquet")).to_pylist()
     events = [row for row in table if not row["event"].startswith("$")]
     assert [(row["event"], row["seq"], row["loss"], row["batch"]) for row in events] == expected
-    found = [message for *_, message in read_mcap(exported(trained, "json-mcap"))]
-    assert [
-        (row["event"], row["seq"], row.get("loss"), row["batch"]) for row in found if not row["event"].startswith("$")
-    ] == expected
 
     last = [state.eval_metrics["eval_a"]["CrossEntropy"] for state in snapshots if state.event is Event.EVAL_END][-1]
     assert float(rows[-1]["eval_metrics/eval_a/CrossEntropy"]) == last
@@ -230,7 +218,6 @@ def check_cell(value: Any, found: Any, kind: pa.DataType) -> None:
             check_cell(one, other, kind.value_type)
     elif pa.types.is_float64(kind):
         assert same(found, float(value))
-        assert int(found) == value if isinstance(value, int) else True
     elif pa.types.is_string(kind) and not isinstance(value, str):
         assert same(json.loads(found), as_json(value))
     else:
@@ -253,10 +240,8 @@ def test_parquet_reads_back_as_it_was_recorded(tmp_path, stream):
     ("values", "kind"),
     [
         ([1, None, -(2**63)], pa.int64()),
-        ([2**64 - 1, 0], pa.uint64()),
-        ([2**64 - 1, -1], pa.string()),
+        ([2**64 - 1, 0], pa.string()),
         ([1, 0.5, math.nan], pa.float64()),
-        ([2**53 + 1, 0.5], pa.string()),
         ([True, None], pa.bool_()),
         ([True, 1], pa.string()),
         (["a", None], pa.string()),
@@ -275,46 +260,6 @@ def test_a_column_has_the_type_of_what_is_in_it(tmp_path, values, kind):
     assert column.type.equals(kind)
     for value, found in zip(values, column.to_pylist(), strict=True):
         check_cell(value, found, kind)
-
-
-def check_schema(schema: dict[str, Any], value: Any) -> None:
-    """JSON Schema, as far as it is used."""
-    types = {"number": (int, float), "integer": int, "string": str, "boolean": bool, "array": list, "object": dict}
-    assert isinstance(value, types[schema["type"]])
-    assert schema["type"] == "boolean" or not isinstance(value, bool)
-    for item in value if schema["type"] == "array" else []:
-        check_schema(schema["items"], item)
-    for name, member in schema.get("properties", {}).items():
-        if name in value:
-            check_schema(member, value[name])
-
-
-@quick
-@given(stream=streams)
-def test_messages_read_back_as_they_were_recorded_and_fit_their_schemas(tmp_path, stream):
-    path = write_anew(tmp_path, stream)
-    found = read_mcap(exported(path, "json-mcap"))
-    for (schema, channel, message, row), entry in zip(found, stream, strict=True):
-        assert (channel.topic, channel.message_encoding) == (f"/{entry.name}/{entry.rank}", "json")
-        assert (schema.name, schema.encoding) == (f"offloop.{entry.name}", "jsonschema")
-        check_schema(json.loads(schema.data), row)
-        for name, value in {**entry.context, **entry.fields}.items():
-            assert same(row.get(f"fields/{name}" if name in FIXED else name), as_json(value))
-        assert message.log_time == message.publish_time
-
-
-def test_messages_have_the_time_of_the_event_and_a_schema_for_what_is_plotted(tmp_path):
-    fields = {"loss": 0.5, "lr": {"SGD": [0.1]}, "nothing": None, "bad": math.inf, "blob": b"x"}
-    path = write_anew(tmp_path, [Entry(fields=fields), Entry("$end", fields={"status": "failed"})])
-    (schema, _, message, row), (_, end, _, _) = read_mcap(exported(path, "json-mcap"))
-    assert message.log_time == BEGAN
-    assert end.topic == "/end/0"
-    properties = json.loads(schema.data)["properties"]
-    assert properties["loss"] == {"type": "number"}
-    assert properties["lr"]["properties"]["SGD"] == {"type": "array", "items": {"type": "number"}}
-    assert properties["blob"]["contentEncoding"] == "base64"
-    assert not {"nothing", "bad"} & properties.keys()
-    assert row["bad"] == "Infinity"
 
 
 def test_an_empty_text_is_not_the_same_as_none(tmp_path):
@@ -347,15 +292,15 @@ def test_what_is_recorded_between_two_passes_is_left_for_the_next_export(tmp_pat
     append(writer, 1)
     writer.flush()
 
-    arrow_type = Shape.arrow_type
+    groups = tables._groups
 
-    def late(shape: Shape) -> pa.DataType:
+    def late(*arguments: Any) -> Any:
         if writer.written == 1:
             append(writer, 2)
             writer.flush()
-        return arrow_type(shape)
+        return groups(*arguments)
 
-    monkeypatch.setattr(Shape, "arrow_type", late)
+    monkeypatch.setattr(tables, "_groups", late)
     assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 1
     assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 2
     writer.close()
