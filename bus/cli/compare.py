@@ -19,7 +19,6 @@ from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
-    from offloop.bus.runs.directory import RunInfo
     from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
 
 
@@ -64,8 +63,8 @@ def compare_runs(
 ) -> int:
     """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
 
-    Of each metric that has a best value, * marks the best of the best. Of two runs, also the first event that differs,
-    among the first 20,000. Hyperparameters such as 'command' and 'version/' are left out without --all.
+    Of each metric that has a best value, * marks the best of the best. Hyperparameters such as 'command' and 'version/'
+    are left out without --all.
 
     With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
     number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same,
@@ -111,16 +110,12 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     differing = {
         name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
     }
-    first, compared, trouble = _first_difference(infos) if len(infos) == 2 else (None, 0, None)
     if as_json:
         described: dict[str, Any] = {
             "runs": names,
             "hyperparameters": differing,
             "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
         }
-        if len(infos) == 2:
-            found = None if first is None else asdict(first)
-            described |= {"first_difference": found, "events_compared": compared, "trouble": trouble}
         click.echo(json.dumps(plain(described), indent=2))
         return
     rows: Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
@@ -134,9 +129,6 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     for name in metrics:
         rows += _compared_rows(short(name), _compared(entries, name))
     say_table(rows)
-    if len(infos) == 2:
-        for line in _first_difference_lines(names, first, compared, trouble):
-            say(line)
 
 
 def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
@@ -181,29 +173,6 @@ def _compared_rows(name: str, compared: dict[str, Any]) -> Rows:
     return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
 
 
-def _first_difference(infos: "Sequence[RunInfo]") -> "tuple[EventDifference | None, int, str | None]":
-    """The first event that differs, how many were compared, and why none could be."""
-    from offloop.bus.tools.diff import first_difference
-
-    try:
-        return *first_difference(infos[0].recording, infos[1].recording), None
-    except OffloopError as error:
-        return None, 0, str(error)
-
-
-def _first_difference_lines(
-    names: Sequence[str], first: "EventDifference | None", compared: int, trouble: str | None
-) -> Iterator[str]:
-    if trouble is not None:
-        yield f"their events cannot be compared: {trouble}"
-    elif first is not None:
-        lines = first_lines(first)
-        yield f"{next(lines)}; A is {names[0]}, B is {names[1]}"
-        yield from lines
-    else:
-        yield f"no difference in {compared:,} events"
-
-
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +193,7 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
     yield f"A  {found.a}"
     yield f"B  {found.b}"
     if found.first is not None:
-        yield from first_lines(found.first)
+        yield from _first_lines(found.first)
         alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
         yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
     if found.metrics:
@@ -242,7 +211,7 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
 
-def first_lines(first: "EventDifference") -> Iterator[str]:
+def _first_lines(first: "EventDifference") -> Iterator[str]:
     """The first difference, in lines for people."""
     where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
     if first.a is None or first.b is None:

@@ -1,7 +1,7 @@
 """The command ``offloop``, which ``bus`` is too: runs, and what is known of them."""
 
 import json
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 import click
@@ -18,7 +18,6 @@ from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.net.nkeys import make_nkey
-from offloop.bus.plugins.registry import list_entry_points
 from offloop.bus.printing import say
 from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
@@ -42,11 +41,8 @@ class _Commands(click.Group):
     """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all of them; says on standard error which packages' could not be read."""
-        points, problems = list_entry_points(COMMANDS_GROUP)
-        for problem in problems:
-            say(f"left out: {problem}; install it again, or remove it", err=True)
-        return sorted({*super().list_commands(ctx), *(point.name for point in points)})
+        """The names of all of them."""
+        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists them under headings, the frequent ones first."""
@@ -69,30 +65,28 @@ class _Commands(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        points, _ = list_entry_points(COMMANDS_GROUP)
-        found = [one for one in points if one.name == cmd_name]
-        if not found:
-            return None
-        try:
-            command = found[0].load()
-        # A package may raise anything when it is imported, and the other commands are to be there all the same.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            return _broken(cmd_name, found[0], f"{type(error).__name__}: {error}")
-        if isinstance(command, click.Command):
+        for point in entry_points(group=COMMANDS_GROUP, name=cmd_name):
+            try:
+                command = point.load()
+            # A package may raise anything when it is imported, and the other commands are to be there all the same.
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                return _broken(point, f"{type(error).__name__}: {error}")
+            if not isinstance(command, click.Command):
+                return _broken(point, f"{point.value} is not a click command")
             return command
-        return _broken(cmd_name, found[0], f"{found[0].value} is not a click command")
+        return None
 
 
-def _broken(name: str, point: EntryPoint, reason: str) -> click.Command:
+def _broken(point: EntryPoint, reason: str) -> click.Command:
     """Stands for a command that cannot be loaded, and says why."""
     package = "a package" if point.dist is None else point.dist.name
-    trouble = f"command {name!r} of {package} cannot be loaded: {reason}"
+    trouble = f"command {point.name!r} of {package} cannot be loaded: {reason}"
 
     def refuse(_arguments: tuple[str, ...]) -> NoReturn:
         raise ConfigurationError(f"{trouble}; update or remove {package}")
 
     return click.Command(
-        name,
+        point.name,
         callback=refuse,
         params=[click.Argument(["_arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True},

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
         kind: what messages call such an object.
         base: what the classes have to inherit from.
         group: the entry points by which other packages add theirs. Nothing of theirs is imported before it is asked
-            for. A name that is ours, or that another package has already, is left out, and the list says so.
+            for. A name that is ours, or that another package has already, is left out.
         own: short names, and for each ``package.module:Class``.
         adapt: makes a class of ours of one that does not inherit from ``base``, or returns ``None``.
         importing: what surrounds the import of other people's modules.
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Every short name: those of plug-ins, then ours."""
-        return [*self._plugins()[0], *self._own]
+        return [*self._plugins(), *self._own]
 
     def find(self, name: str) -> type[T]:
         """The class of that name.
@@ -84,7 +84,7 @@ class Registry(Generic[T]):
             raise ConfigurationError(
                 f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass", name=name
             )
-        plugins, _ = self._plugins()
+        plugins = self._plugins()
         if name not in plugins:
             names = sorted([*self._own, *plugins])
             raise ConfigurationError(
@@ -119,19 +119,18 @@ class Registry(Generic[T]):
 
     def entries(self) -> list[Entry]:
         """Everything with a short name, in alphabetical order; a plug-in that cannot be loaded says why."""
-        plugins, _ = self._plugins()
+        plugins = self._plugins()
         return [self._entry(name, _package(plugins.get(name))) for name in sorted([*self._own, *plugins])]
 
     def listing(self) -> list[str]:
-        """The lines of a list of :meth:`entries`: names and what they do, below each its options, and at the end the
-        plug-ins that are left out."""
+        """The lines of a list of :meth:`entries`: names and what they do, below each its options."""
         entries = self.entries()
         width = max((len(entry.name) for entry in entries), default=0) + 3
         lines = []
         for entry in entries:
             lines.append(f"  {entry.name:<{width}}{entry.summary}")
             lines += [f"{'':<{width + 2}}-o {entry.name}.{option} ({option.kind})" for option in entry.options]
-        return [*lines, *(f"  left out: {problem}" for problem in self._plugins()[1])]
+        return lines
 
     def _entry(self, name: str, package: str) -> Entry:
         try:
@@ -140,20 +139,11 @@ class Registry(Generic[T]):
         except Exception as error:  # noqa: BLE001  other people's constructors may be annotated with anything
             return Entry(name, f"cannot be used{package}: {error}", ())
 
-    def _plugins(self) -> tuple[dict[str, EntryPoint], list[str]]:
-        """The entry points by name, and for each that is left out why."""
-        plugins: dict[str, EntryPoint] = {}
-        points, problems = list_entry_points(self._group)
-        for point in points:
-            if point.name in self._own or point.name in plugins:
-                owner = "offloop has" if point.name in self._own else f"{_distribution(plugins[point.name])} has"
-                problems.append(
-                    f"{self.kind} {point.name} of {_distribution(point)}, because {owner} one of that name; "
-                    f"it is there as {point.value}"
-                )
-            else:
-                plugins[point.name] = point
-        return plugins, problems
+    def _plugins(self) -> dict[str, EntryPoint]:
+        """The entry points by name."""
+        # The first of two of one name counts, and before these ours.
+        points = reversed(entry_points(group=self._group))
+        return {point.name: point for point in points if point.name not in self._own}
 
     def _load(self, name: str, target: str) -> type[T]:
         # Behind the class, an entry point may name extras: "module:Class [extra]".
@@ -199,30 +189,6 @@ def _summary(found: type) -> str:
     first_paragraph = (inspect.getdoc(found) or "no description").split("\n\n")[0]
     first_sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", first_paragraph)[0]
     return " ".join(first_sentence.replace("``", "").split())
-
-
-def list_entry_points(group: str) -> tuple[list[EntryPoint], list[str]]:
-    """The entry points of all packages, and those packages whose entry points cannot be read."""
-    try:
-        return list(entry_points(group=group)), []
-    except (ValueError, TypeError, AttributeError):
-        # One package's file is damaged; the others' are read one by one. The first of two packages of one name is the
-        # one that is imported.
-        points: dict[str, list[EntryPoint]] = {}
-        problems = []
-        for distribution in distributions():
-            if distribution.name in points:
-                continue
-            points[distribution.name] = []
-            try:
-                points[distribution.name] = list(distribution.entry_points.select(group=group))
-            except (ValueError, TypeError, AttributeError):
-                problems.append(f"all of {distribution.name}, whose entry_points.txt cannot be read")
-        return [point for found in points.values() for point in found], problems
-
-
-def _distribution(point: EntryPoint) -> str:
-    return "a package" if point.dist is None else point.dist.name
 
 
 def _package(point: EntryPoint | None) -> str:

@@ -202,18 +202,6 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     return found
 
 
-def first_difference(a: Path, b: Path, most: int = 20_000) -> tuple[EventDifference | None, int]:
-    """The first event of the first rank in which two recordings differ, as :func:`diff` compares them, and how many
-    events were compared: no more batches are read after it, or after ``most`` events.
-
-    Raises:
-        RecordingError: one of them is not a recording.
-    """
-    found = Diff(a, b)
-    _compare_rank(_Side("A", a, 0), _Side("B", b, 0), found, most)
-    return found.first, found.events
-
-
 # -- walking through both ---------------------------------------------------------------------------------------------
 
 
@@ -276,12 +264,9 @@ def _numbers(gap: Gap) -> str:
     return f"events {gap.first} to {gap.last} of rank {gap.rank}"
 
 
-def _compare_rank(a: _Side, b: _Side, found: Diff, most: int | None = None) -> None:
-    """Compares the events of one rank; those until the first difference, and at most ``most``, where that is given."""
+def _compare_rank(a: _Side, b: _Side, found: Diff) -> None:
     sides = (a, b)
     while batches := [side.batch for side in sides if side.next is not None]:
-        if most is not None and (found.first is not None or found.events >= most):
-            return
         batch = min(batches)
         # By turns, so that hardly any event has to wait for its partner.
         waiting: dict[Any, tuple[_Side, Recorded, int]] = {}

@@ -272,7 +272,7 @@ def test_the_options_of_all_tasks_are_explained_apart():
 
 def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(monkeypatch):
     points = EntryPoints([EntryPoint("broken", "no_such_package:command", "offloop.commands")])
-    monkeypatch.setattr(cli, "list_entry_points", lambda group: (points.select(group=group), []))
+    monkeypatch.setattr(cli, "entry_points", points.select)
     listing = invoke("--help")
     assert "broken" in listing
     assert "replay" in listing
@@ -296,20 +296,6 @@ def test_what_another_package_gives_for_a_command_hides_no_other(tmp_path, monke
     assert "replay" in invoke("--help")
     told = CliRunner().invoke(bus, ["odd"]).exception
     assert str(told) == f"command 'odd' of careless cannot be loaded: {reason}; update or remove careless"
-
-
-def test_a_package_whose_entry_points_cannot_be_read_is_named_and_hides_no_command(tmp_path, monkeypatch, runs_dir):
-    install(tmp_path, "damaged", "[offloop.commands]\nthis is no entry point\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    result = CliRunner().invoke(bus, ["--help"])
-    assert result.exit_code == 0
-    line = "left out: all of damaged, whose entry_points.txt cannot be read; install it again, or remove it"
-    assert result.stderr.splitlines() == [line]
-    assert "\n  ui " in result.stdout
-    assert invoke("runs").startswith("no runs in ")
-    assert "Usage: offloop ui" in invoke("ui", "--help")
-    told = CliRunner().invoke(bus, ["nothing"], standalone_mode=False).exception
-    assert isinstance(told, click.UsageError)
 
 
 def test_a_live_run_is_told_to_stop(two_runs):

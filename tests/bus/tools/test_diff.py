@@ -19,7 +19,7 @@ from offloop.bus import ConfigurationError, RecordingError
 from offloop.bus.cli.compare import compare_runs
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
-from offloop.bus.tools.diff import Diff, diff, first_difference
+from offloop.bus.tools.diff import Diff, diff
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -86,16 +86,6 @@ def test_times_of_an_evaluation_do_not_count(tmp_path):
 
 def test_nan_is_the_same_as_nan(tmp_path):
     assert compare(tmp_path, losses(math.nan, [math.nan, 1]), losses(math.nan, [math.nan, 1])).same
-
-
-def test_the_first_difference_is_searched_no_further_than_is_asked_for(tmp_path):
-    a, b = tmp_path / "a.mcap", tmp_path / "b.mcap"
-    write_recording(a, losses(*range(100)))
-    write_recording(b, losses(*range(50), -1, *range(51, 100)))
-    found, compared = first_difference(a, b)
-    assert (found, compared) == (diff(a, b).first, 51)
-    assert first_difference(a, b, most=30) == (None, 30)
-    assert first_difference(a, a) == (None, 100)
 
 
 # -- what differs -----------------------------------------------------------------------------------------------------
