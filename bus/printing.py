@@ -191,6 +191,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def say_table(rows: Iterable[Sequence[str]]) -> None:
+    """Prints rows with aligned columns, each cell as one line."""
+    for line in table([tuple(map(one_line, row)) for row in rows]):
+        say(line)
+
+
+def short_text(text: str, longest: int = 60) -> str:
+    """A text as one line, cut to the width of a cell."""
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 class Damage:
     """A list of lines that keeps the first hundred and counts the others."""
 

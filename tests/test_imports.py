@@ -8,7 +8,8 @@ import sys
 import click
 import pytest
 
-from offloop.bus.cli.main import bus, server
+from offloop.bus.cli.main import bus
+from offloop.bus.cli.server import server
 
 IMPORT_WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys

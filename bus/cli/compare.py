@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloop.bus.cli.options import json_option, place_options
-from offloop.bus.cli.tables import Rows, say_table, short_text
 from offloop.bus.errors import OffloopError
-from offloop.bus.printing import cut_in_the_middle, one_line, say, shorten, table
+from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
@@ -118,7 +117,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         }
         click.echo(json.dumps(plain(described), indent=2))
         return
-    rows: Rows = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
+    rows: list[tuple[str, ...]] = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
     rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
     for name, values in differing.items():
         cells = ("" if value is None else short_text(value_text(value)) for value in values)
@@ -162,7 +161,7 @@ def _is_best(values: Sequence[float | None], better: Callable[[list[float]], flo
     return [value == best for value in values]
 
 
-def _compared_rows(name: str, compared: dict[str, Any]) -> Rows:
+def _compared_rows(name: str, compared: dict[str, Any]) -> list[tuple[str, ...]]:
     last = ("" if value is None else number_text(value) for value in compared["last"])
     if compared["mode"] is None:
         return [(f"  {one_line(name)}", "last", *last)]

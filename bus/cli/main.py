@@ -6,18 +6,14 @@ from typing import Any, NoReturn
 
 import click
 
-from offloop.bus.cli.bridge import bridge
 from offloop.bus.cli.compare import compare_runs
-from offloop.bus.cli.fetch import fetch_part
 from offloop.bus.cli.manage import edit_runs, remove_runs
-from offloop.bus.cli.nats_config import nats_config
 from offloop.bus.cli.options import place_options
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
-from offloop.bus.cli.remove_stream import remove_stream
 from offloop.bus.cli.replay import replay
 from offloop.bus.cli.runs import list_runs, show_run
+from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.printing import say
 from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
@@ -181,21 +177,6 @@ def _plain_value(text: str) -> Any:
     return text if isinstance(value, list | dict) else value
 
 
-@bus.group(short_help="Copy runs into NATS JetStream, and set it up.")
-def server() -> None:
-    """Run what serves several users and hosts: bridges into NATS JetStream, and their keys."""
-
-
-@server.command(short_help="Make an nkey for NATS servers.")
-@click.argument("name")
-@click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
-def keygen(name: str, where: str | None) -> None:
-    """Make an nkey: NAME.nkey to give away, NAME.nkey_secret to keep."""
-    public, secret, made = make_nkey(name, where)
-    say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
-    say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
-
-
 for _command in (
     compare_runs,
     convert_recordings,
@@ -205,12 +186,10 @@ for _command in (
     list_runs,
     remove_runs,
     replay,
+    server,
     show_run,
 ):
     bus.add_command(_command)
-
-for _command in (bridge, fetch_part, nats_config, remove_stream):
-    server.add_command(_command)
 
 
 def main() -> None:

@@ -46,23 +46,6 @@ certificate_key_option = click.option(
 )
 
 
-def stream_option(*, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``--stream`` of a command that copies runs to the servers, which also ``$OFFLOOP_STREAM`` may name."""
-    return click.option(
-        "--stream",
-        metavar="ADDRESS",
-        envvar="OFFLOOP_STREAM",
-        required=required,
-        show_envvar=True,
-        help=HELPS["--stream"],
-    )
-
-
-def listen_option(metavar: str, default: str | None = None, shown: str | bool = True) -> Callable[..., Any]:
-    """``--listen``: each server has an address of its own by default."""
-    return click.option("--listen", metavar=metavar, default=default, show_default=shown, help="Address to listen at.")
-
-
 def _ranks_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     try:
         ranks = tuple(int(rank) for rank in (value or "").split(",") if rank.strip())

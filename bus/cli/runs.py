@@ -10,9 +10,8 @@ import click
 import msgspec
 
 from offloop.bus.cli.options import archived_option, json_option, place_options, where_option
-from offloop.bus.cli.tables import say_table, short_text
 from offloop.bus.errors import RunDirectoryError
-from offloop.bus.printing import one_line, say, table
+from offloop.bus.printing import one_line, say, say_table, short_text, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
@@ -145,28 +144,15 @@ def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
     """What is known of a run, for programs."""
     from offloop.bus.cli.describe import describe_metrics
 
-    reached = {name: getattr(entry, name) for name in ("epoch", "batch", "sample", "planned")}
+    known = msgspec.structs.asdict(entry)
+    reached = {name: known.pop(name) for name in ("epoch", "batch", "sample", "planned")}
     return {
-        "run": entry.run,
-        "status": entry.status,
+        **known,
         "paused": _paused(path) if entry.status == "paused" else None,
-        "started": entry.started,
-        "ended": entry.ended,
-        "attempt": entry.attempt,
-        "reason": entry.reason,
         "reached": None if entry.epoch is None else reached,
         "recording": str(path / entry.recording) if entry.recording else None,
         "path": str(path),
-        "problem": entry.problem,
-        "id": entry.id,
-        "error": entry.error,
-        "tags": entry.tags,
-        "note": entry.note,
-        "pinned": entry.pinned,
-        "archived": entry.archived,
-        "size": entry.size,
         "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
-        "hyperparameters": entry.hyperparameters,
         "metrics": describe_metrics(entry.metrics),
     }
 

@@ -17,7 +17,7 @@ from nats_certificates import Authority
 from nats_servers import NatsCluster
 
 from offloop.bus import BrokerError, Event, Publisher, Subscriber
-from offloop.bus.cli.nats_config import nats_config
+from offloop.bus.cli.server import nats_config
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.nkeys import make_nkey

@@ -15,7 +15,7 @@ from nats_servers import BESIDE_PYTHON, DEBIANS, NatsServer
 from run_folders import WrittenRun
 
 from offloop.bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
-from offloop.bus.cli.nats_config import nats_config
+from offloop.bus.cli.server import nats_config
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsServers, connected
 from offloop.bus.jetstream.nats_connection import NatsConnection

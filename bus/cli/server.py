@@ -1,0 +1,298 @@
+"""The commands ``offloop server``: bridges into NATS JetStream, and what their servers need."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from offloop.bus.cli.options import (
+    HELPS,
+    ca_option,
+    certificate_key_option,
+    certificate_option,
+    force_option,
+    nkey_option,
+    output_option,
+    runs_dir_option,
+    start_option,
+    stream_options,
+    until_option,
+)
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.net.nkeys import make_nkey, public_nkey
+from offloop.bus.printing import say
+from offloop.bus.terminal import CliCommand
+
+if TYPE_CHECKING:
+    from offloop.bus.recording.window import Bound
+
+
+_TEAM = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_NAME = re.compile(r"\$?[A-Za-z0-9_-]{1,100}")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}")
+_DEFAULT_TEAM = "offloop"
+_FILE = click.Path(path_type=Path)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    found = _SIZE.fullmatch(value)
+    size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
+    if size < 1:
+        raise click.BadParameter(f"{value!r} is not a size: write a number of bytes, or 500MB, 10GB, 1.5TB")
+    return size
+
+
+@click.group(short_help="Copy runs into NATS JetStream, and set it up.")
+def server() -> None:
+    """Run what serves several users and hosts: bridges into NATS JetStream, and their keys."""
+
+
+@server.command(short_help="Make an nkey for NATS servers.")
+@click.argument("name")
+@click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
+def keygen(name: str, where: str | None) -> None:
+    """Make an nkey: NAME.nkey to give away, NAME.nkey_secret to keep."""
+    public, secret, made = make_nkey(name, where)
+    say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
+    say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
+
+
+# -- runs in NATS -----------------------------------------------------------------------------------------------------
+
+
+@server.command(cls=CliCommand, short_help="Copy a run into NATS JetStream.")
+@click.argument("run")
+@runs_dir_option
+@click.option(
+    "--stream", metavar="ADDRESS", envvar="OFFLOOP_STREAM", required=True, show_envvar=True, help=HELPS["--stream"]
+)
+@nkey_option
+@ca_option
+@click.option(
+    "--replicas",
+    envvar="OFFLOOP_REPLICAS",
+    type=click.IntRange(1, 5),
+    help="How many servers keep it. Default: $OFFLOOP_REPLICAS, else 3 in a cluster.",
+)
+@click.option(
+    "--max-bytes",
+    envvar="OFFLOOP_MAX_BYTES",
+    callback=_size,
+    metavar="SIZE",
+    help="How large it may grow: 10GB. Default: $OFFLOOP_MAX_BYTES, else as the servers allow.",
+)
+def bridge(
+    run: str,
+    runs_dir: str | None,
+    stream: str,
+    nkey: Path | None,
+    ca: Path | None,
+    replicas: int | None,
+    max_bytes: int | None,
+) -> None:
+    """Copy a run into NATS JetStream as it continues, until it has ended and all of it is there.
+
+    RUN is a name or a run's folder. The run's folder is the record: what the servers have forgotten is sent again as
+    long as this runs. Servers that are away are waited for: when the run has ended, until they have taken nothing for
+    ten minutes.
+    """
+    import asyncio
+
+    from offloop.bus.hosts.watch import watch_host
+    from offloop.bus.jetstream.bridge import Bridge
+    from offloop.bus.jetstream.connection import NatsServers
+    from offloop.bus.runs.directory import find_run
+
+    servers = NatsServers.parse(stream, nkey, ca)
+    found = find_run(run, runs_dir)
+    warn = partial(say, err=True)
+    copying = Bridge(
+        found.path, servers, replicas, max_bytes, say=warn, watch=partial(watch_host, found.path, say=warn)
+    )
+    say(f"copying run {found.name} to {servers} (Ctrl-C ends)", err=True)
+    asyncio.run(copying.copy())
+    status = copying.status
+    say(f"run {found.name} is copied: {status.copied:,} bytes of attempt {status.attempt}", err=True)
+
+
+@server.command(cls=CliCommand, name="fetch", short_help="Get a part of a recording from a host.")
+@click.argument("run")
+@click.argument("host")
+@start_option
+@until_option
+@output_option
+@force_option
+@stream_options
+def fetch_part(
+    run: str,
+    host: str,
+    start: "Bound | None",
+    until: "Bound | None",
+    output: str | None,
+    force: bool,
+    stream: str | None,
+) -> None:
+    """Get what a host has recorded of a run on several hosts, of which the stream has windows alone.
+
+    HOST is $OFFLOOP_HOST there, or its host name. Its bridge, which has to be there, sends the recording through the
+    servers. What is written, by default RUN-HOST.mcap in the current folder, is the part from --start to --until of it:
+    consumer --replay FILE.
+    """
+    from offloop.bus.jetstream.download import downloaded
+    from offloop.bus.tools.convert import convert
+
+    if stream is None:
+        raise click.UsageError("name the NATS servers with --stream")
+    target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
+    with downloaded(stream, run, host) as whole:
+        found = convert([whole], target, start, until, force=force)
+    say(f"{found.events:,} events of run {run} from host {host} are in {target}: consumer --replay {target}")
+
+
+@server.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
+@click.argument("run")
+@stream_options
+def remove_stream(run: str, stream: str | None) -> None:
+    """Remove a run from NATS servers: its streams, and what is said of it there. Its hosts keep their recordings.
+
+    The nkey needs the role 'remove', see 'offloop server nats-config'. A run whose bridge is at work is refused.
+    """
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+    from offloop.bus.jetstream.run_stream import remove_run
+
+    if stream is None:
+        raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
+    connection = NatsConnection.at(stream)
+    if any(one["live"] for one in connection.runs(run, "*")):
+        raise ConfigurationError(
+            f"run {run!r} is live, and its bridge would copy it again: stop the training first", value=run
+        )
+    found = connection.call(remove_run(connection.client, run), 30.0)
+    if not found:
+        raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: 'offloop runs --stream' lists them", run=run)
+    say(f"removed run {run}: {', '.join(found)}")
+
+
+# -- the configuration of a server ------------------------------------------------------------------------------------
+
+
+def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(f"--{role}", role, multiple=True, metavar="[TEAM:]KEY", help=help_text)
+
+
+@server.command(
+    "nats-config",
+    cls=CliCommand,
+    short_help="Write the configuration of a NATS server.",
+    frequent=("--publisher", "--viewer", "--commander", "--certificate", "--certificate-key", "--cluster"),
+)
+@_users("publisher", "Who copies runs to the servers: the training's hosts. More than once.")
+@_users("viewer", "Who reads runs, and asks for fields within the viewers' budget.")
+@_users("commander", "Who also commands trainings.")
+@_users("remover", "Who also removes runs.")
+@certificate_option
+@certificate_key_option
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    show_default="127.0.0.1:4222, with TLS 0.0.0.0:4222",
+    help="Address to listen at.",
+)
+@click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
+@click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
+@click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
+@click.option("--server-name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
+@click.option(
+    "--advertise", metavar="HOST", help="Clients reach this server as HOST, or $VARIABLE. Default: by --server-name."
+)
+@click.option("--max-store", metavar="SIZE", help="How much each team may store: 100GB. Default: all there is.")
+def nats_config(
+    publisher: tuple[str, ...],
+    viewer: tuple[str, ...],
+    commander: tuple[str, ...],
+    remover: tuple[str, ...],
+    certificate: Path | None,
+    certificate_key: Path | None,
+    listen: str | None,
+    store_dir: Path,
+    cluster: str | None,
+    cluster_ca: Path | None,
+    server_name: str | None,
+    advertise: str | None,
+    max_store: str | None,
+) -> None:
+    """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
+    its users may do.
+
+    KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team sees
+    nothing of another's runs. Paths are those on the server's machine.
+    """
+    from offloop.bus.jetstream.server_config import ServerConfig
+
+    teams = _teams({"publish": publisher, "view": viewer, "command": commander, "remove": remover})
+    hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
+    if bool(certificate) != bool(certificate_key):
+        raise click.UsageError("--certificate and --certificate-key go together")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise click.UsageError(f"{host!r} is not a host: write --cluster one.example,two.example,three.example")
+    if hosts and not (certificate and cluster_ca and server_name):
+        raise click.UsageError(
+            "servers of a cluster prove who they are to each other: add --certificate, --certificate-key, "
+            "--cluster-ca and --server-name"
+        )
+    if server_name and not _NAME.fullmatch(server_name):
+        raise click.UsageError(f"{server_name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
+    if listen and not re.fullmatch(r"\S+:\d{1,5}", listen):
+        raise click.UsageError(f"{listen!r} is not an address to listen at: write HOST:PORT")
+    if advertise and not re.fullmatch(r"\$?[A-Za-z0-9._:-]{1,253}", advertise):
+        raise click.UsageError(f"{advertise!r} is not a host: write --advertise one.example, or $VARIABLE")
+    if max_store and not re.fullmatch(r"\d+(KB|MB|GB|TB)?", max_store):
+        raise click.UsageError(f"{max_store!r} is not a size: write a number of bytes, or 500MB, 100GB, 2TB")
+    config = ServerConfig(
+        listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222"),
+        store_dir,
+        teams,
+        certificate,
+        certificate_key,
+        cluster_ca,
+        server_name,
+        hosts,
+        advertise,
+        max_store,
+    )
+    if certificate is None and not config.is_here:
+        raise click.UsageError(
+            f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
+        )
+    # As it is, for a file.
+    click.echo(str(config), nl=False)
+
+
+def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:
+    """The roles of each key, by team."""
+    teams: dict[str, dict[str, list[str]]] = {}
+    for role, users in given.items():
+        for user in users:
+            team, colon, key = user.partition(":")
+            if not colon:
+                team, key = _DEFAULT_TEAM, user
+            if not _TEAM.fullmatch(team):
+                raise click.UsageError(f"{team!r} is not a team's name: use letters, digits, '_' and '-'")
+            public = public_nkey(key)
+            others = [other for other, known in teams.items() if other != team and public in known]
+            if others:
+                raise click.UsageError(
+                    f"the nkey {public} is in the teams {others[0]} and {team}: a user is in one, make another nkey"
+                )
+            teams.setdefault(team, {}).setdefault(public, []).append(role)
+    if not teams:
+        raise click.UsageError("no user is named: give --publisher, --viewer or --commander with a public nkey")
+    return teams
