@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -114,6 +114,19 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def handle_signals(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
+    """Handles signals within this, but for those that are ignored."""
+    before = {number: old for number in signals if (old := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextlib.contextmanager
 def exit_on_signal(words: str) -> Iterator[None]:
     """Around what waits and has nothing to lose: there Ctrl-C and SIGTERM end the command in order, with ``words`` on
     standard error and exit code 130, or 0 for SIGTERM, with which services are ended that are to end."""
@@ -122,16 +135,12 @@ def exit_on_signal(words: str) -> Iterator[None]:
         say(words, err=True)
         sys.exit(0)
 
-    before = signal.getsignal(signal.SIGTERM)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(words, err=True)
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with handle_signals(end, signal.SIGTERM):
+        try:
+            yield
+        except KeyboardInterrupt:
+            say(words, err=True)
+            sys.exit(130)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -18,7 +18,7 @@ from offloop.bus.cli.options import run_name_option, runs_dir_option
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.terminal import CliCommand
+from offloop.bus.terminal import CliCommand, handle_signals
 from offloop.bus.types.disabled import VARIABLE as DISABLED
 from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
@@ -101,23 +101,17 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
         else:
             early.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # The command inherits ignored signals.
-    before = {number: old for number in numbers if (old := signal.getsignal(number)) is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, pass_on)
     try:
-        running.append(subprocess.Popen(command, env=environment))
-        for one in early:
-            pass_on(one, None)
-        code = running[0].wait()
+        # The command inherits ignored signals.
+        with handle_signals(pass_on, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            running.append(subprocess.Popen(command, env=environment))
+            for one in early:
+                pass_on(one, None)
+            code = running[0].wait()
     except FileNotFoundError:
         raise ConfigurationError(f"there is no command {command[0]!r}: {_how(command)}") from None
     except PermissionError:
         raise ConfigurationError(f"{command[0]} cannot be executed: {_how(command)}") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 

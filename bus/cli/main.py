@@ -97,22 +97,6 @@ def bus() -> None:
     """Train models, and watch, compare and steer their runs."""
 
 
-_reason_option = click.option(
-    "--reason",
-    metavar="TEXT",
-    help="Why, for the training's output, 'offloop show' and dashboards.",
-)
-
-_timeout_option = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    default=WAIT_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait until it has taken effect.",
-)
-
-
 _SEND_HELP = """Send a live RUN a command, and wait until it has taken effect between two batches.
 
 \b
@@ -132,31 +116,31 @@ Exit code: 0 when it took effect, 1 when it was refused or its outcome is unknow
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)), metavar="COMMAND")
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
-@_reason_option
-@_timeout_option
+@click.option("--reason", metavar="TEXT", help="Why, for the training's output, 'offloop show' and dashboards.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=WAIT_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until it has taken effect.",
+)
 @place_options
-def send(run: str, command: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Sends a command with its arguments."""
-    name, *value = arguments or ("",)
-    told = (name, *map(_plain_value, value)) if arguments else ()
-    return _send(run, command, told, **options)
-
-
-def _send(
+def send(
     run: str,
     command: str,
     arguments: tuple[Any, ...],
-    *,
     reason: str | None,
     timeout: float,
     runs_dir: str | None,
     stream: str | None,
 ) -> int:
-    """Sends a command and says what became of it; returns the exit code."""
+    """Sends a command and says what became of it."""
     from offloop.bus.runs.directory import find_run
     from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
     from offloop.bus.types.commands import check_command
 
+    arguments = (*arguments[:1], *map(_plain_value, arguments[1:]))
     why = sent_by("offloop send", reason)
     if stream is not None:
         from offloop.bus.jetstream.nats_connection import NatsConnection

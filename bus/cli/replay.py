@@ -1,9 +1,7 @@
 """The command ``offloop replay``: a recording served as if it were live."""
 
-import contextlib
 import math
 import signal
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -21,11 +19,11 @@ from offloop.bus.cli.options import (
 from offloop.bus.cli.recordings import recording_of
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.terminal import CliCommand
+from offloop.bus.terminal import CliCommand, handle_signals
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
-    from offloop.bus.replay.serving import ReplayServer, ServedReplay
+    from offloop.bus.replay.serving import ServedReplay
 
 
 EXIT_TROUBLE = 1
@@ -88,7 +86,13 @@ def replay(
             f"attach with: consumer --run {served_name}{where}"
         )
 
-    with _stopped_by_signals(server):
+    def stop(*_: object) -> None:
+        server.stop()
+        # A second signal ends it at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+
+    with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
         served = server.serve(say_start)
         while loop and served.events and not server.stopped:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
@@ -119,21 +123,3 @@ def _report(served: "ServedReplay") -> int:
         say(f"{served.damage}; all else was served", err=True)
         return EXIT_TROUBLE
     return 0
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(server: "ReplayServer") -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run in order, a second one at once."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def on_signal(*_: object) -> None:
-        server.stop()
-        for number in numbers:
-            signal.signal(number, signal.default_int_handler)
-
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from offloop.bus.recording.window import Bound
 from offloop.bus.replay.pace import Pace
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import find_run
+from offloop.bus.terminal import handle_signals
 from offloop.bus.types.demand import check_max_delay, shortest_delay
 from offloop.consumers.api.callback import Callback, OnError, demand_of
 from offloop.consumers.api.logger import LoggerDestination
@@ -280,12 +281,7 @@ def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDes
 
 def _hold_open(callbacks: Sequence[Callback]) -> None:
     """Keeps callbacks open that show something, until SIGINT or SIGTERM."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with handle_signals(signal.default_int_handler, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
         # First those that have the terminal: they give it back.
         for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
             callback.hold_open()
-    except KeyboardInterrupt:
-        """The signal ends it."""
-    finally:
-        signal.signal(signal.SIGTERM, before)

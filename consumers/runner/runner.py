@@ -16,6 +16,7 @@ from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import as_stream
+from offloop.bus.terminal import handle_signals
 from offloop.bus.types.source import Source
 from offloop.consumers.api.callback import Callback, CannotWorkError, OnError
 from offloop.consumers.api.logger import LoggerDestination
@@ -263,16 +264,8 @@ class Runner:
                 raise KeyboardInterrupt
             self.stop()
 
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-        for number in taken:
-            signal.signal(number, on_signal)
-        try:
-            with _woken_by_signals():
-                yield
-        finally:
-            for number, handler in taken.items():
-                signal.signal(number, handler)
+        with handle_signals(on_signal, signal.SIGINT, signal.SIGTERM), _woken_by_signals():
+            yield
 
 
 @contextlib.contextmanager

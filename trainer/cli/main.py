@@ -20,7 +20,7 @@ import click
 
 from offloop.bus import printing
 from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidRunNameError, InvalidTimeError, OffloopError
-from offloop.bus.terminal import HELP, CliCommand, run_command, write_options
+from offloop.bus.terminal import HELP, CliCommand, handle_signals, run_command, write_options
 from offloop.trainer.arguments import missing_extra
 from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from offloop.trainer.config import expand_groups
@@ -52,20 +52,6 @@ def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
         raise (_Mistake if isinstance(error, _MISTAKES) else click.ClickException)(str(error)) from error
 
 
-@contextlib.contextmanager
-def _handling(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
-    """Handles signals within this, but for those that are ignored."""
-    before = {number: signal.getsignal(number) for number in signals}
-    taken = {number: one for number, one in before.items() if one is not signal.SIG_IGN}
-    for number in taken:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, one in taken.items():
-            signal.signal(number, one)
-
-
 class _Beginning:
     """A training whose run has not begun, until :attr:`over`."""
 
@@ -79,7 +65,7 @@ class _Beginning:
             _say_interrupted()
             os._exit(130)
 
-        return _handling(leave, signal.SIGINT, signal.SIGTERM)
+        return handle_signals(leave, signal.SIGINT, signal.SIGTERM)
 
 
 class _Tasks(click.Group):
@@ -93,7 +79,7 @@ class _Tasks(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = beginning = _Beginning()
-        with _reporting_failure(), _handling(_interrupt, signal.SIGTERM):
+        with _reporting_failure(), handle_signals(_interrupt, signal.SIGTERM):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:

@@ -4,9 +4,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 from offloop.bus.runs.directory import runs_dir
+from offloop.bus.terminal import handle_signals
 from offloop.consumers.dashboard.terminal.display import Display
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal, typed
 from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, table_frame
@@ -55,7 +55,7 @@ class _AllRuns:
         self._waits = not self._library.table.entries and not self._library.waiting
         self._library.start()
         try:
-            with _interrupted_by_sigterm(), contextlib.suppress(KeyboardInterrupt):
+            with handle_signals(signal.default_int_handler, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
                 self._screen.open()
                 self._show_one_after_the_other(run)
         finally:
@@ -175,15 +175,6 @@ class _AllRuns:
             follower.join(_LEAVE_SECONDS)
         self._is_gone |= display.is_gone
         return display.went_back
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _ignore(_line: str) -> None:
