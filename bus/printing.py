@@ -70,6 +70,14 @@ def is_screen(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def columns_of(stream: TextIO) -> int:
+    """Width of a terminal; 80 for one that was never given a size, and for what is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS
+
+
 class AboveLastLine:
     """A stream to a terminal on which another process may draw a progress bar: lines come above the terminal's last
     line, when they are whole. A text that returns to the beginning of its line is written as it is."""
@@ -113,11 +121,7 @@ def _write_beside_bars(stream: TextIO, text: str) -> None:
 
 def _above_last_line(line: str, stream: TextIO) -> str:
     """What inserts a line above the one with the cursor. That one is moved down, and the cursor with it."""
-    line = line.expandtabs()
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
-    except OSError:
-        columns = _USUAL_COLUMNS
+    line, columns = line.expandtabs(), columns_of(stream)
     width = sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in _STYLE.sub("", line))
     rows = max(1, -(-width // columns))
     # Down and up again, without leaving the column: at the lower end of the terminal this makes room.
@@ -175,14 +179,10 @@ def widest_cell() -> int:
 
 def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
     """The first lines, and how many more of ``what`` there are."""
-    kept: list[str] = []
-    more = 0
+    kept = Damage(what, most)
     for line in lines:
-        if len(kept) < most:
-            kept.append(line)
-        else:
-            more += 1
-    return [*kept, f"and {more:,} more {what}"] if more else kept
+        kept.add(line)
+    return kept.lines()
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -204,9 +204,10 @@ def short_text(text: str, longest: int = 60) -> str:
 
 
 class Damage:
-    """A list of lines that keeps the first hundred and counts the others."""
+    """A list of lines that keeps the first ones and counts the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "places like these", most: int = KEPT) -> None:
+        self._what, self._most = what, most
         self._kept: list[str] = []
         self._more = 0
 
@@ -215,7 +216,7 @@ class Damage:
 
     def add(self, line: str) -> None:
         """Adds a line."""
-        if len(self._kept) < KEPT:
+        if len(self._kept) < self._most:
             self._kept.append(line)
         else:
             self._more += 1
@@ -228,4 +229,4 @@ class Damage:
 
     def lines(self) -> list[str]:
         """The kept lines, and the number of further ones."""
-        return [*self._kept, f"and {self._more:,} more places like these"] if self._more else list(self._kept)
+        return [*self._kept, f"and {self._more:,} more {self._what}"] if self._more else list(self._kept)

@@ -7,13 +7,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
-from offloop.bus.printing import LOGGERS, AboveLastLine
+from offloop.bus.printing import LOGGERS, AboveLastLine, columns_of
 
 _TO_LINE_START = "\r"
 
 _ERASE_BELOW = "\x1b[J"
-
-_USUAL_COLUMNS = 80
 
 
 class Screen:
@@ -41,7 +39,7 @@ class Screen:
     @property
     def width(self) -> int:
         """Most characters of a line; one that reached the last column would wrap."""
-        return _columns(self.stream) - 1
+        return columns_of(self.stream) - 1
 
     def draw(self, lines: Sequence[str]) -> None:
         """Shows these in the place of those that are there."""
@@ -108,14 +106,6 @@ class Screen:
         if text:
             self.stream.write(text)
             self.stream.flush()
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except OSError:
-        columns = 0
-    return columns or _USUAL_COLUMNS  # a terminal that was never given a size has none
 
 
 class _Above:
