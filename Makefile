@@ -64,15 +64,17 @@ $(VENV)/composer: tests/support/make_composer.py | $(READY)
 	@touch $@
 
 # No package of these needs a script of its own: ZeroMQ for Node comes built.
-examples/node/node_modules: examples/node/package-lock.json
-	npm ci --ignore-scripts --no-audit --no-fund --prefix examples/node
+%/node_modules: %/package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --prefix $*
 	@touch $@
 
-check: $(READY)
+check: $(READY) tools/scripts/node_modules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tools/scripts/node_modules/.bin/biome lint --error-on-warnings --config-path=tools/scripts consumers/dashboard/web
+	tools/scripts/node_modules/.bin/tsc -p tools/scripts
 	$(BIN)/python tools/words.py
 	$(BIN)/python -m pytest tests/test_imports.py
 

@@ -19,7 +19,7 @@ const SMOOTHING_STEP = 0.1;
 const SETTLE_MS = 60;
 const DRAWN_AT_ONCE = 2;
 
-export default {
+export default /** @type {Component} */ ({
   template: `
     <div :class="['board', {beside: cards.length > 1}]">
       ${THEME_BUTTON}
@@ -341,7 +341,7 @@ export default {
       return true;
     },
     menuOf(group, chart) {
-      const { pinned, wide } = this.settings;
+      const { wide } = this.settings;
       const shown = group.isPinned ? group.charts.map(({ id }) => id) : [];
       const place = shown.indexOf(chart.id);
       const items = [{ label: group.isPinned ? "Unpin" : "Pin to the top", do: () => this.pin(chart) }];
@@ -468,7 +468,7 @@ export default {
       }
       plot.lines = toRaw(this.runs).filter((run) => lines.has(run.id) && !this.hidden[run.id]).map((run) => ({ run, line: lines.get(run.id) }));
       plot.look = { id, scale: plot.scale, isLog: this.settings.log, isAll: Boolean(this.all.get(id)), smoothing: this.settings.smoothing };
-      const spec = { ...common, ...metricSpec(plot.lines, plot.look), marks: this.shownMarks };
+      const spec = { ...common, ...metricSpec(plot.lines, plot.look), marks: this.shownMarks, ends: null };
       spec.ends = this.endsIn(id, plot, spec);
       plot.chart.show(spec);
     },
@@ -537,4 +537,4 @@ export default {
       return [over.left - element.left + uplot.valToPos(x, "x"), over.top - element.top + uplot.valToPos(y, "y")];
     },
   },
-};
+});

@@ -40,7 +40,9 @@ const STEPS_OF = { batch: WHOLE_STEPS, sample: WHOLE_STEPS, epoch: ROUND_STEPS, 
 export class LineChart {
   // `on` has zoom(range or null), focus(run or null) and reset().
   constructor(element, on) {
-    Object.assign(this, { element, on, uplot: null, spec: null, focused: null, isHovered: false });
+    this.element = element;
+    this.on = on;
+    Object.assign(this, { uplot: null, spec: null, focused: null, isHovered: false });
     element.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     element.addEventListener("pointermove", (event) => this.onPointer(event));
     element.addEventListener("pointerleave", () => this.onLeave());

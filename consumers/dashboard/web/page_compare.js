@@ -1,6 +1,7 @@
 // What runs of a page are compared by: a column that groups them, and a run that is the baseline of the others. It is in
 // the address, beside the runs.
 
+/** @type {Component} */
 export const Compare = {
   template: `
     <div v-if="told && told.baselines.length > 1" class="compare" role="group" aria-label="Compare runs">
@@ -35,7 +36,7 @@ export const Compare = {
   methods: {
     choose(change) {
       const { group, singles, baseline } = { ...this.told, ...change };
-      const address = new URL(location);
+      const address = new URL(location.href);
       const query = { group, singles: group && singles ? "1" : null, baseline };
       for (const [name, value] of Object.entries(query)) {
         if (value) address.searchParams.set(name, value);

@@ -20,6 +20,7 @@ export function takeExplored(before, update) {
   return Object.freeze({ about: Object.freeze(about), columns, runs: Object.freeze(runs) });
 }
 
+/** @type {Component} */
 export const Explore = {
   template: `
     <section class="explore" :aria-label="isScatter ? 'Scatter plot' : 'Parallel coordinates'">

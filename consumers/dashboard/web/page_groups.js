@@ -9,6 +9,7 @@ export function groupable({ usual, every, hyperparameters }, chosen) {
   return [...new Set([...differing, ...known, ...hyperparameters, ...(chosen ? [chosen] : [])])];
 }
 
+/** @type {Component} */
 export const GroupHead = {
   template: `
     <tr class="group-head">

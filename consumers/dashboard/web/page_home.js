@@ -22,7 +22,7 @@ const HEAD_ROOM = 44;
 const WIDEST_HEAD = 200;
 const GOING_ON = ["live", "paused"];
 
-export default {
+export default /** @type {Component} */ ({
   template: `
     <div class="home">
       ${THEME_BUTTON}
@@ -490,7 +490,7 @@ export default {
       if (ago >= 0 && ago < 3600) return `${Math.floor(ago / 60)} min ago`;
       if (ago >= 0 && ago < 86400) return `${Math.floor(ago / 3600)} h ago`;
       const [at, now] = [new Date(seconds * 1000), new Date(this.now * 1000)];
-      const day = { month: "short", day: "numeric" };
+      const day = /** @type {const} */ ({ month: "short", day: "numeric" });
       if (at.getFullYear() !== now.getFullYear()) return at.toLocaleDateString("en", { ...day, year: "numeric" });
       return at.toLocaleString("en", { ...day, hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
     },
@@ -502,7 +502,7 @@ export default {
       else Object.assign(this.settings, homeSettingsOf(location.hash));
     },
   },
-};
+});
 
 function tagsIn(text) {
   return text.split(",").map((one) => one.trim()).filter(Boolean);

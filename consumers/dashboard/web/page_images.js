@@ -4,7 +4,7 @@ import { grouped } from "page_text";
 
 const SETTLE_MS = 80;
 
-export default {
+export default /** @type {Component} */ ({
   template: `
     <div class="galleries">
       <section v-for="gallery in galleries || []" :key="gallery.name" class="gallery" :aria-label="gallery.title">
@@ -95,4 +95,4 @@ export default {
       });
     },
   },
-};
+});

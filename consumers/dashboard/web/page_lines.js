@@ -30,15 +30,15 @@ export function metricSpec(lines, look) {
   const isThick = lines.length <= MOST_THICK;
   const rank = ({ run }) => (run.baseline ? 3 : run.isGroup ? 2 : run.faint ? 0 : 1);
   const isMany = lines.length > 1;
-  const specs = [...lines].sort((one, other) => rank(one) - rank(other)).flatMap(({ run, line }) => {
+  const specs = [...lines].sort((one, other) => rank(one) - rank(other)).flatMap(/** @returns {any[]} */ ({ run, line }) => {
     const color = colorOf(run);
     const ys = look.isLog ? line.y.map((y) => (y > 0 ? y : null)) : line.y;
     const common = {
       run: run.id, label: isMany ? run.label : "", xs: line.x,
       width: run.baseline || run.isGroup ? 2 : isThick ? 1.8 : 1, dash: run.baseline ? BASELINE_DASH : DASHES[run.dash],
     };
-    const whole = { ...common, id: run.id, ys, color: run.faint ? faded(color, 0.35) : color, note: (x) => noteOf(line, x, run, look.scale) };
-    if (line.low) [whole.low, whole.high] = look.isLog ? [line.low, line.high].map((edge) => edge.map((y) => (y > 0 ? y : null))) : [line.low, line.high];
+    const [low, high] = [line.low, line.high].map((edge) => (edge && look.isLog ? edge.map((y) => (y > 0 ? y : null)) : edge));
+    const whole = { ...common, id: run.id, ys, low, high, color: run.faint ? faded(color, 0.35) : color, note: (x) => noteOf(line, x, run, look.scale) };
     if (!look.smoothing || line.x.length < FEWEST_SMOOTHED || RATE.test(look.id)) return [whole];
     const even = smoothed(line.x, ys, look.smoothing, ...endsOf([{ line }], null, look));
     const note = (x) => [valueText(even[line.x.indexOf(x)], look.scale, EXACT_DIGITS), noteOf(line, x, run, look.scale)[0]];
@@ -107,16 +107,14 @@ export function phasesSpec(line, range, isAll) {
   const xs = line?.x || [];
   const sums = xs.map(() => 0);
   const lines = phases.map(([name, values]) => {
-    values.forEach((value, place) => (sums[place] += value));
+    for (const [place, value] of values.entries()) sums[place] += value;
     const color = colorOfPhase(name);
-    return { id: name, run: name, label: name, color, fill: color, width: 0, isStepped: true, xs, ys: [...sums], values };
-  });
-  for (const own of lines) {
-    own.note = (x) => {
+    const note = (x) => {
       const place = xs.indexOf(x);
-      return [secondsText(own.values[place]), `${((100 * own.values[place]) / (sums[place] || 1)).toFixed(1)} %`];
+      return [secondsText(values[place]), `${((100 * values[place]) / (sums[place] || 1)).toFixed(1)} %`];
     };
-  }
+    return { id: name, run: name, label: name, color, fill: color, width: 0, isStepped: true, xs, ys: [...sums], note };
+  });
   // A step reaches back to the one before.
   const shown = xs.map((x, place) => ({ x, whole: sums[place] })).filter(({ x }, place) => x >= range[0] && (place === 0 || xs[place - 1] < range[1]));
   const usual = shown.map(({ whole }) => whole).sort((one, other) => one - other);

@@ -99,6 +99,6 @@ function shownOf(uplot, marks) {
 
 function timeText(seconds) {
   const time = new Date(1000 * seconds);
-  const day = time.toDateString() === new Date().toDateString() ? {} : { month: "short", day: "numeric" };
+  const day = time.toDateString() === new Date().toDateString() ? {} : /** @type {const} */ ({ month: "short", day: "numeric" });
   return time.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }

@@ -12,7 +12,7 @@ const MOST_HEIGHT = 480;
 const MOST_MARKED = 200;
 const SHADES = 256;
 
-export default {
+export default /** @type {Component} */ ({
   template: `
     <div class="ranks">
       <div class="ranks-controls" v-if="quantities.length">
@@ -62,7 +62,10 @@ export default {
     },
     starts() {
       let sum = 0;
-      return markRaw(this.hosts.map(([, count]) => (sum += count) - count));
+      return markRaw(this.hosts.map(([, count]) => {
+        sum += count;
+        return sum - count;
+      }));
     },
     countText() {
       const named = this.hosts.filter(([name]) => name).length;
@@ -146,7 +149,8 @@ export default {
       const { map, hosts, hostOf, cells } = this;
       const room = this.$refs.map?.clientWidth;
       if (!map || !room || !hosts.length) return;
-      const plan = (this.plan = planOf(hosts, room));
+      const plan = planOf(hosts, room);
+      this.plan = plan;
       const { canvas } = this.$refs;
       Object.assign(canvas, { width: plan.width, height: plan.height });
       Object.assign(canvas.style, { width: `${plan.width * plan.size}px`, height: `${plan.height * plan.size}px` });
@@ -195,7 +199,7 @@ export default {
       return { cells: this.cells.length };
     },
   },
-};
+});
 
 // How blocks of hosts are laid out in lines, in cells as large as there is room for.
 function planOf(hosts, room) {

@@ -3,6 +3,7 @@
 const MOST_LARGE = 6; // more have a line each
 const ICONS = { pause: "pause", resume: "play_arrow", checkpoint: "save", stop: "stop" };
 
+/** @type {Component} */
 export const RunList = {
   template: `
     <section :class="['runs', {many: runs.length > mostLarge}]" aria-label="Runs">

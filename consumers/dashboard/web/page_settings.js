@@ -85,7 +85,7 @@ export function keep(name, values) {
 // What the browser keeps: localStorage, or sessionStorage for a tab. Null where it keeps nothing.
 export function storeOf(name) {
   try {
-    return window[name];
+    return /** @type {any} */ (window)[name];
   } catch {
     return null;
   }

@@ -14,7 +14,7 @@ export function unitOf(size, scale) {
   const plain = !scale?.length;
   if (plain && size && (size < SMALLEST_PLAIN || size >= LARGEST_PLAIN)) {
     const power = Math.floor(Math.log10(size));
-    return [Math.pow(10, power), `e${power}`];
+    return [10 ** power, `e${power}`];
   }
   const units = plain ? PLAIN : scale;
   return units.findLast(([factor]) => factor <= size) || (size ? units[0] : units.find(([factor]) => factor >= 1) || units[0]);
@@ -35,7 +35,8 @@ export function grouped(value, decimals) {
   let format = formats.get(decimals);
   if (!format) {
     const digits = decimals === undefined ? { maximumFractionDigits: 20 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
-    formats.set(decimals, (format = new Intl.NumberFormat("en", digits)));
+    format = new Intl.NumberFormat("en", digits);
+    formats.set(decimals, format);
   }
   return format.format(value);
 }
@@ -55,7 +56,7 @@ export function clockText(value, step = 1) {
   if (first < 0) return "0s";
   const last = parts.findLastIndex(([amount]) => amount);
   const text = parts.slice(first, last + 1).map(([amount, letter], place) => {
-    const written = letter === "s" ? amount.toFixed(decimals) : String(amount);
+    const written = letter === "s" ? rest.toFixed(decimals) : String(amount);
     return (place ? written.padStart(letter === "s" && decimals ? 3 + decimals : 2, "0") : written) + letter;
   });
   return (value < 0 ? "-" : "") + text.join("");
@@ -64,7 +65,7 @@ export function clockText(value, step = 1) {
 // How many decimals tell numbers apart that are so far from one another.
 export function decimalsOf(step) {
   for (let decimals = 0; decimals < 20; decimals++) {
-    const shifted = step * Math.pow(10, decimals);
+    const shifted = step * 10 ** decimals;
     if (Math.abs(shifted - Math.round(shifted)) < 1e-6 * shifted) return decimals;
   }
   return 20;

@@ -13,6 +13,7 @@ export const THEME_BUTTON = `
 
 // A page as a whole. A component that mixes this in has onLink (the address has another hash), tell (the page is hidden,
 // or seen again), and onOwnKey, which says whether it has taken a key.
+/** @type {Component} */
 export const paged = {
   data: () => ({ theme: THEMES.find((theme) => theme === storeOf("localStorage")?.getItem("theme")) || THEMES[0] }),
   computed: {
