@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,17 @@ certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", h
 certificate_key_option = click.option(
     "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."
 )
+
+
+def split_names(
+    _context: click.Context, _parameter: click.Parameter, value: str | Sequence[str] | None
+) -> list[str] | None:
+    """The names, separated by commas, in an option that is given once or several times; ``None`` where it is not
+    given. A callback of a click option."""
+    if not value:
+        return None
+    text = value if isinstance(value, str) else ",".join(value)
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _ranks_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from offloop.bus.cli.options import (
     ranks_option,
     run_name_option,
     runs_dir_option,
+    split_names,
     start_option,
     until_option,
 )
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 EXIT_LOST = 3
 
-_events_option = click.option("--events", metavar="NAME,...", help="Only these events: batch_end,epoch_end.")
-
 
 @click.command(
     cls=CliCommand,
@@ -42,7 +41,7 @@ _events_option = click.option("--events", metavar="NAME,...", help="Only these e
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
 @output_option
-@_events_option
+@click.option("--events", callback=split_names, metavar="NAME,...", help="Only these events: batch_end,epoch_end.")
 @ranks_option
 @force_option
 @place_options
@@ -50,7 +49,7 @@ def export_recording(
     file: str,
     to: str,
     output: str | None,
-    events: str | None,
+    events: list[str] | None,
     ranks: tuple[int, ...],
     force: bool,
     runs_dir: str | None,
@@ -73,7 +72,10 @@ def export_recording(
     path, place = recording_of(file, runs_dir, stream)
     usual = exported_path(path, to)
     target = Path(output) if output else usual if stream is None else Path(usual.name)
-    done = export(path, target, to, events=_events(events), ranks=ranks or None, force=force)
+    if events == []:
+        raise ConfigurationError("--events takes names of events, such as batch_end,epoch_end")
+    chosen = None if events is None else frozenset(map(Event, events))
+    done = export(path, target, to, events=chosen, ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
     _say_findings(done)
@@ -199,15 +201,3 @@ def recording_of(name: str, runs_dir: str | None, stream: str | None) -> tuple[P
     from offloop.bus.jetstream.download import downloaded
 
     return click.get_current_context().with_resource(downloaded(stream, name)), f"run {name} at {stream}"
-
-
-def _events(text: str | None) -> frozenset[Event] | None:
-    """The events in a list of names.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is none."""
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigurationError("--events takes names of events, such as batch_end,epoch_end")
-    return frozenset(Event(name) for name in names)

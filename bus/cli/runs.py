@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from offloop.bus.cli.options import archived_option, json_option, place_options, where_option
+from offloop.bus.cli.options import archived_option, json_option, place_options, split_names, where_option
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, say_table, short_text, table
 from offloop.bus.strict_json import plain
@@ -38,7 +38,7 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
 @where_option
 @click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
-@click.option("--columns", metavar="NAME,...", help="Which columns to show beside the name.")
+@click.option("--columns", callback=split_names, metavar="NAME,...", help="Which columns to show beside the name.")
 @archived_option
 @json_option
 def list_runs(
@@ -47,7 +47,7 @@ def list_runs(
     live: bool,
     where: str | None,
     sort: str | None,
-    columns: str | None,
+    columns: list[str] | None,
     archived: bool,
     as_json: bool,
 ) -> None:
@@ -121,13 +121,10 @@ def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[Run
     return [entry for entry in chosen if archived or not entry.archived]
 
 
-def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: str | None) -> None:
+def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[str] | None) -> None:
     from offloop.bus.index.columns import OF_RUN
 
-    if requested is None:
-        names = table.usual_among(shown)
-    else:
-        names = tuple(table.column(name.strip()).name for name in requested.split(",") if name.strip())
+    names = table.usual_among(shown) if requested is None else tuple(table.column(name).name for name in requested)
     columns = table.columns(("run", *names))
     heads = [column.name.upper() if column.name in OF_RUN else column.head for column in columns]
     cells = [[column.text(entry) for entry in shown] for column in columns]

@@ -17,6 +17,7 @@ from offloop.bus.cli.options import (
     nkey_option,
     output_option,
     runs_dir_option,
+    split_names,
     start_option,
     stream_options,
     until_option,
@@ -206,7 +207,9 @@ def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callabl
     help="Address to listen at.",
 )
 @click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
-@click.option("--cluster", metavar="HOST,HOST,...", help="The hosts of all servers, if these are several.")
+@click.option(
+    "--cluster", callback=split_names, metavar="HOST,HOST,...", help="The hosts of all servers, if these are several."
+)
 @click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
 @click.option("--server-name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
 @click.option(
@@ -222,7 +225,7 @@ def nats_config(
     certificate_key: Path | None,
     listen: str | None,
     store_dir: Path,
-    cluster: str | None,
+    cluster: list[str] | None,
     cluster_ca: Path | None,
     server_name: str | None,
     advertise: str | None,
@@ -237,7 +240,7 @@ def nats_config(
     from offloop.bus.jetstream.server_config import ServerConfig
 
     teams = _teams({"publish": publisher, "view": viewer, "command": commander, "remove": remover})
-    hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
+    hosts = cluster or []
     if bool(certificate) != bool(certificate_key):
         raise click.UsageError("--certificate and --certificate-key go together")
     for host in hosts:

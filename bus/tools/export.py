@@ -24,7 +24,7 @@ _WRITERS: Mapping[str, _Write] = {
 
 def exported_path(recording: Path, to: str) -> Path:
     """Where an export is written when nothing else is said."""
-    return recording.with_name(recording.stem + FORMATS[_known(to)])
+    return recording.with_name(recording.stem + FORMATS[to])
 
 
 def export(
@@ -51,7 +51,11 @@ def export(
         RecordingError: ``path`` is not a recording.
         RunDirectoryError: ``output`` cannot be written.
     """
-    write = _WRITERS.get(_known(to))
+    if to not in FORMATS:
+        raise ConfigurationError(
+            f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
+        )
+    write = _WRITERS.get(to)
     source = RecordSource(path, ranks)
     chosen = _Chosen(source, events)
     with atomic_output(output, [path], force) as draft:
@@ -66,12 +70,6 @@ def export(
             raise nothing_chosen(path)
     marks = 0 if write is None else chosen.marks
     return Written(path=output, events=chosen.events, marks=marks, **source.found())
-
-
-def _known(to: str) -> str:
-    if to not in FORMATS:
-        raise ConfigurationError(f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {_NAMES}")
-    return to
 
 
 class _Chosen:
@@ -114,6 +112,3 @@ def _write_trace(chosen: _Chosen, path: Path) -> None:
                 writer.command(outcome, record.event.time)
                 shown += 1
         writer.close(source.ending)
-
-
-_NAMES = ", ".join(FORMATS)

@@ -10,6 +10,7 @@ from offloop.bus.cli.options import (
     place_options,
     ranks_option,
     rate_option,
+    split_names,
     start_option,
     until_option,
     wait_option,
@@ -18,15 +19,10 @@ from offloop.bus.terminal import CliCommand, run_command
 from offloop.consumers.api.callback import OnError
 from offloop.consumers.delivery.commit import COMMIT_EVENTS
 
-
-def _split(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
-
-
 callbacks_option = click.option(
     "--callbacks",
     "-c",
-    callback=_split,
+    callback=split_names,
     metavar="NAME,...",
     multiple=True,
     default=["metrics,speed,lr"],
@@ -37,7 +33,7 @@ loggers_option = click.option(
     "--log",
     "-l",
     "loggers",
-    callback=_split,
+    callback=split_names,
     metavar="NAME,...",
     multiple=True,
     default=["console"],

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from offloop.bus.cli.options import HELPS
+from offloop.bus.cli.options import HELPS, split_names
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.trainer.arguments.config import Argument, Option, arguments_of
 from offloop.trainer.config import GROUPS, TrainerArguments
@@ -31,7 +31,7 @@ def _make_option(argument: Argument, form: Option) -> click.Option:
     elif isinstance(argument.default, str | float):
         text += f"  [default: {argument.default}]"
     if form.many:
-        settings |= {"multiple": True, "callback": _read_names}
+        settings |= {"multiple": True, "callback": split_names}
     elif form.read is not None:
         settings["callback"] = _read_by(form.read)
     return click.Option(declared, default=None, help=text[:1].upper() + text[1:], **settings)
@@ -57,10 +57,6 @@ def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Param
     return convert
 
 
-def _read_names(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> list[str] | None:
-    return [name.strip() for value in values for name in value.split(",") if name.strip()] or None
-
-
 def _read_texts(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> list[str] | None:
     return list(values) or None
 
@@ -73,7 +69,7 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
             ["--algorithms"],
             metavar="NAME[,NAME...]",
             multiple=True,
-            callback=_read_names,
+            callback=split_names,
             help="Algorithms to train with; 'trainer --list-algorithms' shows them. Others as package.module:Class or "
             "file.py:Class.",
         ),
