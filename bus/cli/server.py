@@ -237,7 +237,8 @@ def nats_config(
     KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team sees
     nothing of another's runs. Paths are those on the server's machine.
     """
-    from offloop.bus.jetstream.server_config import ServerConfig
+    from offloop.bus.jetstream.connection import is_loopback
+    from offloop.bus.jetstream.server_config import server_config
 
     teams = _teams({"publish": publisher, "view": viewer, "command": commander, "remove": remover})
     hosts = cluster or []
@@ -259,8 +260,13 @@ def nats_config(
         raise click.UsageError(f"{advertise!r} is not a host: write --advertise one.example, or $VARIABLE")
     if max_store and not re.fullmatch(r"\d+(KB|MB|GB|TB)?", max_store):
         raise click.UsageError(f"{max_store!r} is not a size: write a number of bytes, or 500MB, 100GB, 2TB")
-    config = ServerConfig(
-        listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222"),
+    listen = listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222")
+    if certificate is None and not is_loopback(listen.rpartition(":")[0]):
+        raise click.UsageError(
+            f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
+        )
+    config = server_config(
+        listen,
         store_dir,
         teams,
         certificate,
@@ -271,12 +277,8 @@ def nats_config(
         advertise,
         max_store,
     )
-    if certificate is None and not config.is_here:
-        raise click.UsageError(
-            f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
-        )
     # As it is, for a file.
-    click.echo(str(config), nl=False)
+    click.echo(config, nl=False)
 
 
 def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:

@@ -12,16 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from offloop.bus.errors import BrokerError, OffloopError, RecordingError, RunDirectoryError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
-from offloop.bus.jetstream.progress import Progress
 from offloop.bus.jetstream.relay import Relay
 from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, open_bucket
+from offloop.bus.protocol.frames import decode_whole_event
+from offloop.bus.protocol.order import Reached
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
+from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.runs.bridged import BridgeStatus
 from offloop.bus.runs.directory import Attempt, RunInfo, host_name, read_run
 from offloop.bus.runs.listing import describe_run
@@ -92,7 +96,7 @@ class Bridge:
         self._run = read_run(path)
         self.status = BridgeStatus.of_this_process(str(servers), self._host)
         self._shown: FileCopy | None = None
-        self._progress: Progress | None = None
+        self._progress: _Progress | None = None
         self._reported_at = 0.0
         self._asking: Asking | None = None
         self._ended_at = math.inf
@@ -235,7 +239,7 @@ class Bridge:
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
             if isinstance(file := copies[0].file, GrowingRecording):
-                self._progress = Progress(file)
+                self._progress = _Progress(file)
             left = set(tasks)
             while left != {reporting}:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -345,7 +349,7 @@ class Bridge:
         said = {**describe_run(self._run, served), "host": self._host, "bridge": asdict(self.status)}
         if said["reached"] is None and self._progress is not None:
             reached = self._progress.reached()
-            said["reached"] = None if reached is None else reached._asdict()
+            said["reached"] = None if reached is None else msgspec.structs.asdict(reached)
         if self.status.state != "done" and not (self._run.live or self._run.paused):
             # A reader of what is there would take it for all.
             said |= {"status": "live", "ended": None}
@@ -355,3 +359,29 @@ class Bridge:
         self._note()
         self.status.time = time.time()
         self.status.write(self._path)
+
+
+class _Progress:
+    """How far a live training came, by the newest events of its growing recording; each part is read once."""
+
+    def __init__(self, recording: GrowingRecording) -> None:
+        self._recording = recording
+        self._read_to = 0
+        self._reached: Reached | None = None
+
+    def reached(self) -> Reached | None:
+        """By the last event of the lowest rank; ``None`` where none is known yet."""
+        check = self._recording.check
+        if check is not None and self._recording.end > self._read_to:
+            self._read_to = self._recording.end
+            with suppress(OffloopError), RecordingReader(self._recording.path) as reader:
+                reader.position = check.start
+                last = {
+                    int(rank): record.body
+                    for records in reader.read()
+                    for record in records
+                    if not (topic := record.topic.rsplit("/", 2))[1].startswith("$") and (rank := topic[2]).isdecimal()
+                }
+                if last:
+                    self._reached = Reached.of(decode_whole_event(last[min(last)]))
+        return self._reached

@@ -14,7 +14,7 @@ from nats.errors import Error, SecureConnRequiredError
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import API_SECONDS, NatsServers, check_version, in_words, tls_context
-from offloop.bus.jetstream.roles import roles_for
+from offloop.bus.jetstream.server_config import roles_for
 from offloop.bus.net.nkeys import load_nkey
 from offloop.bus.printing import one_line
 

@@ -1,24 +1,30 @@
-"""The host's end of requests: what readers elsewhere send to the broker of a run, and what it answers."""
+"""The host's end of requests: what readers and other hosts send to the broker of a run, and what it answers."""
 
 import asyncio
 import functools
+import json
 import time
-from contextlib import suppress
+from collections import deque
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
-from offloop.bus.errors import OffloopError, ProtocolError
+from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
-from offloop.bus.jetstream.dumps import DumpRelay
-from offloop.bus.jetstream.raw import RawRecordings
+from offloop.bus.net.channels import SocketChannel
 from offloop.bus.net.sockets import connect_socket
-from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
-from offloop.bus.runs.directory import read_run
+from offloop.bus.printing import one_line
+from offloop.bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
+from offloop.bus.recording.growing import GrowingRecording
+from offloop.bus.runs.directory import RunInfo, read_run
+from offloop.bus.runs.flight import ANNOUNCED_DUMP, AnnouncedDump
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -30,6 +36,11 @@ KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
 
 MOST_READERS = 1000
 _IDLE_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_RECENT_SECONDS = 60.0
+"""Older dumps of this host, from before its bridge came, are not announced."""
+_MOST_ID = 100
+_ANSWER_SECONDS = 5.0
 
 
 class Relay:
@@ -46,7 +57,7 @@ class Relay:
         self._context = zmq.asyncio.Context()
         # A viewer that answers go to another one's inbox for does not get that one's lease.
         self._readers: dict[tuple[str, bool], _Reader] = {}
-        self._dumps = DumpRelay(client, path, run, host)
+        self._dumps = _DumpRelay(client, path, run, host)
 
     async def __aenter__(self) -> "Relay":
         await self._serve(self._host)
@@ -155,3 +166,128 @@ class _Reader:
         """Ends the connection."""
         self._task.cancel()
         self._socket.close(linger=0)
+
+
+class RawRecordings:
+    """Answers requests for ranges of the recordings of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._recordings: dict[int, GrowingRecording] = {}
+        self._opening = asyncio.Lock()
+        self.used = float("-inf")
+        """When something was last asked for, by ``time.monotonic``."""
+
+    async def answer(self, control: Control) -> bytes:
+        """The answer to a request.
+
+        Raises:
+            OffloopError: there is none: no such attempt, no such offset.
+        """
+        self.used = time.monotonic()
+        content, run = control.content, read_run(self._path)
+        number, offset = content.get("attempt", run.last.number), content.get("offset")
+        if type(offset) is not int or offset < 0:
+            raise ProtocolError("a range has an offset")
+        recording = await self._recording(run, number)
+        end = recording.look()
+        recording.backlog.drop(end)
+        # What follows the last check record of a file that is written may be cut off.
+        end = end if run.live and number == run.last.number else recording.size
+        data = recording.read_at(offset, max(0, min(end - offset, MAX_RANGE)))
+        asked = {"id": content["id"]} if "id" in content else {}
+        return encode_control(
+            "data", {"run": content.get("run"), "attempt": number, "offset": offset, **asked, "data": data}
+        )
+
+    async def _recording(self, run: RunInfo, number: object) -> GrowingRecording:
+        attempt = next((one for one in run.attempts if one.number == number), None)
+        if attempt is None:
+            raise BrokerError(f"run {run.name!r} has no such attempt on this host: attempts are 1 to {run.last.number}")
+        async with self._opening:
+            if attempt.number not in self._recordings:
+                recording = GrowingRecording(attempt.recording)
+                try:
+                    await asyncio.to_thread(recording.look)
+                except BaseException:
+                    recording.close()
+                    raise
+                self._recordings[attempt.number] = recording
+        return self._recordings[attempt.number]
+
+    def close(self) -> None:
+        """Closes the recordings."""
+        for recording in self._recordings.values():
+            recording.close()
+
+
+class _DumpRelay:
+    """Announces what this host's broker writes of its flight recorder, and has it write when another host announces."""
+
+    def __init__(self, client: "NatsClient", path: Path, run: str, host: str) -> None:
+        self._client = client
+        self._path = path
+        self._run = run
+        self._host = host
+        self._subject = names.dump_subject(run)
+        self._known: deque[str] = deque(maxlen=1000)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to announce and to listen."""
+        await self._client.subscribe(self._subject, cb=self._take)
+        self._task = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Announces what is new by now, and ends."""
+        if self._task is not None:
+            self._task.cancel()
+            await self._announce_new()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._announce_new()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _announce_new(self) -> None:
+        dump = ANNOUNCED_DUMP.find(self._path)
+        if dump is None or dump.id in self._known or time.time() - dump.time > _RECENT_SECONDS:
+            return
+        # It comes back to this host, too, which has written it already.
+        self._known.append(dump.id)
+        try:
+            await self._client.publish(self._subject, json.dumps({**asdict(dump), "host": self._host}).encode())
+            await self._client.flush()
+        except passing_errors():
+            self._known.remove(dump.id)  # it is tried again
+
+    async def _take(self, message: "Msg") -> None:
+        if message.subject != self._subject:
+            return  # as in names.is_request
+        try:
+            said = json.loads(message.data)
+            dump = msgspec.convert(said, AnnouncedDump)
+        except (ValueError, RecursionError):
+            return
+        if dump.id in self._known or not 0 < len(dump.id) <= _MOST_ID:
+            return
+        # Before it is written, so that it is not announced in turn.
+        self._known.append(dump.id)
+        command = {
+            "run": self._run,
+            "command": "dump",
+            "arguments": [dump.reason],
+            "id": dump.id,
+            "reason": one_line(f"on host {said.get('host')}: {dump.detail}")[:1000],
+        }
+        with suppress(OffloopError):
+            run = read_run(self._path)
+            if run.control_endpoint is not None and run.last.number == dump.attempt:
+                await asyncio.to_thread(_command, run.control_endpoint, command)
+
+
+def _command(address: str, command: dict[str, Any]) -> None:
+    """Sends a command to a broker under the id that all hosts know it by."""
+    with closing(SocketChannel(address)) as channel:
+        channel.send("command", command)
+        channel.wait(_ANSWER_SECONDS)

@@ -1,103 +1,144 @@
 """The configuration of NATS servers, as ``offloop server nats-config`` writes it: an account for each team, and in it
-users with what their roles may do."""
+users with what their roles may do.
+
+What a role lacks is nowhere allowed: there is no general permission for the API of JetStream, ``$JS.API.>``.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from offloop.bus.jetstream.connection import is_loopback
-from offloop.bus.jetstream.roles import merged
+from offloop.bus.jetstream import names
 
 
-@dataclass(frozen=True)
-class ServerConfig:
-    """What is configured."""
+class UserPermissions(NamedTuple):
+    """Permissions of a user."""
 
-    listen: str
-    store: Path
-    teams: Mapping[str, Mapping[str, Sequence[str]]]
-    """The roles of each public nkey, by team."""
-    certificate: Path | None = None
-    certificate_key: Path | None = None
-    ca: Path | None = None
-    """Who signed the certificates of the other servers."""
-    name: str | None = None
-    cluster: Sequence[str] = ()
-    """Hosts of all servers."""
-    advertise: str | None = None
-    """The name by which clients reach this server, or ``$VARIABLE``: that of the host in ``cluster`` whose name is or
-    begins with :attr:`name`, unless given."""
-    max_store: str | None = None
-    """How much each team may store."""
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this machine alone reaches it."""
-        return is_loopback(self.listen.rpartition(":")[0])
 
-    def __str__(self) -> str:
-        return "\n".join([*self._server(), *self._accounts(), *self._cluster(), ""])
+_API = "$JS.API"
+_READ_STREAMS = (f"{_API}.STREAM.INFO.*", f"{_API}.STREAM.MSG.GET.*")
+_DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
+_RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
-    def _server(self) -> list[str]:
-        lines = [
-            "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
-            # Without quotes, because it may stand for a variable of the environment.
-            *([f"server_name: {self.name}"] if self.name else []),
-            f"listen: {_text(self.listen)}",
-            # Certificates are for names: clients that know one server hear of the others by theirs.
-            *([f"client_advertise: {advertised}"] if (advertised := self._advertised) else []),
-            "jetstream {",
-            f"  store_dir: {_text(self.store)}",
-            "  # Where a power failure of all servers at once must lose nothing, from nats-server 2.10 on:",
-            "  # sync_interval: always",
-            "}",
-        ]
-        return lines + ([f"tls {{ {self._certificate()}, timeout: 5 }}"] if self.certificate else [])
+# Readers make nothing in the servers: no stream, no bucket, no consumer.
+_VIEW = UserPermissions(
+    publish=(*_READ_STREAMS, f"$KV.{names.POSITIONS_BUCKET}.>", "ol.v.>"), subscribe=(*_DATA, _RUNS)
+)
 
-    @property
-    def _advertised(self) -> str | None:
-        if self.advertise is not None:
-            return self.advertise if self.advertise.startswith("$") else _text(self.advertise)
-        return next((_text(host) for host in self.cluster if self.name in (host, host.partition(".")[0])), None)
+ROLES = {
+    "publish": UserPermissions(
+        publish=(
+            f"{_API}.STREAM.CREATE.*",
+            f"{_API}.STREAM.UPDATE.*",
+            *_READ_STREAMS,
+            *_DATA,
+            # The inboxes of readers, which cannot be guessed: what they ask for is answered, also much later.
+            "_INBOX.>",
+            _RUNS,
+        ),
+        subscribe=("ol.q.>", "ol.v.>", "ol.d.>"),
+    ),
+    "view": _VIEW,
+    "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
+    "remove": UserPermissions(publish=(*_VIEW.publish, f"{_API}.STREAM.DELETE.*", _RUNS), subscribe=_VIEW.subscribe),
+}
+"""By name. ``command`` and ``remove`` have what ``view`` has, and more."""
 
-    def _certificate(self) -> str:
-        return f"cert_file: {_text(self.certificate)}, key_file: {_text(self.certificate_key)}"
 
-    def _accounts(self) -> list[str]:
-        lines = ["accounts {"]
-        for team, users in self.teams.items():
-            allowed = f"{{ max_file: {self.max_store} }}" if self.max_store else "enabled"
-            lines += [f"  {team} {{", f"    jetstream: {allowed}", "    users: ["]
-            for key, roles in users.items():
-                role = merged(roles)
-                lines += [
-                    f"      # {', '.join(roles)}",
-                    f"      {{ nkey: {key}, permissions: {{",
-                    f"        publish: {_allow(role.publish)}",
-                    f"        subscribe: {_allow((f'_INBOX.{key}.>', *role.subscribe))}",
-                    "      } }",
-                ]
-            lines += ["    ]", "  }"]
-        return [*lines, "}"]
+def roles_for(action: str, subject: str) -> list[str]:
+    """The roles that may do this: ``publish`` or ``subscribe`` to a subject, in which capitals do not count, because
+    that is how the client of NATS reports it."""
+    found = subject.lower()
+    return [name for name, role in ROLES.items() if any(_covers(one.lower(), found) for one in getattr(role, action))]
 
-    def _cluster(self) -> list[str]:
-        if not self.cluster:
-            return []
-        routes = ", ".join(_text(f"nats://{host}:6222") for host in self.cluster)
-        return [
+
+def _covers(pattern: str, subject: str) -> bool:
+    tokens, parts = pattern.split("."), subject.split(".")
+    if tokens[-1] == ">":
+        return len(parts) >= len(tokens) and _covers(".".join(tokens[:-1]), ".".join(parts[: len(tokens) - 1]))
+    return len(parts) == len(tokens) and all(a in ("*", b) for a, b in zip(tokens, parts, strict=True))
+
+
+def server_config(
+    listen: str,
+    store: Path,
+    teams: Mapping[str, Mapping[str, Sequence[str]]],
+    certificate: Path | None = None,
+    certificate_key: Path | None = None,
+    ca: Path | None = None,
+    name: str | None = None,
+    cluster: Sequence[str] = (),
+    advertise: str | None = None,
+    max_store: str | None = None,
+) -> str:
+    """The configuration of a server.
+
+    Args:
+        listen: host and port.
+        store: folder of the streams.
+        teams: the roles of each public nkey, by team.
+        certificate: the server's certificate.
+        certificate_key: its key.
+        ca: who signed the certificates of the other servers.
+        name: of the server; may be ``$VARIABLE``, as may ``advertise``.
+        cluster: hosts of all servers.
+        advertise: by what clients reach this server; by default the host in ``cluster`` whose name is or begins with
+            ``name``.
+        max_store: how much each team may store.
+    """
+    files = f"cert_file: {_text(certificate)}, key_file: {_text(certificate_key)}"
+    # Certificates are for names: clients that know one server hear of the others by theirs.
+    advertise = advertise or next((host for host in cluster if name in (host, host.partition(".")[0])), None)
+    lines = [
+        "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
+        # Without quotes, because it may stand for a variable of the environment.
+        *([f"server_name: {name}"] if name else []),
+        f"listen: {_text(listen)}",
+        *([f"client_advertise: {advertise if advertise[0] == '$' else _text(advertise)}"] if advertise else []),
+        "jetstream {",
+        f"  store_dir: {_text(store)}",
+        "  # Where a power failure of all servers at once must lose nothing, from nats-server 2.10 on:",
+        "  # sync_interval: always",
+        "}",
+        *([f"tls {{ {files}, timeout: 5 }}"] if certificate else []),
+        "accounts {",
+    ]
+    for team, users in teams.items():
+        lines += [f"  {team} {{", f"    jetstream: {f'{{ max_file: {max_store} }}' if max_store else 'enabled'}"]
+        lines += ["    users: [", *(line for key, roles in users.items() for line in _user(key, roles)), "    ]", "  }"]
+    lines.append("}")
+    if cluster:
+        routes = ", ".join(_text(f"nats://{host}:6222") for host in cluster)
+        lines += [
             "cluster {",
             "  name: offloop",
             '  listen: "0.0.0.0:6222"',
             f"  routes: [{routes}]",
-            f"  tls {{ {self._certificate()}, ca_file: {_text(self.ca)}, verify: true, timeout: 5 }}",
+            f"  tls {{ {files}, ca_file: {_text(ca)}, verify: true, timeout: 5 }}",
             "}",
         ]
+    return "\n".join([*lines, ""])
+
+
+def _user(key: str, roles: Sequence[str]) -> list[str]:
+    publish = dict.fromkeys(subject for role in roles for subject in ROLES[role].publish)
+    subscribe = dict.fromkeys(subject for role in roles for subject in ROLES[role].subscribe)
+    return [
+        f"      # {', '.join(roles)}",
+        f"      {{ nkey: {key}, permissions: {{",
+        f"        publish: {_allow(publish)}",
+        f"        subscribe: {_allow((f'_INBOX.{key}.>', *subscribe))}",
+        "      } }",
+    ]
 
 
 def _text(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-def _allow(subjects: Sequence[str]) -> str:
-    return f"{{ allow: [{', '.join(_text(subject) for subject in subjects)}] }}"
+def _allow(subjects: Iterable[str]) -> str:
+    return f"{{ allow: [{', '.join(map(_text, subjects))}] }}"

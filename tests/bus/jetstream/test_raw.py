@@ -5,7 +5,7 @@ import time
 
 from run_folders import write_run
 
-from offloop.bus.jetstream.raw import RawRecordings
+from offloop.bus.jetstream.relay import RawRecordings
 from offloop.bus.protocol.frames import Control, decode_control, split_frame
 from offloop.bus.recording.growing import GrowingRecording
 
