@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict as fields_of
+
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
 from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -45,7 +47,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     recorded = _recorded(run.recording)
     if run.last.gaps:
         recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
-    paused = None if run.paused is None else run.paused._asdict()
+    paused = None if run.paused is None else fields_of(run.paused)
     return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
 
 
@@ -149,7 +151,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
     return {
         **described,
         "run": source.run,
-        "reached": Reached.of(last)._asdict() if last else {},
+        "reached": fields_of(Reached.of(last)) if last else {},
         "events": dict(counts.most_common()),
         "recording": str(path),
         **({} if (flight := Recording(path).flight) is None else {"flight": list(flight)}),

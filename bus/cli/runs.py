@@ -161,7 +161,7 @@ def _paused(path: Path) -> dict[str, Any] | None:
         paused = read_run(path).paused
     except RunDirectoryError:
         return None  # It is deleted just now.
-    return None if paused is None else paused._asdict()
+    return None if paused is None else msgspec.structs.asdict(paused)
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def make_entry(
         started=run.last.started,
         ended=run.last.ended,
         attempts=len(run.attempts),
-        **({} if reached is None else reached._asdict()),
+        **({} if reached is None else msgspec.structs.asdict(reached)),
         size=size_of(run.path),
         **msgspec.structs.asdict(annotations),
         hyperparameters=hyperparameters,

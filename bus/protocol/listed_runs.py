@@ -5,20 +5,18 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from offloop.bus.protocol.order import Count, Reached
+
 SecondsSince1970: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402214400)]
 """Until the last day of the year 9999: a later time has no date in some zones."""
 
 
-class _Reached(msgspec.Struct):
-    epoch: int
-    batch: int
-    sample: int
-    planned: str | None = None
+class Pause(msgspec.Struct, frozen=True):
+    """A training that is paused by a command."""
 
-
-class _Paused(msgspec.Struct):
     since: SecondsSince1970
-    batch: int
+    batch: Count
+    """After which batch."""
 
 
 class _Listed(msgspec.Struct):
@@ -38,8 +36,8 @@ class _Listed(msgspec.Struct):
     ended: SecondsSince1970 | None = None
     error: str | None = None
     reason: str | None = None
-    reached: _Reached | None = None
-    paused: _Paused | None = None
+    reached: Reached | None = None
+    paused: Pause | None = None
 
 
 def listed_run(said: object) -> dict[str, Any] | None:

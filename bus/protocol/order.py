@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from offloop.bus.errors import InvalidRunNameError, ProtocolError
 from offloop.bus.protocol.frames import (
@@ -29,6 +31,8 @@ from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 BATCH = 256
 """Snapshots in a list at most."""
@@ -70,13 +74,13 @@ class Ending:
         return f"{self.status} ({self.reason})" if self.reason else self.status
 
 
-class Reached(NamedTuple):
+class Reached(msgspec.Struct, frozen=True):
     """The progress of a training, and its planned duration."""
 
-    epoch: int
-    batch: int
-    sample: int
-    planned: str | None
+    epoch: Count
+    batch: Count
+    sample: Count
+    planned: str | None = None
     """``max_duration`` before a stop; ``None`` where none was published."""
 
     @classmethod

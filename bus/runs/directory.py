@@ -11,14 +11,13 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import asdict, replace
 
-from offloop.bus import processes
 from offloop.bus.errors import BrokerError, ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from offloop.bus.files import (
     check_owner,
@@ -31,19 +30,21 @@ from offloop.bus.files import (
     reserve_space,
 )
 from offloop.bus.protocol.frames import MAX_RUN_NAME, check_run_name
+from offloop.bus.protocol.listed_runs import Pause
 from offloop.bus.protocol.order import Ending, Gap, Reached
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.runs.run_file import BROKER_FILE as BROKER_FILE
 from offloop.bus.runs.run_file import (
     MAX_BYTES_AT_BEGIN,
     MAX_TEXT,
-    AttemptRecord,
     BrokerRecord,
     RunRecord,
     read_record,
     read_values,
+    what_is_left,
 )
 from offloop.bus.runs.run_file import RUN_FILE as RUN_FILE
+from offloop.bus.runs.run_file import Attempt as Attempt
 from offloop.bus.strict_json import plain
 
 _log = logging.getLogger("offloop")
@@ -60,64 +61,6 @@ _REPLAY_OF = "replay_of"
 
 IMPORTED_FROM = "imported_from"
 """What stands among the description of a run that was made from another tool's log: the kind of log, and its path."""
-
-
-class Pause(NamedTuple):
-    """A training that is paused by a command."""
-
-    since: float
-    """Seconds since 1970."""
-    batch: int
-    """After which batch."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of a run, from ``run.json``."""
-
-    number: int
-    recording: Path
-    """The file that holds its stream."""
-    started: float
-    """Seconds since 1970."""
-    ended: float | None
-    """Seconds since 1970; ``None`` while it is live, or when its broker was killed."""
-    status: str
-    """``running``, ``finished``, ``failed``, ``stopped`` or ``lost``."""
-    error: str | None
-    """The error that it failed with."""
-    reason: str | None
-    """Why it was stopped, and by whom."""
-    reached: Reached | None
-    """Its progress, once it has ended and the broker that ended it had seen an event."""
-    info: dict[str, Any] = field(repr=False)
-    """The trainer's description of itself: command, versions, git commit, host, config."""
-    world_size: int = 1
-    """Number of ranks."""
-    local_world_size: int = 1
-    """Number of ranks that publish here: fewer where other hosts have brokers of their own."""
-    publishers: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    """The processes that publish: ``rank``, ``pid``, ``started`` (see :func:`offloop.bus.processes.start_time`),
-    ``host``, ``publisher_id``."""
-    paused: Pause | None = None
-    """Since when it is paused by a command, unless it has resumed."""
-    gaps: tuple[Gap, ...] = ()
-    """Events behind the end of the recording, which could not be written."""
-
-    @property
-    def has_publisher(self) -> bool:
-        """A process of this machine that publishes it is still there."""
-        here = socket.gethostname()
-        return any(
-            publisher.get("host") == here and processes.is_running(publisher.get("pid"), publisher.get("started"))
-            for publisher in self.publishers
-        )
-
-    @property
-    def is_published_elsewhere(self) -> bool:
-        """One of the processes that publish it is on another machine, or in another container."""
-        here = socket.gethostname()
-        return any(publisher.get("host") != here for publisher in self.publishers)
 
 
 @dataclass(frozen=True)
@@ -347,56 +290,24 @@ def read_run(path: Path) -> RunInfo:
                 locked = _is_locked_in(directory)
                 # A broker that ends its run writes down how before it takes its addresses away: read in the other
                 # order, a run that ends just now would be neither live nor over.
-                with _read_errors(path, BROKER_FILE):
-                    broker = read_record(BROKER_FILE, directory, BrokerRecord) if locked else None
-                with _read_errors(path, RUN_FILE):
-                    record = read_record(RUN_FILE, directory, RunRecord)
+                broker = read_record(path / BROKER_FILE, directory, BrokerRecord) if locked else None
+                record = read_record(path / RUN_FILE, directory, RunRecord)
                 if _is_locked_in(directory) == locked:
                     break
         finally:
             os.close(directory)
     if record is None or not record.attempts:
         what = "is missing" if record is None else "has no attempt"
-        raise RunDirectoryError(f"{path / RUN_FILE} {what}{_what_is_left(path)}", path=path / RUN_FILE)
-    attempts = tuple(_attempt(path, entry, locked) for entry in record.attempts)
+        raise RunDirectoryError(f"{path / RUN_FILE} {what}{what_is_left(path)}", path=path / RUN_FILE)
+    attempts = tuple(
+        replace(attempt, status="lost") if attempt.status == "running" and not locked else attempt
+        for attempt in record.attempts
+    )
     broker = broker or BrokerRecord()
     # A broker that is just about to begin the next attempt does not serve the one before.
     live = broker.attempt == attempts[-1].number
     name = os.path.basename(os.path.abspath(path))
     return RunInfo(name, path, live, attempts, broker.control_endpoint, broker.event_feed, record.id, record.name)
-
-
-def _attempt(path: Path, entry: AttemptRecord, locked: bool) -> Attempt:
-    return Attempt(
-        number=entry.attempt,
-        recording=path / entry.recording,
-        started=entry.started,
-        ended=entry.ended,
-        status="lost" if entry.status == "running" and not locked else entry.status,
-        error=entry.error,
-        reason=entry.reason,
-        reached=None if entry.reached is None else Reached(*msgspec.structs.astuple(entry.reached)),
-        info=entry.info,
-        world_size=entry.world_size,
-        local_world_size=entry.world_size if entry.local_world_size is None else entry.local_world_size,
-        publishers=tuple(entry.publishers),
-        paused=None if entry.paused is None else Pause(*msgspec.structs.astuple(entry.paused)),
-        gaps=tuple(Gap(*msgspec.structs.astuple(one)) for one in entry.gaps),
-    )
-
-
-@contextlib.contextmanager
-def _read_errors(path: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(f"{path / name} cannot be read: {error.strerror}", path=path / name) from None
-    except ValueError as error:
-        raise RunDirectoryError(f"{path / name} is damaged: {error}{_what_is_left(path)}", path=path / name) from None
-
-
-def _what_is_left(path: Path) -> str:
-    return f"; the recordings beside it can still be read: consumer --replay {path}/recording-1.mcap"
 
 
 def is_locked(path: Path) -> bool:
@@ -448,11 +359,10 @@ def next_attempt(root: Path, name: str) -> NextAttempt:
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
     try:
-        with _read_errors(path, RUN_FILE):
-            record = read_record(RUN_FILE, directory, RunRecord)
+        record = read_record(path / RUN_FILE, directory, RunRecord)
     finally:
         os.close(directory)
-    known = () if record is None else (entry.attempt for entry in record.attempts)
+    known = () if record is None else (attempt.number for attempt in record.attempts)
     return NextAttempt(_next_attempt(path, known)[0], None if record is None else record.id)
 
 
@@ -496,8 +406,7 @@ class RunDirectory:
                 raise _is_live(root, name)
             # The directory's name is the run's, also after it has been moved.
             # A file that cannot be read is left as it is.
-            with _read_errors(self.path, RUN_FILE):
-                known = read_values(RUN_FILE, self._directory, RunRecord) or {}
+            known = read_values(self.path / RUN_FILE, self._directory, RunRecord) or {}
             identity = known.get("id") or run_id or new_run_id()
             self._record = {"attempts": []} | known | {"id": identity, "name": name}
             # What a killed broker left behind would send consumers to an address where nothing listens.
@@ -618,7 +527,7 @@ class RunDirectory:
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
         if pause is not None:
-            entry["paused"] = pause._asdict()
+            entry["paused"] = asdict(pause)
         self._write(RUN_FILE, self._record)
 
     def announce(self, number: int, control_endpoint: str, event_feed: str) -> None:
@@ -650,9 +559,9 @@ class RunDirectory:
             if entry.get(name) is not None:
                 entry[name] = entry[name][:MAX_TEXT]
         if reached is not None:
-            entry["reached"] = reached._asdict()
+            entry["reached"] = asdict(reached)
         if gaps:
-            entry["gaps"] = [gap._asdict() for gap in gaps]
+            entry["gaps"] = list(gaps)
         with _explained(self.path):
             replace_file_in_reserve(self._directory, RUN_FILE, _as_text(self._record), _RESERVE_FILE)
 

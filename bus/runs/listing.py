@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import asdict
+
 from offloop.bus.runs.directory import RunInfo
 
 
@@ -23,12 +25,12 @@ def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": [attempt.number for attempt in run.attempts],
         # Also while its trainer, on this machine, is about to find the broker again.
         "status": run.status if not live or run.paused else "live",
-        "paused": run.paused._asdict() if run.paused else None,
+        "paused": None if run.paused is None else asdict(run.paused),
         "live": live,
         "event_feed": served.get("event_feed"),
         "started": last.started,
         "ended": last.ended,
         "error": last.error,
         "reason": last.reason,
-        "reached": None if last.reached is None else last.reached._asdict(),
+        "reached": None if last.reached is None else asdict(last.reached),
     }

@@ -23,13 +23,13 @@ def test_a_run_that_ends_while_it_is_read_is_live_or_over(
     broker.announce(number, "ipc://control", "ipc://stream")
     read_record, read = directory.read_record, 0
 
-    def read_while_it_ends(name: str, descriptor: int, form: type[Any]) -> Any:
+    def read_while_it_ends(path: Path, descriptor: int, form: type[Any]) -> Any:
         nonlocal read
         if read == files_before_the_end:
             broker.end_attempt(Ending("finished"))
             broker.release()
         read += 1
-        return read_record(name, descriptor, form)
+        return read_record(path, descriptor, form)
 
     monkeypatch.setattr(directory, "read_record", read_while_it_ends)
     run = find_run("r", tmp_path)
