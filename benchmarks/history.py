@@ -22,7 +22,8 @@ from common import Report, argument_parser, run
 
 from offloop.bus import Event, Recording
 from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
-from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.summary import Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory

@@ -10,9 +10,9 @@ from offloop.bus.broker.flight import NOTED, FlightRecorder
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
 from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
-from offloop.bus.protocol.listed_runs import Pause
 from offloop.bus.protocol.numbering import BASE_STEPS
-from offloop.bus.protocol.order import Ending, Gap, Reached, worst_of
+from offloop.bus.protocol.order import Ending, Gap, worst_of
+from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory

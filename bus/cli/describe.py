@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict as fields_of
+import msgspec
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
@@ -19,8 +19,8 @@ from offloop.bus.net.channels import ask, ask_broker
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
-from offloop.bus.protocol.listed_runs import is_silent
-from offloop.bus.protocol.order import Gap, Reached
+from offloop.bus.protocol.order import Gap
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
 from offloop.bus.recording.summary import Summarizer
@@ -47,7 +47,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     recorded = _recorded(run.recording)
     if run.last.gaps:
         recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
-    paused = None if run.paused is None else fields_of(run.paused)
+    paused = None if run.paused is None else msgspec.structs.asdict(run.paused)
     return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
 
 
@@ -111,8 +111,9 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
     """
     connection = NatsConnection.at(stream)
     for listed in connection.runs(name):
-        described = {**listed, "hosts": connection.hosts(name)}
-        if listed["live"]:
+        described: dict[str, Any] = msgspec.to_builtins(listed)
+        described["hosts"] = msgspec.to_builtins(connection.hosts(name))
+        if listed.live:
             described["statistics"] = ask(connection.open_channel(), "statistics", {"run": name})
         return described
     raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
@@ -151,7 +152,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
     return {
         **described,
         "run": source.run,
-        "reached": fields_of(Reached.of(last)) if last else {},
+        "reached": msgspec.structs.asdict(Reached.of(last)) if last else {},
         "events": dict(counts.most_common()),
         "recording": str(path),
         **({} if (flight := Recording(path).flight) is None else {"flight": list(flight)}),
@@ -272,7 +273,7 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "bridge", str(bridge_of(bridge) or "")
         yield "copy", _missing_copy(described, bridge_of(bridge))
     if hosts := described.get("hosts"):
-        silent = [str(host.get("host")) for host in hosts if is_silent(host)]
+        silent = [str(host.get("host")) for host in hosts if host["status"] in GOING_ON and not host["live"]]
         more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
         yield "hosts", str(len(hosts)) if len(hosts) > 1 else ""
         yield "silent", f"{', '.join(silent[:_LISTED])}{more}: no bridge answers there" if silent else ""

@@ -71,7 +71,7 @@ def list_runs(
     if stream is not None:
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
-        listed = {run["run"]: run for run in NatsConnection.at(stream).runs()}
+        listed = {run.run: run for run in NatsConnection.at(stream).runs()}
         entries, place = [listed_entry(run) for run in listed.values()], f"at {stream}"
     else:
         # The table shows what is known before all attempts are read.
@@ -85,8 +85,8 @@ def list_runs(
     shown = table.sort(shown, sort) if sort is not None else sorted(shown, key=lambda entry: not entry.pinned)
     shown = [entry for entry in shown if entry.is_going_on or not live]
     if as_json:
-        described = (listed.get(entry.run) or summary(chosen(runs_dir) / entry.run, entry) for entry in shown)
-        click.echo(json.dumps(plain(list(described)), indent=2))
+        described = [listed.get(entry.run) or summary(chosen(runs_dir) / entry.run, entry) for entry in shown]
+        click.echo(json.dumps(plain(msgspec.to_builtins(described)), indent=2))
     elif shown:
         _say_runs(table, shown, columns)
     else:

@@ -171,7 +171,7 @@ def remove_stream(run: str, stream: str | None) -> None:
     if stream is None:
         raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
     connection = NatsConnection.at(stream)
-    if any(one["live"] for one in connection.runs(run, "*")):
+    if any(one.live for one in connection.runs(run, "*")):
         raise ConfigurationError(
             f"run {run!r} is live, and its bridge would copy it again: stop the training first", value=run
         )

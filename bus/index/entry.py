@@ -13,10 +13,10 @@ from offloop.bus.files import walk_files
 from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.protocol.frames import decode_whole_event
-from offloop.bus.protocol.listed_runs import SecondsSince1970
-from offloop.bus.protocol.order import Reached
+from offloop.bus.protocol.run_state import Reached, SecondsSince1970
 from offloop.bus.recording.summary import Metric, Summary
 from offloop.bus.runs.directory import RUN_FILE, RunInfo
+from offloop.bus.runs.listing import ListedRun
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.metrics import Mode as Mode
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
@@ -27,6 +27,7 @@ UNREADABLE = "unreadable"
 """Status of a run whose directory or ``run.json`` cannot be read, see :attr:`RunEntry.problem`."""
 
 
+_OF_LISTED = ("run", "id", "status", "error", "reason", "started", "ended", "attempt")
 _encode = msgspec.msgpack.encode
 
 
@@ -165,10 +166,11 @@ def unreadable_entry(run: str, why: str, annotations: Annotations) -> RunEntry:
     return RunEntry(run, problem=why, attempt=0).annotated(annotations)
 
 
-def listed_entry(listed: Mapping[str, Any]) -> RunEntry:
-    """The entry of a run in NATS, as :func:`offloop.bus.protocol.listed_runs.listed_run` gives it."""
-    known = {name: listed[name] for name in ("run", "id", "status", "error", "reason", "started", "ended", "attempt")}
-    return RunEntry(**known, **(listed["reached"] or {}), attempts=len(listed["attempts"]) or 1)
+def listed_entry(listed: ListedRun) -> RunEntry:
+    """The entry of a run in NATS."""
+    known = {name: getattr(listed, name) for name in _OF_LISTED}
+    reached = {} if listed.reached is None else msgspec.structs.asdict(listed.reached)
+    return RunEntry(**known, **reached, attempts=len(listed.attempts) or 1)
 
 
 def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:

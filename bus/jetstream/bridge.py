@@ -1,14 +1,12 @@
 """The bridge: copies the recordings of a run into JetStream, as they are on disk, and the windows of its ranks."""
 
 import asyncio
-import json
 import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,13 @@ from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, Short
 from offloop.bus.jetstream.relay import Relay
 from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, open_bucket
 from offloop.bus.protocol.frames import decode_whole_event
-from offloop.bus.protocol.order import Reached
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.runs.bridged import BridgeStatus
 from offloop.bus.runs.directory import Attempt, RunInfo, host_name, read_run
-from offloop.bus.runs.listing import describe_run
+from offloop.bus.runs.listing import list_run
 
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
@@ -340,20 +338,10 @@ class Bridge:
         await self._put_description()
 
     async def _put_description(self) -> None:
-        said = self._description()
+        reached = None if self._progress is None else self._progress.reached()
+        listed = list_run(self._run, self._host, self.status, reached)
         bucket = await open_bucket(self._client, names.RUNS_BUCKET, self._replicas)
-        await bucket.put(names.run_key(said["run"], said["attempt"], self._host), json.dumps(said).encode())
-
-    def _description(self) -> dict[str, Any]:
-        served = {"attempt": self._run.last.number} if self._run.live else {}
-        said = {**describe_run(self._run, served), "host": self._host, "bridge": asdict(self.status)}
-        if said["reached"] is None and self._progress is not None:
-            reached = self._progress.reached()
-            said["reached"] = None if reached is None else msgspec.structs.asdict(reached)
-        if self.status.state != "done" and not (self._run.live or self._run.paused):
-            # A reader of what is there would take it for all.
-            said |= {"status": "live", "ended": None}
-        return said
+        await bucket.put(names.run_key(listed.run, listed.attempt, self._host), msgspec.json.encode(listed))
 
     def _write_status(self) -> None:
         self._note()

@@ -73,7 +73,7 @@ def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path
     if not runs:
         of_host = "" if host is None else f" of host {host}"
         raise RunNotFoundError(f"NATS at {address} has no run {run!r}{of_host}: {how_to_list(address)}", run=run)
-    attempt = runs[0]["attempt"]
+    attempt = runs[0].attempt
     with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
         path = Path(folder) / f"{run}-{attempt}.mcap"
         download(address, run, attempt, path, host)

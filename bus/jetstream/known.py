@@ -1,18 +1,17 @@
 """What bridges say of their runs, as a reader elsewhere knows it."""
 
 import asyncio
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgpack
+import msgspec
 
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import passing_errors
 from offloop.bus.jetstream.stored import last_of_each, list_subjects
-from offloop.bus.protocol.listed_runs import listed_run
+from offloop.bus.runs.listing import ListedRun
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -35,7 +34,7 @@ _FIRST_SECONDS = 2.5
 
 @dataclass
 class _Entry:
-    said: dict[str, Any]
+    said: ListedRun
     heard: float
     """When it was last said anew, by this machine's ``time.monotonic``; minus infinity for one that was found."""
     found: float
@@ -76,27 +75,27 @@ class KnownRuns:
         while self._connection < 0:
             await asyncio.sleep(_LOOK_SECONDS)
         while any(
-            entry.said.get("live") and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
+            entry.said.live and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
             for entry in self._of(run)
         ):
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
+    def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
         """The entries of all runs, or of one, the newest attempt of each; ``live`` says whether its bridge is there.
         Of a run on several hosts that of the first rank's host, or of ``host``, or with ``*`` those of all of them. The
         newest run comes first."""
         newest: dict[tuple[str, str], _Entry] = {}
         for entry in sorted(self._of(name), key=_precedence):
-            of = str(entry.said.get("host"))
+            of = str(entry.said.host)
             if host in (None, "*", of):
-                newest[entry.said["run"], of if host == "*" else ""] = entry
+                newest[entry.said.run, of if host == "*" else ""] = entry
         now = time.monotonic()
         # Where the bridge is silent the run may continue unseen: more may come.
         runs = [
-            {**one.said, "live": bool(one.said.get("live")) and now - one.heard < FRESH_SECONDS}
+            msgspec.structs.replace(one.said, live=one.said.live and now - one.heard < FRESH_SECONDS)
             for one in newest.values()
         ]
-        return sorted(runs, key=lambda run: run["started"] or 0.0, reverse=True)
+        return sorted(runs, key=lambda run: run.started or 0.0, reverse=True)
 
     def _of(self, run: str | None) -> list[_Entry]:
         # Copied in one step each: the connection's thread changes them.
@@ -107,8 +106,8 @@ class KnownRuns:
         """Whether more of a run may come, from one host or any, of one attempt or the newest, by what was last said of
         it. A host that died in an attempt before has nothing to say of this one."""
         said = [entry.said for entry in self._of(run)]
-        newest = max((one["attempt"] for one in said), default=0)
-        states = [one["status"] for one in said if one["attempt"] == newest and host in (None, one["host"])]
+        newest = max((one.attempt for one in said), default=0)
+        states = [one.status for one in said if one.attempt == newest and host in (None, one.host)]
         return attempt in (None, newest) and any(state in ("live", "paused", "running") for state in states)
 
     def may_answer(self, run: str, once: bool) -> bool:
@@ -128,11 +127,8 @@ class KnownRuns:
     def copied(self, run: str, attempt: int) -> int:
         """How many bytes of the recording of an attempt were in the servers when its bridge had done; 0 before."""
         newest = self._newest(run)
-        bridge = None if newest is None else newest.said.get("bridge")
-        if not isinstance(bridge, dict) or (bridge.get("state"), bridge.get("attempt")) != ("done", attempt):
-            return 0
-        copied = bridge.get("copied")
-        return copied if type(copied) is int else 0
+        bridge = None if newest is None else newest.said.bridge
+        return bridge.copied if bridge is not None and bridge.has_all(attempt) else 0
 
     def _silent(self) -> set[str]:
         now = time.monotonic()
@@ -140,7 +136,7 @@ class KnownRuns:
             subject
             for entries in self._entries.values()
             for subject, entry in entries.items()
-            if entry.said.get("live") and now - max(entry.heard, entry.looked) > _SILENT_SECONDS
+            if entry.said.live and now - max(entry.heard, entry.looked) > _SILENT_SECONDS
         }
 
     async def _look_up(self, subjects: set[str]) -> None:
@@ -158,11 +154,10 @@ class KnownRuns:
             self._entries.get(run, {}).pop(subject, None)
             return
         try:
-            said = listed_run(json.loads(value))
-            msgpack.packb(said)  # texts without half characters, numbers that fit
-        except (ValueError, OverflowError, RecursionError):
+            said = msgspec.json.decode(value, type=ListedRun)
+        except (ValueError, RecursionError):
             return
-        if said is None or names.token(said["run"]) != run:
+        if names.token(said.run) != run:
             return
         known = self._entries.setdefault(run, {}).get(subject)
         if known is None or is_heard or _time_of(said) > _time_of(known.said):
@@ -175,11 +170,9 @@ class KnownRuns:
 
 def _precedence(entry: _Entry) -> tuple[int, bool]:
     """Of what hosts say of a run, the greatest counts: of the newest attempt, by the host of the first rank."""
-    return entry.said["attempt"], 0 in entry.said["ranks"]
+    return entry.said.attempt, 0 in entry.said.ranks
 
 
-def _time_of(said: dict[str, Any]) -> float:
+def _time_of(said: ListedRun) -> float:
     """When an entry was written, by its host's clock: of one host's entries the later one is the newer one."""
-    bridge = said.get("bridge")
-    when = bridge.get("time") if isinstance(bridge, dict) else None
-    return when if isinstance(when, float) else 0.0
+    return 0.0 if said.bridge is None else said.bridge.time

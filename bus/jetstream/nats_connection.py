@@ -13,6 +13,7 @@ from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
 from offloop.bus.jetstream.known import KnownRuns
 from offloop.bus.jetstream.windows import StreamWindows
+from offloop.bus.runs.listing import ListedRun
 
 if TYPE_CHECKING:
     from offloop.bus.jetstream.client import NatsClient
@@ -141,7 +142,7 @@ class NatsConnection:
         if self._failure is not None or self.client.failure is not None:
             raise self.client.failure or self._failure  # type: ignore[misc]
 
-    def runs(self, name: str | None = None, host: str | None = None) -> list[dict[str, Any]]:
+    def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
         """The runs in the servers, see :meth:`KnownRuns.runs`.
 
         Raises:
@@ -151,15 +152,15 @@ class NatsConnection:
         self._answer(self.begin(self.known.until_known(name)), _RUNS_SECONDS)
         return self.known.runs(name, host)
 
-    def hosts(self, run: str) -> list[dict[str, Any]]:
+    def hosts(self, run: str) -> list[ListedRun]:
         """The entry of each host of a run's newest attempt, in the order of their ranks, see :meth:`KnownRuns.runs`.
 
         Raises:
             BrokerError: the servers do not answer.
         """
         hosts = self.runs(run, "*")
-        newest = max((one["attempt"] for one in hosts), default=0)
-        return sorted((one for one in hosts if one["attempt"] == newest), key=lambda one: one["ranks"])
+        newest = max((one.attempt for one in hosts), default=0)
+        return sorted((one for one in hosts if one.attempt == newest), key=lambda one: one.ranks)
 
     def open_channel(self) -> StreamChannel:
         """A channel to hosts of runs."""

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
-
-import msgspec
+from typing import Any, Literal, NamedTuple
 
 from offloop.bus.errors import InvalidRunNameError, ProtocolError
 from offloop.bus.protocol.frames import (
@@ -31,8 +29,6 @@ from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 BATCH = 256
 """Snapshots in a list at most."""
@@ -72,27 +68,6 @@ class Ending:
         if self.error:
             return f"{self.status}: {self.error}"
         return f"{self.status} ({self.reason})" if self.reason else self.status
-
-
-class Reached(msgspec.Struct, frozen=True):
-    """The progress of a training, and its planned duration."""
-
-    epoch: Count
-    batch: Count
-    sample: Count
-    planned: str | None = None
-    """``max_duration`` before a stop; ``None`` where none was published."""
-
-    @classmethod
-    def of(cls, last: EventBody) -> "Reached":
-        """By the last event of the first rank."""
-        values = {**last.context, **last.fields}
-        planned = values.get("planned_duration") or values.get("max_duration")
-        _, epoch, batch, sample, *_ = last.timestamp
-        return cls(epoch, batch, sample, None if planned is None else str(planned))
-
-    def __str__(self) -> str:
-        return f"{self.epoch}ep {self.batch}ba {self.sample}sp{f' of {self.planned}' if self.planned else ''}"
 
 
 def worst_of(endings: Iterable[Ending]) -> Ending:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from offloop.bus.protocol.listed_runs import SecondsSince1970
+from offloop.bus.protocol.run_state import SecondsSince1970
 from offloop.bus.run_files import JsonFile
 from offloop.bus.strict_json import plain
 

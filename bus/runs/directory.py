@@ -30,8 +30,8 @@ from offloop.bus.files import (
     reserve_space,
 )
 from offloop.bus.protocol.frames import MAX_RUN_NAME, check_run_name
-from offloop.bus.protocol.listed_runs import Pause
-from offloop.bus.protocol.order import Ending, Gap, Reached
+from offloop.bus.protocol.order import Ending, Gap
+from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.runs.run_file import BROKER_FILE as BROKER_FILE
 from offloop.bus.runs.run_file import (

@@ -1,36 +1,63 @@
-"""Runs as brokers list them: ``runs`` in ``docs/protocol.md``."""
+"""A run as its bridge describes it to readers elsewhere: see "Listed runs" in ``docs/protocol.md``."""
 
-from collections.abc import Mapping
-from typing import Any
+import msgspec
 
-from msgspec.structs import asdict
-
+from offloop.bus.protocol.run_state import Count, Pause, Reached, SecondsSince1970
+from offloop.bus.runs.bridged import BridgeStatus
 from offloop.bus.runs.directory import RunInfo
 
 
-def describe_run(run: RunInfo, served: Mapping[str, Any]) -> dict[str, Any]:
-    """What a list of runs says of one; ``served`` holds its ``attempt`` and the address of its ``stream`` where it is
-    served."""
+class ListedRun(msgspec.Struct, frozen=True):
+    """The newest attempt of a run on one host."""
+
+    run: str
+    attempt: Count
+    status: str
+    recorded_as: str | None = None
+    id: str | None = None
+    host: str | None = None
+    world_size: Count = 1
+    local_world_size: Count = 1
+    ranks: tuple[Count, ...] = ()
+    attempts: tuple[Count, ...] = ()
+    live: bool = False
+    """Its bridge says so; for a reader, also that the bridge was heard lately."""
+    started: SecondsSince1970 | None = None
+    ended: SecondsSince1970 | None = None
+    error: str | None = None
+    reason: str | None = None
+    reached: Reached | None = None
+    paused: Pause | None = None
+    bridge: BridgeStatus | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """It may continue on its host, whose bridge says nothing."""
+        return self.status in ("live", "paused") and not self.live
+
+
+def list_run(run: RunInfo, host: str, bridge: BridgeStatus, reached: Reached | None) -> ListedRun:
+    """The description of a run by its bridge; ``reached`` counts while ``run.json`` has no progress."""
     last = run.last
-    live = served.get("attempt") == last.number
-    return {
-        "run": run.name,
-        "recorded_as": run.recorded_as,
-        "id": run.id,
-        "host": text if isinstance(text := last.info.get("host"), str) else None,
-        "world_size": last.world_size,
-        "local_world_size": last.local_world_size,
-        "ranks": sorted(rank for one in last.publishers if type(rank := one.get("rank")) is int),
-        "attempt": last.number,
-        "attempts": [attempt.number for attempt in run.attempts],
-        # Also while its trainer, on this machine, is about to find the broker again.
-        "status": run.status if not live or run.paused else "live",
-        "paused": None if run.paused is None else asdict(run.paused),
-        "live": live,
-        "event_feed": served.get("event_feed"),
-        "started": last.started,
-        "ended": last.ended,
-        "error": last.error,
-        "reason": last.reason,
-        "reached": None if last.reached is None else asdict(last.reached),
-    }
+    # A reader of what is in the servers would take that for all before the bridge has done.
+    is_over = bridge.state == "done" and not run.live
+    return ListedRun(
+        run.name,
+        last.number,
+        run.status if is_over or run.paused else "live",
+        run.recorded_as,
+        run.id,
+        host,
+        last.world_size,
+        last.local_world_size,
+        tuple(sorted(rank for one in last.publishers if type(rank := one.get("rank")) is int and rank >= 0)),
+        tuple(attempt.number for attempt in run.attempts),
+        run.live,
+        last.started,
+        last.ended if is_over else None,
+        last.error,
+        last.reason,
+        last.reached or reached,
+        run.paused,
+        bridge,
+    )

@@ -9,8 +9,8 @@ import msgspec
 from offloop.bus import processes
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.files import plain_name, read_file
-from offloop.bus.protocol.listed_runs import Pause, SecondsSince1970
-from offloop.bus.protocol.order import Gap, Reached
+from offloop.bus.protocol.order import Gap
+from offloop.bus.protocol.run_state import Pause, Reached, SecondsSince1970
 
 RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"

@@ -50,11 +50,11 @@ class StreamRun(RunSource):
             what += "" if host is None else f" of host {host}"
             address = connection.address
             raise RunNotFoundError(f"NATS at {address} {what}: {how_to_list(address)}", run=run)
-        listed = next((one for one in runs if one["live"]), runs[0])
-        self._run = check_run_name(listed["run"])
-        self.run_name = check_run_name(listed["recorded_as"] or self._run)
-        self.run_id: str | None = listed["id"]
-        self.attempt: int = listed["attempt"]
+        listed = next((one for one in runs if one.live), runs[0])
+        self._run = check_run_name(listed.run)
+        self.run_name = check_run_name(listed.recorded_as or self._run)
+        self.run_id: str | None = listed.id
+        self.attempt: int = listed.attempt
         self._bytes = StreamBytes(connection, self._run, self.attempt, host)
         self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
         self._windows_seen = 0
@@ -73,11 +73,11 @@ class StreamRun(RunSource):
         """
         self._connection.check()
         runs = self._connection.known.runs(self._run, self._host)
-        if self._bytes.refusal or not runs or runs[0]["attempt"] != self.attempt:
+        if self._bytes.refusal or not runs or runs[0].attempt != self.attempt:
             return RunStatus.FINISHED
-        if runs[0]["live"]:
+        if runs[0].live:
             return RunStatus.LIVE
-        return RunStatus.AWAY if runs[0]["status"] in ("live", "paused", "running") else RunStatus.FINISHED
+        return RunStatus.AWAY if runs[0].status in ("live", "paused", "running") else RunStatus.FINISHED
 
     def open_channel(self) -> Channel:
         return self._connection.open_channel()

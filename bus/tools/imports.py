@@ -14,7 +14,8 @@ import msgpack
 from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
 from offloop.bus.files import atomic_replace
 from offloop.bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
-from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import IMPORTED_FROM, RunDirectory, in_words, runs_dir

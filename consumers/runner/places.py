@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 from offloop.bus.errors import RunError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.protocol.listed_runs import is_silent
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
@@ -160,8 +159,8 @@ class NatsRuns:
 
         return [
             FoundRun(
-                *(self, run["run"], run["attempt"], run["status"], run["status"] in ("live", "paused")),
-                remark=_SILENT.format(run["run"]) if is_silent(run) else "",
+                *(self, run.run, run.attempt, run.status, run.status in ("live", "paused")),
+                remark=_SILENT.format(run.run) if run.is_silent else "",
             )
             for run in NatsConnection.at(self.address).runs(name)
         ]

@@ -36,7 +36,7 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
 
     def look() -> FoundRun | None:
         hosts = NatsConnection.at(address).hosts(run.name)
-        on = {rank: str(host["host"]) for host in hosts for rank in host["ranks"]}
+        on = {rank: str(host.host) for host in hosts for rank in host.ranks}
         unknown[:] = (rank for rank in ranks if rank not in on)
         if not unknown:
             chosen = [
@@ -47,8 +47,8 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
             ]
             return replace(run, chosen=tuple(chosen))
         will_come = not hosts or (
-            any(host["status"] in ("live", "paused") for host in hosts)
-            and max(unknown) < max(host["world_size"] for host in hosts)
+            any(host.status in ("live", "paused") for host in hosts)
+            and max(unknown) < max(host.world_size for host in hosts)
         )
         if wait and will_come:
             return None

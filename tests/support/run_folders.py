@@ -4,7 +4,8 @@ import os
 
 from offloop.bus import Event
 from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
-from offloop.bus.protocol.order import Ending, Reached
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory
 

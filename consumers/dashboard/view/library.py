@@ -156,7 +156,7 @@ class StreamIndex:
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         try:
-            listed = {said["run"]: listed_entry(said) for said in NatsConnection.at(self._address).runs()}
+            listed = {said.run: listed_entry(said) for said in NatsConnection.at(self._address).runs()}
         except OffloopError as error:
             self.problem = str(error)
         else:

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.order import Reached
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit

@@ -143,7 +143,7 @@ def test_readers_elsewhere_see_how_far_a_live_run_is(tmp_path, nats_server, copy
     with NatsConnection(nats_server.servers) as connection:
 
         def batch():
-            return [one["reached"]["batch"] for one in connection.runs("live") if one["reached"]]
+            return [one.reached.batch for one in connection.runs("live") if one.reached]
 
         (first,) = wait_for(batch, "the progress")
         run.train([0.5] * 10)

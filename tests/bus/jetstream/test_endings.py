@@ -37,12 +37,12 @@ def test_a_run_has_ended_for_readers_when_all_of_it_is_there(nats_server, runs_d
         try:
             wait_for(lambda: (found := read_bridge(runs_dir / "r")) and found.state == "paused", "the full stream")
             (said,) = wait_for(lambda: there.runs(), "the run")
-            assert (said["status"], said["ended"]) == ("live", None)
+            assert (said.status, said.ended) == ("live", None)
             with Subscriber("r", stream=nats_server.address) as subscriber:
                 nats_server.give_room("ol_r")
                 assert list(subscriber) == list(Recording(runs_dir / "r"))
                 assert str(subscriber.ending) == "finished"
             assert bridge.wait(30) == 0
-            wait_for(lambda: there.runs()[0]["status"] == "finished", "the end")
+            wait_for(lambda: there.runs()[0].status == "finished", "the end")
         finally:
             bridge.kill()

@@ -42,7 +42,7 @@ def saying(nats_server, clock=0.0, **said):
 
 
 def state(there):
-    return next((run["live"] for run in there.runs()), None)
+    return next((run.live for run in there.runs()), None)
 
 
 @pytest.mark.parametrize("clock", [-3600, 3600])
@@ -99,7 +99,7 @@ def test_an_entry_that_makes_no_sense_hides_no_other_run(nats_server, key, said)
         nats_server.operate(put)
         with NatsConnection(nats_server.servers) as late:
             for one in (there, late):
-                assert [(run["run"], run["attempt"]) for run in one.runs()] == [("r", 1)]
+                assert [(run.run, run.attempt) for run in one.runs()] == [("r", 1)]
 
 
 def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):

@@ -314,7 +314,7 @@ def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, b
         copying = bridge("r")
         with attach("view", "r") as viewer:
             asyncio.run(_misuse(roles, host_name()))
-            assert [run["status"] for run in viewer._nats.runs()] == ["live"]
+            assert [run.status for run in viewer._nats.runs()] == ["live"]
             publisher.publish(Event.BATCH_END, loss=2.0)
             wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 2, "it on disk")
             following = iter(viewer)
