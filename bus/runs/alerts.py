@@ -44,8 +44,8 @@ def note_alert(run: Path, alert: RunAlert) -> None:
     alert = replace(alert, **{name: plain(getattr(alert, name))[:_LONGEST] for name in ("id", "about", "text")})
 
     def change(known: list[RunAlert] | None) -> list[RunAlert]:
-        others = {one.id: one for one in known or ()}
-        return _newest({alert.id: alert, **others}.values())
+        of_ids = {one.id: one for one in known or ()}
+        return _newest({**of_ids, alert.id: of_ids.get(alert.id, alert)}.values())
 
     ALERTS.try_update(run, change)
 
