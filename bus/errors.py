@@ -137,6 +137,10 @@ class BrokerError(OffloopError):
     """Its address."""
 
 
+class ReplacedError(OffloopError):
+    """Another process works under the name of a consumer now."""
+
+
 class RankError(OffloopError):
     """The processes of a training did not come together, or one of them is gone."""
 

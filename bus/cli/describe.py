@@ -14,7 +14,6 @@ import msgspec
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
-from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.channels import ask, ask_broker
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.printing import one_line
@@ -109,6 +108,8 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
         RunNotFoundError: there is no such run.
         BrokerError: the servers, or the bridge of the live run, do not answer.
     """
+    from offloop.bus.jetstream.nats_connection import NatsConnection
+
     connection = NatsConnection.at(stream)
     for listed in connection.runs(name):
         described: dict[str, Any] = msgspec.to_builtins(listed)

@@ -4,16 +4,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import answer_of, in_words, passing_errors
+from offloop.bus.jetstream.connection import PASSING, NatsClient, answer_of, in_words
 from offloop.bus.jetstream.run_stream import FULL, STREAM_FULL, WRONG_LAST_SEQUENCE
 from offloop.bus.runs.bridged import BridgeStatus
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.client import NatsClient
 
 _REST_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _MOST_UNSTORED = 2
@@ -35,7 +32,7 @@ class Asking:
 
     def __init__(
         self,
-        client: "NatsClient",
+        client: NatsClient,
         run: str,
         status: BridgeStatus,
         note: Callable[[], None],
@@ -58,7 +55,7 @@ class Asking:
         while True:
             try:
                 answer = await answer_of(self._client, ask())
-            except passing_errors() as error:
+            except PASSING as error:
                 self._status.state, self._status.reason = "waiting", in_words(error)
                 if getattr(error, "err_code", None) in FULL:
                     self._say_full(error)

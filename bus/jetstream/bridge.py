@@ -15,7 +15,7 @@ import msgspec
 from offloop.bus.errors import BrokerError, OffloopError, RecordingError, RunDirectoryError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.asking import Asking
-from offloop.bus.jetstream.connection import NatsServers, answer_of, connected, passing_errors
+from offloop.bus.jetstream.connection import PASSING, NatsServers, answer_of, connected
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.relay import Relay
 from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, open_bucket
@@ -178,7 +178,7 @@ class Bridge:
     async def _make(self) -> None:
         await self._stream.make()
         # An account may have no room for it: the recording comes first.
-        with suppress(*passing_errors()):
+        with suppress(*PASSING):
             await open_bucket(self._client, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
 
     async def _copy_all(self, asking: Asking) -> None:
@@ -319,7 +319,7 @@ class Bridge:
             # Nothing is written into the folder of another run.
             self._read_run()
             self._write_status()
-            with suppress(*passing_errors(), OffloopError):
+            with suppress(*PASSING, OffloopError):
                 await answer_of(self._client, self._put_description())
             await asyncio.sleep(_TELL_SECONDS)
 

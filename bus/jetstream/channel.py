@@ -5,15 +5,15 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from nats.aio.msg import Msg
+
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _MOST_ANSWERS = 1000
@@ -66,7 +66,7 @@ class StreamChannel:
                 self._connection.begin(self._unsubscribe())
 
     async def _unsubscribe(self) -> None:
-        with suppress(*passing_errors()):
+        with suppress(*PASSING):
             await self._subscription.unsubscribe()
 
     async def _send(self, kind: str, content: dict[str, Any]) -> None:
@@ -92,10 +92,10 @@ class StreamChannel:
             reply = names.reply_subject(self._inbox, kind, asked)
             headers = None if asked is None else {"Ol-Id": asked}
             await client.publish(subject, encode_control(kind, content), reply=reply, headers=headers)
-        except passing_errors():
+        except PASSING:
             """The caller sends it again."""
 
-    async def _take(self, message: "Msg") -> None:
+    async def _take(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":
             self._refuse(_NO_BRIDGE, names.replied_to(message.subject))
             return

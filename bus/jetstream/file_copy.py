@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from offloop.bus.errors import BrokerError, RecordingError
 from offloop.bus.jetstream.asking import Asking
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING
 from offloop.bus.jetstream.run_stream import Copied, RunFileStream
 from offloop.bus.printing import one_line
 from offloop.bus.recording.growing import GrowingRecording
@@ -92,7 +92,7 @@ class FileCopy:
         data = self.file.piece(begin, end, self._stream.most)
         try:
             sequence = await self._stream.publish(self._subject, begin, data, at.sequence, final)
-        except passing_errors() as error:
+        except PASSING as error:
             await self._asking.note_refused(self._subject, error)
             # It may have arrived.
             await self._find()

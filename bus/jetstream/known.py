@@ -4,19 +4,14 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
+from nats.aio.msg import Msg
 
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.jetstream.stored import last_of_each, list_subjects
 from offloop.bus.runs.listing import ListedRun
-
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
-    from offloop.bus.jetstream.client import NatsClient
 
 FRESH_SECONDS = 5.0
 """For how long a bridge that says nothing new counts as there."""
@@ -48,7 +43,7 @@ class KnownRuns:
     a bridge is there is decided by when this reader heard it, never by clocks of two machines. Coroutines run in the
     connection's thread, everything else in any."""
 
-    def __init__(self, client: "NatsClient") -> None:
+    def __init__(self, client: NatsClient) -> None:
         self._client = client
         self._entries: dict[str, dict[str, _Entry]] = {}
         """Those of each run by their subjects; the run as the first token of their keys."""
@@ -61,7 +56,7 @@ class KnownRuns:
         # The subscription is there again after each lost connection.
         await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
         while True:
-            with suppress(*passing_errors()):
+            with suppress(*PASSING):
                 connection = self._client.stats["reconnects"]
                 if connection != self._connection:
                     found = await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>")
@@ -144,7 +139,7 @@ class KnownRuns:
         for subject in subjects:
             self._take(subject, found[subject].data if subject in found else b"", is_heard=False)
 
-    async def _hear(self, message: "Msg") -> None:
+    async def _hear(self, message: Msg) -> None:
         if message.subject.startswith(_SUBJECTS):  # as in names.is_request
             self._take(message.subject, message.data, is_heard=True)
 

@@ -6,17 +6,14 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream.channel import StreamChannel
-from offloop.bus.jetstream.connection import CONNECT_SECONDS, NatsServers, connected, in_words, passing_errors
+from offloop.bus.jetstream.connection import CONNECT_SECONDS, PASSING, NatsClient, NatsServers, connected, in_words
 from offloop.bus.jetstream.known import KnownRuns
 from offloop.bus.jetstream.windows import StreamWindows
 from offloop.bus.runs.listing import ListedRun
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.client import NatsClient
 
 _Answer = TypeVar("_Answer")
 
@@ -33,7 +30,7 @@ class NatsConnection:
         ConfigurationError: the key or certificate cannot be read.
     """
 
-    client: "NatsClient"
+    client: NatsClient
     known: KnownRuns
     """What is known of runs."""
 
@@ -113,7 +110,7 @@ class NatsConnection:
             return asked.result(seconds)
         except concurrent.futures.CancelledError:
             why = "the connection has been closed"
-        except passing_errors() as error:
+        except PASSING as error:
             asked.cancel()
             why = "no answer" if isinstance(error, TimeoutError) else in_words(error)
         self.check()

@@ -16,9 +16,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+
+from offloop.bus.errors import BrokerError, ConfigurationError, ReplacedError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import host_name
 
@@ -41,10 +43,6 @@ _ENVELOPE_BYTES = 4096
 """Room for a message's subject and headers."""
 
 
-class ReplacedError(OffloopError):
-    """Another process works under this name now."""
-
-
 class _Entry:
     """A key of the bucket and its revision, as this process knows it."""
 
@@ -54,8 +52,6 @@ class _Entry:
         self.revision = 0
 
     async def read(self) -> bytes:
-        from nats.js.errors import KeyNotFoundError
-
         try:
             found = await self._bucket.get(self._key)
         except KeyNotFoundError as error:
@@ -150,15 +146,13 @@ class HeldPosition:
             raise self._at_work(await self._holder.read()) from None
         while True:
             # The one before may be writing just now.
-            with suppress(*passing_errors()):
+            with suppress(*PASSING):
                 found = await self._position.read()
                 await self._position.write(found)
                 return found
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _bucket(self) -> Any:
-        from nats.js.errors import BucketNotFoundError
-
         try:
             return await self._nats.client.js.key_value(names.POSITIONS_BUCKET)
         except BucketNotFoundError:
@@ -193,15 +187,13 @@ class HeldPosition:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                with suppress(*passing_errors()):  # the next time comes soon
+                with suppress(*PASSING):  # the next time comes soon
                     await self._write(self._holder, self._identity)
             except ReplacedError as error:
                 self._replaced = error
                 return
 
     async def _write(self, entry: _Entry, value: bytes) -> None:
-        from nats.js.errors import KeyWrongLastSequenceError
-
         for _ in range(_TRIES):
             with suppress(KeyWrongLastSequenceError):
                 await entry.write(value)
@@ -230,7 +222,7 @@ async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
     while True:
         try:
             return await ask()
-        except passing_errors():
+        except PASSING:
             await asyncio.sleep(_LOOK_SECONDS)
 
 

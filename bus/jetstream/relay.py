@@ -9,15 +9,16 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
+from nats.aio.msg import Msg
 
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.net.channels import SocketChannel
 from offloop.bus.net.sockets import connect_socket
 from offloop.bus.printing import one_line
@@ -25,11 +26,6 @@ from offloop.bus.protocol.frames import MAX_RANGE, Control, decode_control, enco
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.runs.flight import ANNOUNCED_DUMP, AnnouncedDump
-
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
-    from offloop.bus.jetstream.client import NatsClient
 
 KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
 """Control messages that are passed on to the broker."""
@@ -47,7 +43,7 @@ class Relay:
     """Passes control messages of readers on to the broker of a run on this machine, each reader by a connection of its
     own, so that its lease is its own; and the broker's answers back. Requests for the recordings it answers itself."""
 
-    def __init__(self, client: "NatsClient", path: Path, run: str, host: str) -> None:
+    def __init__(self, client: NatsClient, path: Path, run: str, host: str) -> None:
         self._client = client
         self._path = path
         self._run = run
@@ -86,7 +82,7 @@ class Relay:
                 take = functools.partial(self._take, may_command, kind, subject)
                 await self._client.subscribe(subject, cb=take)
 
-    async def _take(self, may_command: bool, kind: str, subject: str, message: "Msg") -> None:
+    async def _take(self, may_command: bool, kind: str, subject: str, message: Msg) -> None:
         if not names.is_request(subject, message.subject, message.reply):
             return
         try:
@@ -142,7 +138,7 @@ class Relay:
 class _Reader:
     """A reader's connection to the broker."""
 
-    def __init__(self, client: "NatsClient", context: Any, address: str, reply: str) -> None:
+    def __init__(self, client: NatsClient, context: Any, address: str, reply: str) -> None:
         self.address = address
         self.used = time.monotonic()
         self._client = client
@@ -159,7 +155,7 @@ class _Reader:
     async def _answer(self) -> None:
         while True:
             answer = await self._socket.recv()
-            with suppress(*passing_errors()):
+            with suppress(*PASSING):
                 await self._client.publish(self._reply, answer)
 
     def close(self) -> None:
@@ -224,7 +220,7 @@ class RawRecordings:
 class _DumpRelay:
     """Announces what this host's broker writes of its flight recorder, and has it write when another host announces."""
 
-    def __init__(self, client: "NatsClient", path: Path, run: str, host: str) -> None:
+    def __init__(self, client: NatsClient, path: Path, run: str, host: str) -> None:
         self._client = client
         self._path = path
         self._run = run
@@ -258,10 +254,10 @@ class _DumpRelay:
         try:
             await self._client.publish(self._subject, json.dumps({**asdict(dump), "host": self._host}).encode())
             await self._client.flush()
-        except passing_errors():
+        except PASSING:
             self._known.remove(dump.id)  # it is tried again
 
-    async def _take(self, message: "Msg") -> None:
+    async def _take(self, message: Msg) -> None:
         if message.subject != self._subject:
             return  # as in names.is_request
         try:

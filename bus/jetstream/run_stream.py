@@ -1,15 +1,15 @@
 """The streams of a run and the buckets beside them, as its bridge writes them."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import answer_of, in_words
+from offloop.bus.jetstream.connection import NatsClient, answer_of, in_words
 from offloop.bus.jetstream.stored import get, last_of_each, last_range, list_subjects
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.client import NatsClient
 
 MAX_MESSAGE = 512 * 1024
 """Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
@@ -32,10 +32,8 @@ POSITIONS_BYTES = 64 << 20
 """How large the bucket of positions may become: an account's readers may write there."""
 
 
-async def open_bucket(client: "NatsClient", bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
+async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
     """A key-value bucket, which is made unless it is there."""
-    from nats.js.errors import BucketNotFoundError
-
     try:
         return await client.js.key_value(bucket)
     except BucketNotFoundError:
@@ -70,7 +68,7 @@ class RunFileStream:
 
     def __init__(
         self,
-        client: "NatsClient",
+        client: NatsClient,
         run: str,
         run_id: str | None,
         bridge: str,
@@ -100,9 +98,6 @@ class RunFileStream:
         Raises:
             BrokerError: the servers do not make it, for good, or it is another run's.
         """
-        from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-        from nats.js.errors import APIError, BadRequestError
-
         config = StreamConfig(
             name=self.name,
             subjects=[self._subjects],
@@ -170,14 +165,12 @@ class RunFileStream:
         return Copied(offset, end, number, message.headers.get(names.BRIDGE, "?")), message.data
 
 
-async def remove_run(client: "NatsClient", run: str) -> list[str]:
+async def remove_run(client: NatsClient, run: str) -> list[str]:
     """Removes a run from the servers; returns what was removed: names of streams, and keys in buckets.
 
     Raises:
         nats.errors.Error: the servers do not answer, or refuse.
     """
-    from nats.js.errors import NotFoundError
-
     removed = []
     for stream in (names.stream_of(run), names.windows_stream_of(run)):
         with suppress(NotFoundError):

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from nats.js.errors import NotFoundError
 
 from offloop.bus.jetstream import names
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.client import NatsClient
+from offloop.bus.jetstream.connection import NatsClient
 
 _MOST_OTHERS = 1000
 """How many messages back a range is looked for."""
@@ -34,15 +34,13 @@ class Stored(NamedTuple):
         return int(self.headers[names.FINAL]) if names.FINAL in self.headers else None
 
 
-async def get(client: "NatsClient", stream: str, subject: str | None = None, seq: int | None = None) -> Stored | None:
+async def get(client: NatsClient, stream: str, subject: str | None = None, seq: int | None = None) -> Stored | None:
     """The last message of a subject; with ``seq`` the first one of the subject from that number on, or the one of that
     number. ``None`` where there is no such message, or no stream.
 
     Raises:
         nats.errors.Error: the servers do not answer, or refuse.
     """
-    from nats.js.errors import NotFoundError
-
     try:
         found = await client.js.get_msg(stream, seq, subject, next=None not in (subject, seq))
     except NotFoundError:
@@ -50,7 +48,7 @@ async def get(client: "NatsClient", stream: str, subject: str | None = None, seq
     return Stored(str(found.subject), found.seq or 0, found.headers or {}, found.data or b"")
 
 
-async def last_range(client: "NatsClient", stream: str, subject: str) -> tuple[Stored | None, int]:
+async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Stored | None, int]:
     """The last message of a subject that is a range of a file, and the sequence number of its last message of any kind:
     a reader can have servers store an answer to a request there, and a host anything."""
     found = last = await get(client, stream, subject)
@@ -65,21 +63,19 @@ async def last_range(client: "NatsClient", stream: str, subject: str) -> tuple[S
     return found, last.sequence
 
 
-async def list_subjects(client: "NatsClient", stream: str, pattern: str) -> list[str]:
+async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
     """The subjects of messages in a stream; none where there is no such stream.
 
     Raises:
         nats.errors.Error: the servers do not answer, or refuse.
     """
-    from nats.js.errors import NotFoundError
-
     try:
         return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
     except NotFoundError:
         return []
 
 
-async def last_of_each(client: "NatsClient", stream: str, subjects: Iterable[str]) -> list[Stored]:
+async def last_of_each(client: NatsClient, stream: str, subjects: Iterable[str]) -> list[Stored]:
     """The last messages of those subjects that have one."""
     asked = list(subjects)
     found: list[Stored | None] = []

@@ -11,9 +11,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from nats.errors import NoRespondersError
+
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING
 from offloop.bus.jetstream.stored import Stored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
@@ -161,7 +163,7 @@ class StreamBytes:
                     if subscription is None and self._host is None:
                         subscription = await self._client.subscribe(self._subjects, cb=self._note_passing)
                     is_behind = await (self._fill_from_stream() if self._host is None else self._fill_from_host())
-                except passing_errors():
+                except PASSING:
                     is_behind, pause = True, _AGAIN_SECONDS
                 except OffloopError as error:
                     self.refusal = str(error)
@@ -174,7 +176,7 @@ class StreamBytes:
                     await asyncio.wait_for(self._wake.wait(), wait)
         finally:
             if subscription is not None and self._connection.is_connected:
-                with suppress(*passing_errors()):
+                with suppress(*PASSING):
                     await subscription.unsubscribe()
 
     async def _note_passing(self, message: Any) -> None:
@@ -329,8 +331,6 @@ class StreamBytes:
 
     async def _fill_from_host(self) -> bool:
         """Reads what the host has, as far as there is room; returns whether it is to be tried again soon."""
-        from nats.errors import NoRespondersError
-
         asked, place = self._asked, self._place
         try:
             while (at := self._at(place)) is not None:

@@ -3,18 +3,14 @@
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import passing_errors
+from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.jetstream.stored import Stored, last_of_each, list_subjects
 from offloop.bus.protocol.host_windows import HostWindow, decode_window
-
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
-    from offloop.bus.jetstream.client import NatsClient
 
 _KEPT_BYTES = 32 << 20
 _AGAIN_SECONDS = 1.0
@@ -24,7 +20,7 @@ class StreamWindows:
     """The windows of all hosts of a run as they come: the last one of each host first. Of a host each comes once: one
     that the servers had lost and that is sent again is known by its offset."""
 
-    def __init__(self, client: "NatsClient", run: str) -> None:
+    def __init__(self, client: NatsClient, run: str) -> None:
         self._client = client
         self._stream = names.windows_stream_of(run)
         self._subjects = names.all_windows(run)
@@ -52,7 +48,7 @@ class StreamWindows:
         seen = -1
         await self._client.subscribe(self._subjects, cb=self._hear)
         while True:
-            with suppress(*passing_errors()):
+            with suppress(*PASSING):
                 if (connection := self._client.stats["reconnects"]) != seen:
                     subjects = await list_subjects(self._client, self._stream, self._subjects)
                     for one in await last_of_each(self._client, self._stream, subjects):
@@ -60,7 +56,7 @@ class StreamWindows:
                     seen = connection
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _hear(self, message: "Msg") -> None:
+    async def _hear(self, message: Msg) -> None:
         if message.subject.startswith(self._subjects.rstrip("*.")):  # as in names.is_request
             self._take(Stored(message.subject, 0, message.headers or {}, message.data))
 

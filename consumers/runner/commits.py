@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError, RunDirectoryError
-from offloop.bus.jetstream.positions import ReplacedError
+from offloop.bus.errors import ConfigurationError, ReplacedError, RunDirectoryError
 from offloop.bus.printing import say
 from offloop.bus.protocol.order import Ending
 from offloop.consumers.api.callback import Callback

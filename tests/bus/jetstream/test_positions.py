@@ -7,9 +7,10 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import BrokerError, ConfigurationError
+from offloop.bus.errors import ReplacedError
 from offloop.bus.jetstream import names, positions
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.jetstream.positions import HeldPosition, ReplacedError
+from offloop.bus.jetstream.positions import HeldPosition
 from offloop.bus.jetstream.run_stream import open_bucket
 
 
