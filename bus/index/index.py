@@ -17,7 +17,7 @@ from offloop.bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable
 from offloop.bus.index.store import IndexStore
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Point, Summarizer, Summary
-from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, read_run
+from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, names_in, read_run
 from offloop.bus.runs.directory import runs_dir as chosen_runs_dir
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
@@ -291,19 +291,9 @@ def _read_series(run: Path, metric: str) -> list[Point]:
 def _find(root: Path) -> dict[str, str]:
     """Each run in a folder with a stamp of its files. Later runs have greater stamps."""
     found: dict[str, str] = {}
-    try:
-        with os.scandir(root) as folder:
-            for entry in folder:
-                with contextlib.suppress(OSError):
-                    found[entry.name] = _stamp(entry.path)
-    except FileNotFoundError:
-        return {}
-    except NotADirectoryError:
-        raise RunDirectoryError(
-            f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
-        ) from None
-    except OSError as error:
-        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
+    for name in names_in(root):
+        with contextlib.suppress(OSError):
+            found[name] = _stamp(f"{root}/{name}")
     return found
 
 

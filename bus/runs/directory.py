@@ -222,6 +222,24 @@ def is_own_name(path: Path, launch: str | None) -> bool:
     return False
 
 
+def names_in(root: Path) -> list[str]:
+    """The names of what is in a runs directory; none when it does not exist.
+
+    Raises:
+        RunDirectoryError: the directory cannot be read.
+    """
+    try:
+        return os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise RunDirectoryError(
+            f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
+        ) from None
+    except OSError as error:
+        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
+
+
 def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
     """Every run in a runs directory, the newest first; empty when the directory does not exist.
 
@@ -229,17 +247,7 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
         RunDirectoryError: the directory cannot be read. A run that cannot be read is named in the log and left out.
     """
     root = runs_dir(where)
-    if root.exists() and not root.is_dir():
-        raise RunDirectoryError(
-            f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
-        )
-    try:
-        with os.scandir(root) as entries:
-            paths = [root / entry.name for entry in entries if os.path.exists(f"{entry.path}/{RUN_FILE}")]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
+    paths = [root / name for name in names_in(root) if os.path.exists(root / name / RUN_FILE)]
     return sorted(_readable(paths), key=lambda run: run.started, reverse=True)
 
 
