@@ -40,9 +40,9 @@ class Asking:
     ) -> None:
         self._client = client
         self._run = run
-        self._status = status
+        self.status = status
         self._note = note
-        self._say = say
+        self.say = say
         self.sent_at = -math.inf
         """When the servers last took something, by ``time.monotonic``."""
         self._full: dict[str, str] = {}
@@ -56,12 +56,12 @@ class Asking:
             try:
                 answer = await answer_of(self._client, ask())
             except PASSING as error:
-                self._status.state, self._status.reason = "waiting", in_words(error)
+                self.status.state, self.status.reason = "waiting", in_words(error)
                 if getattr(error, "err_code", None) in FULL:
                     self._say_full(error)
                 await self._rest()
             else:
-                if self._status.state in ("connecting", "waiting"):
+                if self.status.state in ("connecting", "waiting"):
                     self._note_answer()
                 return answer
 
@@ -81,7 +81,7 @@ class Asking:
         elif code is not None and (getattr(error, "code", None) or 0) < 500:
             raise BrokerError(f"NATS does not take the recording: {in_words(error)}")
         else:
-            self._status.state, self._status.reason = "waiting", in_words(error)
+            self.status.state, self.status.reason = "waiting", in_words(error)
             self._unstored += 1
             if self._unstored >= _MOST_UNSTORED and self._client.is_connected:
                 self._full[subject] = _UNSTORED
@@ -111,7 +111,7 @@ class Asking:
     def _note_answer(self) -> None:
         """The servers answer: the bridge copies, or has yet to find room for one of its files."""
         why = next(iter(self._full.values()), "")
-        self._status.state, self._status.reason = "paused" if why else "copying", why
+        self.status.state, self.status.reason = "paused" if why else "copying", why
 
     def _say_full(self, error: Exception) -> None:
         why = in_words(error)
@@ -125,4 +125,4 @@ class Asking:
     def _say_once(self, why: str, line: str) -> None:
         if why not in self._said:
             self._said.add(why)
-            self._say(line)
+            self.say(line)

@@ -260,7 +260,7 @@ class Bridge:
             file.close()
             raise
         stream = self._windows_stream if isinstance(file, GrowingWindows) else self._stream
-        return FileCopy(stream, asking, subject, file, self.status, self._say)
+        return FileCopy(stream, asking, subject, file)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:
         try:

@@ -17,7 +17,6 @@ from offloop.bus.jetstream.run_stream import Copied, RunFileStream
 from offloop.bus.printing import one_line
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows
-from offloop.bus.runs.bridged import BridgeStatus
 
 _LOOK_SECONDS = 0.1
 
@@ -38,25 +37,15 @@ class FileCopy:
         asking: asks the servers.
         subject: the subject of the copy.
         file: the file, to be closed by :meth:`close`.
-        status: where it stands how much was sent again.
-        say: shows a line to the user.
     """
 
     def __init__(
-        self,
-        stream: RunFileStream,
-        asking: Asking,
-        subject: str,
-        file: GrowingRecording | GrowingWindows,
-        status: BridgeStatus,
-        say: Callable[[str], None],
+        self, stream: RunFileStream, asking: Asking, subject: str, file: GrowingRecording | GrowingWindows
     ) -> None:
         self._stream = stream
         self._asking = asking
         self._subject = subject
         self.file = file
-        self._status = status
-        self._say = say
         self.at = Copied()
         """How far the copy goes."""
 
@@ -123,9 +112,9 @@ class FileCopy:
         self.at = at = at._replace(bridge=self._stream.bridge)
         await self._compare(at, data)
         if at.end < before.end:
-            self._status.resent += before.end - at.end
+            self._asking.status.resent += before.end - at.end
             forgotten = f"{before.end - at.end:,} bytes of run {self._stream.run}"
-            self._say(f"the servers have forgotten {forgotten}: sent again")
+            self._asking.say(f"the servers have forgotten {forgotten}: sent again")
 
     async def _compare(self, at: Copied, last: bytes) -> None:
         """Compares the file with the last message, and with the first one where the file ends before the last.
