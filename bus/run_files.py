@@ -1,4 +1,4 @@
-"""Small JSON files in a run's directory, such as its annotations: each is read and replaced as a whole."""
+"""Small JSON files in the folders of runs and checkpoints, each read and replaced as a whole."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ Content = TypeVar("Content")
 
 
 class JsonFile(Generic[Content]):
-    """The file ``name`` of each run: a value of the type ``form``, of at most ``max_bytes``."""
+    """The file ``name`` of each folder: a value of the type ``form``, of at most ``max_bytes``."""
 
     def __init__(self, name: str, form: type[Content], max_bytes: int = 1 << 20) -> None:
         self.name = name

@@ -1,20 +1,15 @@
 """The values of a metric that checkpoints are compared by, in a file beside them."""
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from offloop.bus.errors import CheckpointError
-from offloop.bus.files import atomic_replace, read_file
+from offloop.bus.errors import CheckpointError, RunDirectoryError
+from offloop.bus.files import atomic_replace
+from offloop.bus.run_files import JsonFile
 from offloop.bus.types.metrics import Mode, direction_of
-
-_log = logging.getLogger("offloop")
-
-RATINGS_FILE = "checkpoints.json"
-_MAX_BYTES = 64 << 20
 
 
 class Rating(msgspec.Struct, frozen=True):
@@ -40,24 +35,12 @@ class RatingsFile(msgspec.Struct):
     """Those that are kept, in the order in which they were saved."""
 
 
+RATINGS = JsonFile("checkpoints.json", RatingsFile, 64 << 20)
+
+
 def read_ratings(folder: Path) -> RatingsFile | None:
-    """The ratings in a folder; ``None`` where the file is missing or cannot be read."""
-    try:
-        return _read(folder)
-    except CheckpointError as error:
-        _log.warning("%s", error)
-        return None
-
-
-def _read(folder: Path) -> RatingsFile | None:
-    path = folder / RATINGS_FILE
-    try:
-        return msgspec.json.decode(read_file(path, _MAX_BYTES), type=RatingsFile)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{path} cannot be read: {why}; move it to another place", path=path) from None
+    """The ratings in a folder; ``None`` where the file is missing or cannot be read, which is logged."""
+    return RATINGS.find(folder)
 
 
 class Ratings:
@@ -72,7 +55,10 @@ class Ratings:
         self._run = run
         self._mode = mode
         self._ratings: dict[str, Rating] = {}
-        found = _read(folder)
+        try:
+            found = RATINGS.read(folder)
+        except RunDirectoryError as error:
+            raise CheckpointError(str(error), path=folder / RATINGS.name) from None
         if found is not None and found.run == run:
             self._ratings = {one.file: one for one in found.checkpoints}
 
@@ -116,10 +102,10 @@ class Ratings:
         """Replaces the file, without the checkpoints that are not kept; does nothing before the first rating.
 
         Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
-        if not self._ratings and not (self._folder / RATINGS_FILE).exists():
+        if not self._ratings and not (self._folder / RATINGS.name).exists():
             return
         self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}
         best = next(iter(self.ranking()), None)
         content = RatingsFile(self._run, best, list(self._ratings.values()))
-        with atomic_replace(self._folder / RATINGS_FILE) as draft:
+        with atomic_replace(self._folder / RATINGS.name) as draft:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")

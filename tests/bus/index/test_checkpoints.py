@@ -16,7 +16,7 @@ from offloop.bus.checkpoints.announced import (
     note_folder,
     read_folders,
 )
-from offloop.bus.checkpoints.ratings import RATINGS_FILE, Ratings
+from offloop.bus.checkpoints.ratings import RATINGS, Ratings
 from offloop.bus.errors import CheckpointError
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import rename_run
@@ -42,7 +42,7 @@ def rate(folder, run, best, **values):
         {"file": f"{name}.safetensors", "batch": int(name[2:]), "metric": ACCURACY, "value": value}
         for name, value in values.items()
     ]
-    (folder / RATINGS_FILE).write_text(json.dumps({"run": run, "best": f"{best}.safetensors", "checkpoints": rated}))
+    (folder / RATINGS.name).write_text(json.dumps({"run": run, "best": f"{best}.safetensors", "checkpoints": rated}))
 
 
 def checkpoints(runs_dir, run="r"):
@@ -189,9 +189,9 @@ def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
 def test_what_is_no_checkpoint_and_no_list_is_passed_over(tmp_path):
     run = write_run(tmp_path, "r")
     os.mkfifo(run / "ba1.safetensors")
-    os.mkfifo(run / RATINGS_FILE)
+    os.mkfifo(run / RATINGS.name)
     save(run / "deep" / "ba3.safetensors", "r", 3)
-    (run / "deep" / RATINGS_FILE).write_text('{"run": "r", "checkpoints": [{"file": "../../ba9.safetensors"')
+    (run / "deep" / RATINGS.name).write_text('{"run": "r", "checkpoints": [{"file": "../../ba9.safetensors"')
     (run / "loop").symlink_to(run)
     (run / os.fsdecode(b"ba\xff.safetensors")).write_bytes(b"")
     (run / "torn.ckpt").write_bytes(b"\0" * 5)
@@ -233,6 +233,6 @@ def test_lists_that_cannot_be_read_stay_as_they_are(tmp_path, content, caplog):
     assert read_folders(run) == []
     if content != b"{":
         return
-    (tmp_path / RATINGS_FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoints\.json cannot be read: .*; move it to another place"):
+    (tmp_path / RATINGS.name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json is damaged: .*; move it to another place"):
         Ratings(tmp_path, "r", None)
