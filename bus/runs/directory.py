@@ -615,32 +615,24 @@ def check_writable(root: Path) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def check_path(path: Path) -> None:
-    """Raises :class:`ConfigurationError` for a path that is not UTF-8, and so cannot be sent."""
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
-        raise ConfigurationError(
-            f"the path {shown} is not UTF-8: choose another runs directory with '--runs-dir' or OFFLOOP_RUNS_DIR"
-        ) from None
-
-
 def socket_address(path: Path) -> str:
     """The address of a Unix socket at ``path``.
 
     Raises:
         ConfigurationError: the path is longer than the system allows for a socket, or not UTF-8.
     """
-    absolute = path.absolute()
-    check_path(absolute)
-    length = len(os.fsencode(absolute))
-    if length > _SOCKET_PATH_LIMIT:
+    encoded = os.fsencode(path.absolute())
+    shown = encoded.decode("utf-8", "backslashreplace")
+    if shown.encode() != encoded:
         raise ConfigurationError(
-            f"the path {absolute} has {length} bytes and a socket's may have {_SOCKET_PATH_LIMIT}: "
+            f"the path {shown} is not UTF-8: choose another runs directory with '--runs-dir' or OFFLOOP_RUNS_DIR"
+        )
+    if len(encoded) > _SOCKET_PATH_LIMIT:
+        raise ConfigurationError(
+            f"the path {shown} has {len(encoded)} bytes and a socket's may have {_SOCKET_PATH_LIMIT}: "
             "choose a shorter run name or a shorter runs directory"
         )
-    return f"ipc://{absolute}"
+    return f"ipc://{shown}"
 
 
 @contextlib.contextmanager
