@@ -50,8 +50,9 @@ def options_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 DIFFERING = {
-    # An output file, or the settings of callbacks and algorithms, as pytest has it.
+    # An output file, or the settings of callbacks and algorithms, as pytest has it. Convert needs a file to be named.
     "-o",
+    "--output",
     # Callbacks replay as fast as they can, a recording is served as it was.
     "--rate",
     # Servers have ports of their own.
