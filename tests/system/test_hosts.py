@@ -163,7 +163,7 @@ def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(nats_server
     fetched = bus("server", "fetch", "wide", *place, "--start", "100ba", "--until", "110ba", "-o", part)
     assert fetched.returncode == 0, fetched.stderr
     cut = tmp_path / "cut.mcap"
-    bus("convert", "cut", hosts[1].recording, "--start", "100ba", "--until", "110ba", "-o", cut)
+    bus("convert", hosts[1].recording, "--start", "100ba", "--until", "110ba", "-o", cut)
     assert list(Recording(part)) == list(Recording(cut))
     assert {one.timestamp.batch.value for one in Recording(part)} == set(range(100, 111))
     # Mistakes are one line each.
