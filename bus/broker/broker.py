@@ -29,6 +29,7 @@ from offloop.bus.protocol.frames import (
     encode_heartbeat,
     event_encoder,
     is_frame_batch,
+    mark_context,
     split_frame,
 )
 from offloop.bus.protocol.numbering import BASE_STEPS
@@ -123,8 +124,6 @@ class Broker:
                     self._reap_dead_publishers(now)
                     self._tend_bridge()
                     self._named = 0
-                    if (run := self._service.run) is not None:
-                        run.flight.look(now)
                 if flight := self._flight if self._service.run is None else self._service.run.flight:
                     flight.report()
                 if has_time and now >= next_summary and (run := self._service.run) is not None:
@@ -278,14 +277,13 @@ class Broker:
             self._end_run(run)
 
     def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
-        for identity in run.connections():
+        for identity, _ in run.connected():
             self._send(identity, kind, content)
 
     def _acknowledge(self, run: BrokerRun) -> None:
-        for rank in run.ranks.values():
-            number = rank.acknowledgement()
-            if number is not None and rank.identity is not None:
-                self._send(rank.identity, "ack", {"seq": number})
+        for identity, rank in run.connected():
+            if (number := rank.acknowledgement()) is not None:
+                self._send(identity, "ack", {"seq": number})
 
     def _send_heartbeat(self) -> None:
         run = self._service.run
@@ -311,11 +309,10 @@ class Broker:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
         self._service.forget_connection(rank)
         rank.identity = None
-        fields = {"status": "lost", "error": error}
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
-        now = max(self._clock(), rank.time)
-        numbers = rank.seq + 1, rank.base_seq + 1, now
-        self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, run.end_context))
+        numbers = rank.seq + 1, rank.base_seq + 1, max(self._clock(), rank.time)
+        fields, context = {"status": "lost", "error": error}, mark_context(run.world_size, run.local_world_size)
+        self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, context))
 
     def _tend_bridge(self) -> None:
         run = self._service.run

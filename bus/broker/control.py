@@ -167,10 +167,9 @@ class ControlHandler:
         self._push_progress(run, request.identity)
 
     def _push_progress(self, run: BrokerRun, consumer: bytes) -> None:
-        for rank in run.publishers():
-            progress = run.consumers.to_wire(rank.rank, [consumer])
-            if progress and rank.identity is not None:
-                self._send(rank.identity, "consumers", {"consumers": progress})
+        for identity, rank in run.publishers():
+            if progress := run.consumers.to_wire(rank.rank, [consumer]):
+                self._send(identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: BrokerRun) -> None:
         """Reports to a run's publishers the demand of its consumers, and who they are, when that has changed: in one
@@ -180,9 +179,8 @@ class ControlHandler:
         if news == run.reported:
             return
         run.reported = news
-        for rank in run.publishers():
-            if rank.identity is not None:
-                self._send(rank.identity, "demand", self._news(run, rank))
+        for identity, rank in run.publishers():
+            self._send(identity, "demand", self._news(run, rank))
 
     def _news(self, run: BrokerRun, rank: LiveRank) -> dict[str, Any]:
         return {"demand": run.reported[0].to_wire(), "consumers": run.consumers.to_wire(rank.rank)}
@@ -203,7 +201,7 @@ class ControlHandler:
             return
         if self._senders.get(command.id, request.identity) != request.identity:
             raise BrokerError(f"another command has the id {command.id!r}: choose another")
-        publishers = [rank.identity for rank in run.publishers() if rank.identity is not None]
+        publishers = [identity for identity, _ in run.publishers()]
         if publishers and run.local_world_size < run.world_size and 0 not in run.ranks:
             raise BrokerError(
                 f"commands for run {run.name!r} go to its first rank, which is on another host: send it by '--stream'"

@@ -13,20 +13,17 @@ from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody
-from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
+from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.runs.directory import RunDirectory, new_run_id
 from offloop.bus.runs.flight import ANNOUNCED_DUMP, MOST_DUMPS, AnnouncedDump, dump_path
-from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop.broker")
 
-ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
-_ONCE = (FAILED, LOST, NAN, STALLED)
-"""Reasons that count once in an attempt; a stall until a rank continues."""
+ASKED, FAILED, LOST, NAN = "asked", "failed", "lost", "nan"
+_ONCE = (FAILED, LOST, NAN)
+"""Reasons that count once in an attempt."""
 ALERT_PAUSE = 60.0
 """Seconds between two dumps because of alerts."""
-NOTED = (Event.BATCH_END, Event.FIT_START, Event.FIT_END)
-"""The events for :meth:`FlightRecorder.note`."""
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]
@@ -36,21 +33,16 @@ Answer = Callable[[str | None, str | None], object]
 class FlightRecorder:
     """Writes the rings of the ranks of one attempt, each time to a file of its own beside the recording.
 
-    Times are seconds on a steady clock. A thread writes one file after the other; all else, also the answers to those
-    who asked, is the broker's own thread.
+    A thread writes one file after the other; all else, also the answers to those who asked, is the broker's own
+    thread."""
 
-    Args:
-        stalled: seconds without an event of a rank that are a reason.
-    """
-
-    def __init__(self, directory: RunDirectory, attempt: int, stalled: float) -> None:
+    def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.rings: dict[int, RankRing] = {}
         """By rank."""
         self._directory = directory
         self._run = directory.name
         self._attempt = attempt
-        self._stalled = stalled
-        self._looked = self._alerted = -math.inf
+        self._alerted = -math.inf
         self._met: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
         self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
@@ -72,56 +64,21 @@ class FlightRecorder:
 
     # -- reasons ------------------------------------------------------------------------------------------------------
 
-    def note(self, rank: LiveRank, name: str, event: EventBody) -> None:
-        """Look at one of the :data:`NOTED` events for a loss that is not finite, and for whether a rank trains."""
-        ring, loss = self.rings.get(rank.rank), event.fields.get("loss")
-        if ring is None:
+    def note_loss(self, rank: LiveRank, event: EventBody) -> None:
+        """Look at the end of a batch for a loss that is not finite."""
+        loss, batch = event.fields.get("loss"), event.timestamp.batch
+        if not isinstance(loss, float) or math.isfinite(loss) or NAN in self._met:
             return
-        if name != Event.BATCH_END:
-            ring.is_fitting = name == Event.FIT_START
-        elif isinstance(loss, float) and not math.isfinite(loss) and NAN not in self._met:
-            text = f"the loss of rank {rank.rank} is {loss} at batch {event.timestamp.batch}"
-            self._dump(NAN, text)
-            self._alert(NAN, FIRING, text, event.timestamp.batch)
+        text, now = f"the loss of rank {rank.rank} is {loss} at batch {batch}", time.time()
+        self._dump(NAN, text)
+        name = f"flight-{self._attempt}-{NAN}-{now:.3f}"
+        note_alert(self._directory.path, RunAlert(name, FIRING, NAN, text, now, self._attempt, batch))
 
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
         """Look at how a rank has ended."""
-        status, ring = fields.get("status"), self.rings.get(rank.rank)
-        if ring is not None and ring.is_stalled:
-            ring.is_stalled = False
-            self._alert(f"{STALLED} {rank.rank}", RESOLVED, f"rank {rank.rank} has ended", ring.batch)
+        status = fields.get("status")
         if status in (FAILED, LOST) and status not in self._met:
             self._dump(status, f"rank {rank.rank}: {fields.get('error') or status}")
-
-    def look(self, now: float) -> None:
-        """Find the ranks that do nothing any more."""
-        if not self.rings or now - self._looked < self._stalled / 20:
-            return
-        # Where this process was suspended, so were the ranks.
-        was_suspended, self._looked = now - self._looked > self._stalled / 2, now
-        for number, ring in self.rings.items():
-            if ring.rank.ended:
-                continue
-            about = f"{STALLED} {number}"
-            try:
-                position = ring.rank.seq, ring.reader.position()
-                is_silent = now - ring.since >= self._stalled and ring.is_at_work
-            except ProtocolError:
-                continue
-            if position != ring.position:
-                self._met.discard(STALLED)
-                if ring.is_stalled:
-                    self._alert(about, RESOLVED, f"rank {number} continues", ring.batch)
-                ring.position, ring.since, ring.is_stalled = position, now, False
-            elif was_suspended:
-                ring.since = now
-            elif is_silent and not ring.is_stalled:
-                text = f"rank {number} has published nothing for {self._stalled:g} s"
-                self._alert(about, FIRING, text, ring.batch)
-                # Ranks that train together stall together.
-                if STALLED not in self._met:
-                    self._dump(STALLED, text)
-                ring.is_stalled = True
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
         """Write the rings because a peer requests it, whose request has that ``identity``.
@@ -195,11 +152,6 @@ class FlightRecorder:
             return None, failure
         _log.info("run %s, %s: %s", self._run, about["flight"], done)
         return done, None
-
-    def _alert(self, about: str, status: AlertStatus, text: str, batch: int) -> None:
-        now = time.time()
-        name = f"flight-{self._attempt}-{about}-{status}-{now:.3f}"
-        note_alert(self._directory.path, RunAlert(name, status, about, text, now, self._attempt, batch))
 
     def report(self) -> None:
         """Answer those who asked for dumps that are written."""

@@ -3,12 +3,10 @@
 import heapq
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import ProtocolError
@@ -34,41 +32,17 @@ from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 
 _log = logging.getLogger("offloop.broker")
 
-_AT_REST = frozenset(
-    {Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
-)
-"""After these, outside of a training, the user's program may do anything."""
 _Record: TypeAlias = tuple[int, int, bytes, int, int, bytes]
 _DEMAND = Demand(
     {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}
 ).to_wire()
 
 
-@dataclass
-class RankRing:
-    """The ring of a rank, and what the broker has seen of the rank."""
+class RankRing(NamedTuple):
+    """The ring of a rank."""
 
     rank: LiveRank
     reader: FlightRingReader
-    position: object = None
-    since: float = field(default_factory=time.monotonic)
-    """Since when the position has not changed."""
-    is_stalled: bool = False
-    is_fitting: bool = False
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the rank trains, evaluates or predicts. Raises ProtocolError for malformed memory."""
-        if self.is_fitting:
-            return True
-        newest = self.reader.newest()
-        topic = None if newest is None else split_frame(newest)[0]
-        return topic is not None and topic.name not in _AT_REST
-
-    @property
-    def batch(self) -> int:
-        """The batches that the rank has trained."""
-        return 0 if self.rank.last is None else self.rank.last.timestamp.batch
 
 
 def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rings: Mapping[int, RankRing]) -> str:

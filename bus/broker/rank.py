@@ -146,9 +146,8 @@ class LiveRank:
         return min(self.seq, self.recorded)
 
     def acknowledgement(self) -> int | None:
-        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one, or no connection
-        to send it to."""
-        if self.identity is None or self.acknowledged <= self._acknowledgement_sent:
+        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one."""
+        if self.acknowledged <= self._acknowledgement_sent:
             return None
         self._acknowledgement_sent = self.acknowledged
         return self.acknowledged

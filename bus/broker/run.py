@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloop.bus.broker.consumers import Consumers
-from offloop.bus.broker.flight import NOTED, FlightRecorder
+from offloop.bus.broker.flight import FlightRecorder
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
-from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, mark_context, sequence_number
+from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
 from offloop.bus.protocol.numbering import BASE_STEPS
 from offloop.bus.protocol.order import Ending, Gap, worst_of
 from offloop.bus.protocol.run_state import Pause, Reached
@@ -17,6 +17,7 @@ from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory
 from offloop.bus.types.demand import Demand
+from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop.broker")
 
@@ -25,8 +26,6 @@ LIVE_FRAME = 32 * 1024
 JOIN_SECONDS = 30.0
 """For which a run whose ranks have finished waits for ranks that have not come yet."""
 RETRY_WRITE_SECONDS = 0.5
-STALLED_SECONDS = 300.0
-"""For which a rank with a flight recorder publishes nothing before what it holds is written."""
 
 
 @dataclass
@@ -79,7 +78,7 @@ class BrokerRun:
         self.lost = 0
         """Events that came but are not in the recording."""
         self.flush_soon = False
-        self.flight = FlightRecorder(directory, attempt, STALLED_SECONDS)
+        self.flight = FlightRecorder(directory, attempt)
         """Its flight recorder."""
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
@@ -142,8 +141,8 @@ class BrokerRun:
             self.record(rank, topic, event, body)
             if name == COMMAND:
                 self._note_command(rank, event)
-            elif name in NOTED and self.flight.rings:
-                self.flight.note(rank, name, event)
+            elif rank.rank in self.flight.rings and name == Event.BATCH_END:
+                self.flight.note_loss(rank, event)
             elif name == END:
                 rank.end = topic, event, body
                 self.last_end = time.monotonic()
@@ -161,7 +160,7 @@ class BrokerRun:
             return 0
         names, attempt, base_seq = rank.names, self.attempt, rank.base_seq
         topic, front, size, step = b"", b"\0", 0, None
-        watches, is_watched = bool(self.flight.rings), False
+        watches, is_watched = rank.rank in self.flight.rings, False
         events: list[tuple[bytes, int, int, bytes]] = []
         try:
             for number, frame in enumerate(frames, rank.seq + 1):
@@ -171,7 +170,7 @@ class BrokerRun:
                     if step is None:
                         break
                     front, size = topic + b"\0", len(topic) + 1
-                    is_watched = watches and names[topic] in NOTED
+                    is_watched = watches and names[topic] == Event.BATCH_END
                 body = frame[size:]
                 event = decode_whole_event(body)
                 if (
@@ -183,7 +182,7 @@ class BrokerRun:
                 ):
                     break
                 if is_watched:
-                    self.flight.note(rank, names[topic], event)
+                    self.flight.note_loss(rank, event)
                 base_seq, last = event.base_seq, event
                 events.append((topic, number, event.time, body))
         except ProtocolError:
@@ -235,24 +234,19 @@ class BrokerRun:
         """Notes how something of the run ended: of several endings the worst is the run's."""
         self.ending = worst_of([self.ending, ending])
 
-    def publishers(self) -> list[LiveRank]:
-        """The ranks that have not ended and are connected."""
-        return [rank for rank in self.ranks.values() if rank.identity is not None and not rank.ended]
+    def connected(self) -> list[tuple[bytes, LiveRank]]:
+        """The ranks that have a connection, with that."""
+        return [(rank.identity, rank) for rank in self.ranks.values() if rank.identity is not None]
 
-    def connections(self) -> list[bytes]:
-        """Of the publishers that have one."""
-        return [rank.identity for rank in self.ranks.values() if rank.identity is not None]
+    def publishers(self) -> list[tuple[bytes, LiveRank]]:
+        """Those of them that have not ended."""
+        return [(identity, rank) for identity, rank in self.connected() if not rank.ended]
 
     @property
     def reached(self) -> Reached | None:
         """Progress of the first rank here."""
         first = self.ranks.get(min(self.ranks, default=0))
         return None if first is None or first.last is None else Reached.of(first.last)
-
-    @property
-    def end_context(self) -> bytes:
-        """The context of a ``$end`` that the broker writes for a rank."""
-        return mark_context(self.world_size, self.local_world_size)
 
     @property
     def incomplete(self) -> str | None:

@@ -13,8 +13,6 @@ Offset   Bytes  The front
 24       8      how many batches it is to hold
 32       8      blocks in use
 40       8      the block that is written to, counted from 0
-48       8      another number whenever its rank, which waits, says that it
-                is there
 4096            the blocks, of 64 KiB: the number of the block among all
                 that were ever entered (8), zeros (8), then events: length
                 (4) and frame, up to a length of zero or the end
@@ -26,7 +24,6 @@ Numbers are little endian.
 import errno
 import os
 import struct
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from mmap import mmap
@@ -49,7 +46,7 @@ MAX_BATCHES = 1_000_000
 _MAGIC = b"OLFLIGHT"
 _FRONT = struct.Struct("<8s16sQQQ")
 _PLACES = struct.Struct("<QQ")
-_AT_PLACES, _AT_BEAT = 32, 48
+_AT_PLACES = 32
 _AT_BLOCKS = 4096
 _HEAD = 16
 _LENGTH = struct.Struct("<I")
@@ -57,6 +54,8 @@ _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
+_GROW = 16
+"""Blocks by which the memory grows."""
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 """Bytes of the largest event that fits."""
 
@@ -79,7 +78,7 @@ class FlightRing:
         try:
             self._memory = mmap(self._descriptor, whole)
             _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, batches, 0, 0)
-            self._made = self._entered = self._beats = 0
+            self._made = self._entered = 0
             # The blocks in use, the oldest first, each with the batches that had ended when it was left.
             self._blocks: deque[tuple[int, int]] = deque()
             self._at = self._end = 0
@@ -107,12 +106,6 @@ class FlightRing:
         self._at = end
         return True
 
-    def beat(self) -> None:
-        """Signal that the rank is there, which waits and leaves no events."""
-        if self._end:
-            self._beats += 1
-            _NUMBER.pack_into(self._memory, _AT_BEAT, self._beats)
-
     def _enter_block(self) -> int:
         blocks, batch = self._blocks, self.batch
         if blocks:
@@ -134,14 +127,15 @@ class FlightRing:
         self._memory[begin + 8 : begin + BLOCK] = _EMPTY
         _NUMBER.pack_into(self._memory, begin, self._entered)
         # At once: a struct that is packed into memory is zeros for a moment.
-        self._memory[_AT_PLACES:_AT_BEAT] = _PLACES.pack(self._made, index)
+        self._memory[_AT_PLACES : _AT_PLACES + _PLACES.size] = _PLACES.pack(self._made, index)
         self._at, self._end = begin + _HEAD, begin + BLOCK
         return self._at
 
     def _can_grow(self) -> bool:
-        if self._made < self._most:
+        if self._made < self._most and not self._made % _GROW:
             try:
-                allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, BLOCK)
+                more = min(_GROW, self._most - self._made)
+                allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, more * BLOCK)
             except OSError:
                 # The blocks in use have to do.
                 self._most = self._made
@@ -191,17 +185,6 @@ class FlightRingReader:
         if not 1 <= batches <= MAX_BATCHES or not newest < blocks <= MEMORY // BLOCK:
             raise ProtocolError("the front of a flight recorder is malformed")
         return batches, blocks, newest
-
-    def position(self) -> object:
-        """Another value with each event and each :meth:`FlightRing.beat`. Raises ProtocolError for malformed memory."""
-        *_, newest = self._front()
-        return zlib.crc32(self._block(newest)), os.pread(self._descriptor, _NUMBER.size, _AT_BEAT)
-
-    def newest(self) -> bytes | None:
-        """The frame of the newest event, unless it is the first one of its block and being written. Raises
-        ProtocolError for malformed memory."""
-        *_, newest = self._front()
-        return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
     def copy(self) -> list[bytes]:
         """The frames of the events in the ring, the oldest first. Blocks that are overwritten or entered meanwhile are

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.frames import check_plain, copy_map
-from offloop.bus.publisher.connection import connect
 from offloop.bus.publisher.description import Info
 from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values, checked_step
 from offloop.bus.publisher.sender import EventSender
+from offloop.bus.publisher.session import connect
 from offloop.bus.redaction import redact
 from offloop.bus.types.commands import Command
 from offloop.bus.types.deferred import Deferred
@@ -37,11 +37,7 @@ _LOG_NS = 1_000_000_000
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
-_TRAINING_TIME = (
-    *("iteration", "epoch", "batch", "sample", "token"),
-    *("epoch_in_iteration", "token_in_iteration", "batch_in_epoch", "sample_in_epoch", "token_in_epoch"),
-    *("total_wct", "iteration_wct", "epoch_wct", "batch_wct"),
-)
+_TRAINING_TIME = TrainingTime._fields
 
 
 class Publisher(EventSender):
@@ -107,8 +103,9 @@ class Publisher(EventSender):
         check_backlog_bytes(backlog_bytes)
         timeouts = timeouts or Timeouts.default
         events = frozenset(events)
-        connection = connect(
+        session = connect(
             *(run_name, runs_dir, broker, rank, world_size, info or {}, events),
+            backlog_bytes=backlog_bytes,
             timeouts=timeouts,
             local_world_size=local_world_size,
             attempt=attempt,
@@ -118,13 +115,11 @@ class Publisher(EventSender):
             resume=resume,
         )
         super().__init__(
-            *(connection, rank, world_size, local_world_size or world_size, events),
+            *(session, rank, world_size, local_world_size or world_size, events),
             clock=clock or wall_clock(),
             max_delay=max_delay,
-            backlog_bytes=backlog_bytes,
             on_command=on_command,
             timeouts=timeouts,
-            flight=flight,
         )
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("there is a run %s already, which is not resumed: this one is %s", run_name, self.run_name)

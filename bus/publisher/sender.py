@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from time import thread_time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.frames import (
@@ -29,7 +29,6 @@ from offloop.bus.protocol.frames import (
     pack_map,
 )
 from offloop.bus.protocol.order import Ending
-from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
 from offloop.bus.publisher.serial_calls import SerialCalls
@@ -41,9 +40,6 @@ from offloop.bus.types.demand import BASE_EVENTS, ConsumerProgress, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
-
-if TYPE_CHECKING:
-    from offloop.bus.protocol.flight_ring import FlightRing
 
 _log = logging.getLogger("offloop")
 
@@ -110,7 +106,7 @@ class EventSender(SerialCalls):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        session: BrokerSession,
         rank: int,
         world_size: int,
         local_world_size: int,
@@ -118,10 +114,8 @@ class EventSender(SerialCalls):
         *,
         clock: Callable[[], int],
         max_delay: float,
-        backlog_bytes: int,
         on_command: Callable[[Command], object] | None,
         timeouts: Timeouts,
-        flight: "FlightRing | None",
     ) -> None:
         super().__init__()
         self.stop_requested = False
@@ -139,14 +133,13 @@ class EventSender(SerialCalls):
         """The merged demand of all consumers."""
         self.demand_version = 0
         """A number that changes whenever :attr:`demand` does."""
-        self._flight = flight
         self._closed = False
-        self.run_name: str = connection.run_name
+        self.run_name: str = session.run_name
         """The run's name: another one than was given if that was taken."""
-        self.attempt: int = connection.welcome["attempt"]
-        self.info = connection.info
+        self.attempt: int = session.welcome["attempt"]
+        self.info = session.info
         """The run's description in ``run.json``: what was given as ``info``, and the process."""
-        self.address = connection.address
+        self.address = session.address
         """Address of the run's broker, for further ranks."""
         self._topic = Topic(self.run_name, END, rank)
         self._world_size = world_size
@@ -160,8 +153,8 @@ class EventSender(SerialCalls):
             )
             for event in Event
         }
-        self._session = BrokerSession(connection, backlog_bytes, timeouts)
-        self._state = self._session.state
+        self._session = session
+        self._state = session.state
         self._outbox = self._state.outbox
         self._put = self._outbox.put
         self.left_out = LeftOut(self.run_name)
@@ -180,7 +173,7 @@ class EventSender(SerialCalls):
         self.kept_events: frozenset[Event] = frozenset()
         """The events that stay in :attr:`requested_events` when no broker will take the run any more: for ranks that do
         something together at them."""
-        self._take_report(connection.welcome)
+        self._take_report(session.welcome)
         watch_main_thread()
         _open_senders.add(self)
 
@@ -282,8 +275,6 @@ class EventSender(SerialCalls):
         self._publish_waiting()
         self._next_exchange = 0
         self._flush(wait=False)
-        if self._flight is not None:
-            self._flight.beat()
 
     @property
     def _seq(self) -> int:

@@ -1,20 +1,31 @@
-"""Carries out what the state of a publisher's session asks for, with a connection and processes."""
+"""A publisher's session with its broker: it starts one in the run's directory, or joins that of its first rank."""
 
 import contextlib
 import logging
+import os
+import socket
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
 
-from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.frames import Control, encode_control
-from offloop.bus.publisher.connection import BrokerConnection
+from offloop.bus import processes
+from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
+from offloop.bus.net.channels import receive_control
+from offloop.bus.net.nats_addresses import find_servers
+from offloop.bus.net.sockets import in_use
+from offloop.bus.protocol.frames import Control, check_run_name, encode_control
+from offloop.bus.publisher.description import Info, describer
+from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
+from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name, socket_address
+from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
+SEND_QUEUE = 1000
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 0.2
 """For which the last messages of a broker that has exited are waited for before another one is started."""
@@ -22,28 +33,100 @@ _FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "st
 
 
 class BrokerSession:
-    """A publisher's session with its broker over ``connection``; never waits but in :meth:`wait` and :meth:`flush`.
-    What it has come to is in :attr:`state`.
+    """A session with a broker that has said ``welcome``; ``process`` is that broker's when it is ours. It carries out
+    what its :attr:`state` asks for, and never waits but in :meth:`wait`, :meth:`flush` and :meth:`close`.
 
-    At most ``limit`` bytes of events are kept."""
+    At most ``backlog_bytes`` of events are kept. It stays until :meth:`close`, also without a reference to it."""
 
-    def __init__(self, connection: BrokerConnection, limit: int, timeouts: Timeouts) -> None:
-        outbox = Outbox(connection.send, limit)
-        self.state = SessionState(connection.run_name, connection.welcome, outbox, timeouts, time.monotonic())
-        self._connection = connection
+    def __init__(
+        self,
+        address: str,
+        hello: dict[str, Any],
+        describe: Callable[[str], dict[str, Any]],
+        backlog_bytes: int,
+        timeouts: Timeouts,
+        process: BrokerProcess | None = None,
+    ) -> None:
+        self.run_name: str = hello["run"]
+        self.address = address
+        self.process = process
+        self.info = describe(self.run_name)
+        """The run's description in ``run.json``."""
+        self._hello = {**hello, "info": self.info}
+        self._timeouts = timeouts
         self._is_silent = False
         self._exited: float | None = None
         """When our own broker was found to have finished."""
-        self._timeouts = timeouts
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self.socket = self._connect()
+            self.welcome = self._greet()
+            self._hello["new"] = False
+            if (name := str(self.welcome.get("run", self.run_name))) != self.run_name:
+                # What was said of the run may depend on its name.
+                self.run_name, self.info = name, describe(name)
+                self._hello |= {"run": name, "info": self.info}
+                self.welcome = self._greet()
+            self._hello["new_attempt"] = None
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        outbox = Outbox(self._send, backlog_bytes)
+        self.state = SessionState(self.run_name, self.welcome, outbox, timeouts, time.monotonic())
+        """What it has come to."""
+        in_use.add(self)
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+        # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
+        dealer.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
+        dealer.connect(self.address)
+        return dealer
+
+    def _greet(self) -> dict[str, Any]:
+        self.socket.send(encode_control("hello", self._hello), zmq.NOBLOCK)
+        deadline = time.monotonic() + self._timeouts.welcome
+        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            message = receive_control(self.socket)
+            if message is None:
+                continue
+            if message.kind == "welcome":
+                return _checked_welcome(message.content, self.address)
+            if message.kind == "refused":
+                reason = message.content.get("reason", "the broker refused without a reason")
+                raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
+        raise BrokerError(
+            f"no broker answers at {self.address}: give further ranks of this host the Publisher.address of the first "
+            "one, and start the ranks of other hosts with '--stream'"
+        )
 
     def receive(self) -> Control | None:
         """The next message that is for the publisher: commands, the demand, and how far consumers are."""
         state = self.state
-        while not state.lost and (message := self._connection.receive()) is not None:
+        while not state.lost and (message := self._next()) is not None:
             self._do(state.receive(message, time.monotonic()))
             if message.kind in _FOR_THE_PUBLISHER and not state.lost:
                 return message
         return None
+
+    def _next(self) -> Control | None:
+        return receive_control(self.socket)
+
+    def _send(self, message: bytes, flags: int = zmq.NOBLOCK) -> None:
+        """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
+        self.socket.send(message, flags)
+
+    def _renew(self, demand: Any) -> None:
+        """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported. Where
+        the system has no room for a connection, the last one is still there."""
+        again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
+        before, self.socket = self.socket, self._connect()
+        # What waits in it is for a broker that has forgotten us.
+        before.close(linger=0)
+        self._send(encode_control("hello", again))
 
     def tick(self) -> None:
         """Looks after a broker that is silent or dead."""
@@ -55,7 +138,7 @@ class BrokerSession:
             try:
                 match action:
                     case Hello():
-                        self._connection.renew(action.demand)
+                        self._renew(action.demand)
                     case Say():
                         self.say(action.kind, action.content)
             except (OffloopError, zmq.ZMQError, OSError) as error:
@@ -63,7 +146,7 @@ class BrokerSession:
 
     def _restart_broker(self) -> None:
         """Starts our own broker again if it has died."""
-        process = self._connection.process
+        process = self.process
         if process is None or self.state.lost:
             return
         how = process.ended()
@@ -93,11 +176,11 @@ class BrokerSession:
         """Sends the broker a message that may be lost."""
         if not self.state.outbox.paused and not self.state.lost:
             with contextlib.suppress(zmq.Again):
-                self._connection.send(encode_control(kind, content), zmq.NOBLOCK)
+                self._send(encode_control(kind, content))
 
     def wait(self) -> None:
         """Waits a moment for the broker's next message."""
-        self._connection.socket.poll(round(POLL_SECONDS * 1000))
+        self.socket.poll(round(POLL_SECONDS * 1000))
 
     def flush(self, last: int) -> None:
         """Waits until the broker has everything up to ``last``, the end of the stream, on disk, for as long as it makes
@@ -112,7 +195,7 @@ class BrokerSession:
                 self._is_silent = True
                 _log.warning(
                     "the broker of run %s does not answer: events %d to %d may not be recorded",
-                    *(self._connection.run_name, state.acknowledged + 1, last),
+                    *(self.run_name, state.acknowledged + 1, last),
                 )
                 return
             state.outbox.send()
@@ -123,5 +206,99 @@ class BrokerSession:
 
     def close(self) -> None:
         """Ends the connection; a broker that did not answer in time is not waited for again."""
-        self._connection.close(waits=not self._is_silent)
+        in_use.discard(self)
+        self._context.destroy(linger=0)
+        if self.process is not None:
+            self.process.leave(0.0 if self._is_silent else self._timeouts.broker_exit)
         self.state.close()
+
+
+def connect(
+    run_name: str | None,
+    where: str | os.PathLike[str] | None,
+    broker: str | None,
+    rank: int,
+    world_size: int,
+    info: Info,
+    events: Iterable[Event],
+    *,
+    backlog_bytes: int,
+    timeouts: Timeouts,
+    is_replay: bool = False,
+    local_world_size: int | None = None,
+    attempt: int | None = None,
+    run_id: str | None = None,
+    flight: dict[str, Any] | None = None,
+    stream_to: str | None = None,
+    resume: bool = False,
+) -> BrokerSession:
+    """Joins the broker at ``broker``, or starts one in the run's directory; the arguments are those of
+    :class:`offloop.bus.Publisher`. With ``is_replay`` the broker learns that what comes was recorded before.
+
+    Raises:
+        OffloopError: one of its errors that says why that did not work.
+    """
+    name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
+    _check_ranks(rank, world_size, local_world_size)
+    if broker is not None and stream_to is not None:
+        raise ConfigurationError(
+            "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
+        )
+    if broker is not None and not broker.startswith("ipc://"):
+        raise ConfigurationError(
+            f"broker is {broker!r}: use the Publisher.address of the first rank on this host (ipc://...); from other "
+            "machines a run is read with stream_to='nats://HOST:4222'",
+            value=broker,
+        )
+    if broker is None and rank > 0 and local_world_size is None:
+        raise ConfigurationError(
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
+            "name it with broker="
+        )
+    is_new = not (resume or is_replay) and attempt is None
+    describe = describer(info)
+    pid = os.getpid()
+    hello = {
+        "run": name,
+        "rank": rank,
+        "world_size": world_size,
+        "local_world_size": local_world_size,
+        "pid": pid,
+        "started": processes.start_time(pid),
+        "host": socket.gethostname(),
+        # Who we are, through restarts of the broker: another process must not continue our numbers.
+        "publisher_id": os.urandom(16).hex(),
+        "events": sorted(event.value for event in events),
+        "replay": is_replay,
+        "flight": flight,
+        "new_attempt": attempt,
+        "new": is_new,
+    }
+    if broker is not None:
+        return BrokerSession(broker, hello, describe, backlog_bytes, timeouts)
+    servers = find_servers(stream_to)
+    root = absolute_runs_dir(where)
+    # Before a process is started and a directory made.
+    socket_address(root / name / SOCKET_FILES[0])
+    describe(name)
+    process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers, is_new=is_new)
+    try:
+        address = socket_address(root / process.name / SOCKET_FILES[0])
+        return BrokerSession(address, {**hello, "run": process.name}, describe, backlog_bytes, timeouts, process)
+    except BaseException:
+        process.kill()
+        raise
+
+
+def _check_ranks(rank: int, world_size: int, local_world_size: int | None) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    if local_world_size is not None and not 1 <= local_world_size <= world_size:
+        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
+
+
+def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
+    attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
+    if type(attempt) is not int or not all(isinstance(part, str) for part in place):
+        raise BrokerError(f"what answers at {address} is not a broker: its welcome lacks what it must have")
+    return content

@@ -8,11 +8,11 @@ import zmq
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.protocol.frames import MAX_FRAME, Topic
-from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.session import BrokerSession
-from offloop.bus.types.timeouts import Timeouts
 
 KEPT_BYTES = 8 * 1024 * 1024
+BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME
+"""For the session: what is put in beyond :data:`KEPT_BYTES` has room."""
 _BROKER_RETURN_SECONDS = 60.0
 _TAKEN_SECONDS = 5.0
 """For which the broker's sign is waited for that it has taken everything, before it is asked again."""
@@ -41,12 +41,11 @@ class Feed:
 
     Raises BrokerError: from any of its methods: the broker is gone for good, or takes the run no more."""
 
-    def __init__(self, connection: BrokerConnection, rank: int, timeouts: Timeouts) -> None:
-        self._connection = connection
+    def __init__(self, session: BrokerSession, rank: int) -> None:
         self._rank = rank
-        self._session = BrokerSession(connection, KEPT_BYTES + 2 * MAX_FRAME, timeouts)
-        self._outbox = self._session.state.outbox
-        self.attempt: int = connection.welcome["attempt"]
+        self._session = session
+        self._outbox = session.state.outbox
+        self.attempt: int = session.welcome["attempt"]
         self.is_taken = True
         """The broker has taken everything up to the last :meth:`ask`."""
         self._asked = 0.0
@@ -56,7 +55,7 @@ class Feed:
     @property
     def socket(self) -> "zmq.Socket[bytes]":
         """Becomes readable when the broker has sent a message."""
-        return self._connection.socket
+        return self._session.socket
 
     @property
     def is_full(self) -> bool:
@@ -91,10 +90,10 @@ class Feed:
         if not self.is_taken and not len(self._outbox) and now - self._asked > _TAKEN_SECONDS:
             # The question itself may have been lost with a connection.
             self._asked = now
-            session.say("statistics", {"run": self._connection.run_name})
+            session.say("statistics", {"run": self._session.run_name})
         if (progress := (state.acknowledged, self.is_taken)) != self._progress or (self.is_settled and self.is_taken):
             self._progress, self._progressed = progress, now
-        run, patience = self._connection.run_name, _BROKER_RETURN_SECONDS
+        run, patience = self._session.run_name, _BROKER_RETURN_SECONDS
         if state.lost:
             raise BrokerError(f"the broker of the replay {run!r} does not take it up again: start it again")
         if now - self._progressed > patience:

@@ -15,11 +15,11 @@ from offloop.bus.protocol.frames import (
     mark_context,
 )
 from offloop.bus.protocol.order import SEVERITY, Ending
-from offloop.bus.publisher.connection import connect
+from offloop.bus.publisher.session import connect
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import CutRange, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
 from offloop.bus.recording.window import Bound, Window, recording_began
-from offloop.bus.replay.feed import Feed, reframe, wait_for_any
+from offloop.bus.replay.feed import BACKLOG_BYTES, Feed, reframe, wait_for_any
 from offloop.bus.replay.pace import Pace
 from offloop.bus.runs.directory import Origin
 from offloop.bus.types.demand import BASE_EVENTS
@@ -130,16 +130,17 @@ class ReplayServer:
         origin = Origin(recording.run_name, recording.attempt, self._place)
         address: str | None = None
         for number in self._numbers:
-            connection = connect(
+            session = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
                 origin.info(),
                 BASE_EVENTS,
-                is_replay=True,
+                backlog_bytes=BACKLOG_BYTES,
                 timeouts=self._timeouts,
+                is_replay=True,
                 local_world_size=len(self._numbers),
             )
-            address = connection.address
-            feed = Feed(connection, number, self._timeouts)
+            address = session.address
+            feed = Feed(session, number)
             # Closed in the order in which they were opened: the first one may wait for the broker to end.
             opened.callback(feed.close)
             self._ranks[number] = _Rank(feed, Topic(self.run_name, END, number))

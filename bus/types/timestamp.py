@@ -26,7 +26,6 @@ _COUNTERS = {
     "sample_in_epoch": TimeUnit.SAMPLE,
     "token_in_epoch": TimeUnit.TOKEN,
 }
-_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _new_tuple = tuple.__new__
 
 
@@ -162,7 +161,7 @@ class Timestamp:
 
     def copy(self, **changes: Any) -> "Timestamp":
         """The same timestamp with some counters or durations changed: ``timestamp.copy(epoch=3)``."""
-        return Timestamp(**{name: getattr(self, name) for name in _NAMES} | changes)
+        return Timestamp(**{name: getattr(self, name) for name in TrainingTime._fields} | changes)
 
     def advance_batch(self, samples: int, tokens: int, microseconds: int) -> "Timestamp":
         """:meth:`to_next_batch` for the training loop: plain numbers, nothing checked."""
@@ -230,9 +229,11 @@ class Timestamp:
         )
 
     def __repr__(self) -> str:
-        counters = [f"{name}={value}" for name, value in zip(_COUNTERS, self.values, strict=False)]
-        durations = [f"{name}={getattr(self, name)!r}" for name in _DURATIONS]
-        return f"Timestamp({', '.join(counters + durations)})"
+        parts = [
+            f"{name}={value if name in _COUNTERS else getattr(self, name)!r}"
+            for name, value in zip(TrainingTime._fields, self.values, strict=True)
+        ]
+        return f"Timestamp({', '.join(parts)})"
 
     def __hash__(self) -> int:
         return hash(self.values)
@@ -268,9 +269,6 @@ class Timestamp:
             return NotImplemented
         time = Time.from_input(other)
         return compare(self.get(time.unit), time)
-
-
-_NAMES = (*_COUNTERS, *_DURATIONS)
 
 
 def _count(value: TimeInput, name: str) -> int:

@@ -377,15 +377,15 @@ def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, 
 
 def one_message_at_a_time(publisher):
     """Has a publisher read one message of its broker each time that it looks."""
-    connection, has_read = publisher._session._connection, [False]
-    receive = connection.receive
+    session, has_read = publisher._session, [False]
+    receive = session._next
 
     def read_one():
         message = None if has_read[0] else receive()
         has_read[0] = message is not None
         return message
 
-    connection.receive = read_one
+    session._next = read_one
 
 
 def test_a_publisher_learns_at_once_who_is_there_and_what_is_asked_for(runs_dir):
@@ -553,7 +553,7 @@ def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
         thread = threading.Thread(target=lambda: outcomes.append(send_command(info, "stop", wait=30)))
         thread.start()
         # The publisher ends without having looked once more.
-        wait_for(lambda: publisher._session._connection.socket.poll(0), "the command to be there")
+        wait_for(lambda: publisher._session.socket.poll(0), "the command to be there")
     thread.join()
     assert outcomes[0].error == "the run has ended"
 

@@ -33,7 +33,7 @@ class RingPublisher:
 
     A published event is left there with its fields; every other one with its time and its training time only. Each
     batch has the field ``phases``: on a CPU the broker makes it of the events' times. Values that are still on a GPU
-    are not waited for: a loss is added by the broker, phases come with a later batch.
+    are not waited for: phases come with a later batch.
 
     Args:
         publish: publishes an event through ``published``.

@@ -195,7 +195,7 @@ def test_events_that_come_twice_are_recorded_once(address, runs_dir):
         encode = publisher._new_encoder("batch_end")
         frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
         for frame in frames:
-            publisher._session._connection.socket.send(frame)
+            publisher._session.socket.send(frame)
         publisher._outbox.seq = publisher._outbox.base_seq = 3
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
@@ -271,7 +271,7 @@ print("ready", flush=True)
 input()
 for batch in range(50):
     publisher.publish(Event.EPOCH_END, batch=batch)
-publisher._session._connection._context.destroy(linger=5000)  # returns when everything is in the system's hands
+publisher._session._context.destroy(linger=5000)  # returns when everything is in the system's hands
 os.kill(os.getpid(), 9)
 """
     trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -463,7 +463,7 @@ _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
 os.kill(broker, signal.SIGKILL)
-first = publisher._session._connection.process
+first = publisher._session.process
 deadline = time.monotonic() + 60
 while first._restarts < 3 and time.monotonic() < deadline:
     publisher.publish(Event.EPOCH_END)

@@ -16,14 +16,12 @@ from offloop.bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, Fligh
 from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs.alerts import read_alerts
 from offloop.bus.runs.flight import ANNOUNCED_DUMP, MOST_DUMPS, list_dumps
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import TrainingTime
 
 _ENCODE = event_encoder(Topic("r", "batch_end", 0), 1)
 _CONTEXT = pack_map({"world_size": 1})
-STALLED = 300.0
 BEGIN = EventBody(1, 1, 1, 1, 0, TrainingTime(), None, {}, {})
 
 
@@ -98,83 +96,14 @@ def test_a_block_that_is_overwritten_while_it_is_read_is_left_out(ring, monkeypa
     assert all(len(frame) in (len(frames[0]), len(frames[-1])) for frame in frames)
 
 
-def look(recorder, begin, end):
-    """Has it look as often as it does, from one moment to another, in units of what a stall takes."""
-    for step in range(round(20 * begin), round(20 * end)):
-        recorder.look(step * STALLED / 20 + 0.1)
-
-
 @pytest.fixture
 def recorder(tmp_path, ring):
-    made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
+    made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1)
     rank = LiveRank(0, pid=os.getpid())
     assert made.attach(rank, ring.to_wire()) is None
     put_batch(ring, 1)
     yield made
     made.finish()
-
-
-def test_a_rank_that_does_nothing_is_stalled_once_unless_it_is_paused(recorder, ring, tmp_path):
-    recorder.note(recorder.rings[0].rank, "fit_start", BEGIN)
-    look(recorder, 0, 1)
-    assert not recorder.is_writing
-    look(recorder, 1, 3)
-    settle(recorder)
-    (dump,) = list_dumps(tmp_path)
-    assert Recording(dump).flight == ("stalled", "rank 0 has published nothing for 300 s")
-    put_batch(ring, 2)
-    look(recorder, 3, 3.5)
-    assert [(one.status, one.text) for one in read_alerts(tmp_path)] == [
-        ("firing", "rank 0 has published nothing for 300 s"),
-        ("resolved", "rank 0 continues"),
-    ]
-    for moment in range(4, 8):
-        ring.beat()
-        look(recorder, moment, moment + 0.9)
-    assert not recorder.is_writing
-    # Nor is it where the broker stood still, too.
-    recorder.look(20 * STALLED)
-    assert not recorder.is_writing
-
-
-@pytest.mark.parametrize("last", ["init", "after_load", "fit_end", "eval_after_all", "predict_end", None])
-def test_a_rank_whose_user_does_something_else_is_not_stalled(tmp_path, ring, last):
-    recorder = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
-    rank = LiveRank(0, pid=os.getpid())
-    recorder.attach(rank, ring.to_wire())
-    if last is not None:
-        topic = Topic("r", last, 0)
-        ring.put(event_encoder(topic, 1)(2, 2, 1, TrainingTime(), None, {}, _CONTEXT))
-    look(recorder, 0, 3)
-    assert not recorder.is_writing
-    recorder.note(rank, "fit_start", BEGIN)
-    look(recorder, 3, 4)
-    assert recorder.is_writing
-    recorder.finish()
-
-
-def test_a_rank_that_ends_is_not_said_to_continue(recorder, tmp_path):
-    look(recorder, 0, 2)
-    rank = recorder.rings[0].rank
-    recorder.note_end(rank, {"status": "lost"})
-    assert [one.text for one in read_alerts(tmp_path)][1:] == ["rank 0 has ended"]
-
-
-def test_hosts_that_stall_together_are_dumped_once_each(recorder, ring):
-    answers = []
-    # Another host was the first to see it.
-    look(recorder, 0, 0.5)
-    recorder.ask("stalled", "on host b", lambda *answer: answers.append(answer))
-    look(recorder, 0.5, 3)
-    recorder.ask("stalled", "on host c", lambda *answer: answers.append(answer))
-    settle(recorder)
-    assert answers == [
-        (None, "it was written because of 'stalled' already"),
-        ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None),
-    ]
-    put_batch(ring, 2)
-    look(recorder, 3, 6)
-    assert recorder.is_writing
 
 
 def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tmp_path):
@@ -235,17 +164,6 @@ def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(rec
     assert found == [("failed", "rank 0: mistake 0"), ("lost", "rank 8: lost")]
 
 
-def test_ranks_that_stall_together_are_dumped_once(recorder, ring, tmp_path):
-    other = FlightRing(50, 16 * BLOCK)
-    assert recorder.attach(LiveRank(1, pid=os.getpid()), other.to_wire()) is None
-    put_batch(other, 1)
-    look(recorder, 0, 2)
-    settle(recorder)
-    assert len(list_dumps(tmp_path)) == 1
-    assert [one.text[:6] for one in read_alerts(tmp_path)] == ["rank 0", "rank 1"]
-    other.close()
-
-
 def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch):
     for batch in range(1, 33):
         put_batch(ring, batch, 30_000)
@@ -282,16 +200,6 @@ def test_a_disk_that_fails_ends_no_broker(recorder, tmp_path, monkeypatch):
     settle(recorder)
 
 
-def test_a_rank_that_waits_says_that_it_is_there(ring, runs_dir):
-    with Publisher("r", runs_dir=runs_dir, flight=ring) as publisher:
-        reader = FlightRingReader(os.getpid(), ring.to_wire())
-        before = reader.position()
-        assert reader.position() == before
-        publisher.poll()
-        assert reader.position() != before
-        reader.close()
-
-
 def test_a_run_that_failed_has_ended_before_its_flight_recorder_is_written(runs_dir):
     ring = FlightRing(100_000, 256 * BLOCK)
     failed = Publisher("r", flight=ring, timeouts=Timeouts(broker_exit=0.0))
@@ -317,7 +225,7 @@ def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
 
 @pytest.mark.parametrize("wire", [{}, {"fd": 0, "token": b"x" * 16}, {"fd": 10**6, "token": b"x" * 16}])
 def test_memory_that_is_something_else_is_refused_with_the_reason(tmp_path, wire):
-    made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1, STALLED)
+    made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1)
     why = made.attach(LiveRank(0, pid=os.getpid()), wire)
     assert why is not None
     assert why.startswith("the flight recorder of rank 0 is not kept: its memory cannot be read by the broker")

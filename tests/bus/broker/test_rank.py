@@ -88,15 +88,13 @@ def test_missing_events_are_requested_with_pauses_from_what_is_recorded() -> Non
     assert not rank.should_request(20.0)
 
 
-def test_each_number_is_acknowledged_once_and_to_a_connection() -> None:
+def test_each_number_is_acknowledged_once() -> None:
     rank = rank_at(5)
     assert rank.acknowledgement() is None
     rank.acknowledged = 5
     assert rank.acknowledgement() == 5
     assert rank.acknowledgement() is None
-    rank.acknowledged, rank.identity = 7, None
-    assert rank.acknowledgement() is None
-    rank.identity = b"again"
+    rank.acknowledged = 7
     assert rank.acknowledgement() == 7
 
 

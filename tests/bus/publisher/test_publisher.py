@@ -37,8 +37,8 @@ from offloop.bus import (
 )
 from offloop.bus.protocol.frames import Control
 from offloop.bus.publisher import session_state
-from offloop.bus.publisher.connection import BrokerConnection
 from offloop.bus.publisher.launch import BrokerProcess
+from offloop.bus.publisher.session import BrokerSession
 from offloop.bus.recording.source import RecordSource
 from offloop.bus.types.commands import Command
 from offloop.bus.types.demand import Demand
@@ -560,7 +560,7 @@ def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, capl
     publisher.close()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(BrokerConnection, "_connect"), (BrokerProcess, "_spawn")])
+@pytest.mark.parametrize(("owner", "name"), [(BrokerSession, "_connect"), (BrokerProcess, "_spawn")])
 def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later(
     runs_dir, monkeypatch, caplog, owner, name
 ):
@@ -587,7 +587,7 @@ def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later
 
 
 def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(runs_dir, monkeypatch):
-    monkeypatch.setattr("offloop.bus.publisher.connection.SEND_QUEUE", 10)
+    monkeypatch.setattr("offloop.bus.publisher.session.SEND_QUEUE", 10)
     with Publisher("r") as publisher:
         publisher.publish(Event.FIT_START)
         pid = broker_pid(publisher)
@@ -605,7 +605,7 @@ def test_a_broker_that_stands_still_delays_nothing_and_gets_everything_later(run
 
 
 def test_what_is_kept_for_a_broker_that_stands_still_is_bounded_and_the_loss_is_counted(runs_dir, caplog, monkeypatch):
-    monkeypatch.setattr("offloop.bus.publisher.connection.SEND_QUEUE", 10)
+    monkeypatch.setattr("offloop.bus.publisher.session.SEND_QUEUE", 10)
     with Publisher("r", backlog_bytes=100_000) as publisher:
         pid = broker_pid(publisher)
         os.kill(pid, signal.SIGSTOP)
@@ -754,7 +754,7 @@ def test_a_training_with_more_than_a_thousand_open_files_is_recorded(runs_dir):
 def test_a_broker_that_has_finished_is_not_started_again_before_its_last_acknowledgement_is_here(
     runs_dir, monkeypatch, caplog
 ):
-    receive, ended = BrokerConnection.receive, []
+    receive, ended = BrokerSession._next, []
 
     def receive_late(self):
         # As where ZeroMQ's thread has no processor for a moment.
@@ -765,6 +765,6 @@ def test_a_broker_that_has_finished_is_not_started_again_before_its_last_acknowl
 
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
-        monkeypatch.setattr(BrokerConnection, "receive", receive_late)
+        monkeypatch.setattr(BrokerSession, "_next", receive_late)
     assert caplog.messages == []
     assert find_run("r").status == "finished"

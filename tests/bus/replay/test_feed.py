@@ -1,5 +1,6 @@
 """What a replay does when its broker comes back, or does not: without sockets."""
 
+import time
 from collections import deque
 from typing import Any
 
@@ -7,49 +8,52 @@ import pytest
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.protocol.frames import Control
-from offloop.bus.replay.feed import Feed
+from offloop.bus.publisher.outbox import Outbox
+from offloop.bus.publisher.session import BrokerSession
+from offloop.bus.publisher.session_state import SessionState
+from offloop.bus.replay.feed import BACKLOG_BYTES, Feed
 from offloop.bus.types.timeouts import Timeouts
 
 
-class Connection:
-    """A connection whose broker says what the test puts in :attr:`says`."""
-
-    run_name, welcome, process = "r", {"attempt": 1}, None
+class Session(BrokerSession):
+    """A session whose broker says what the test puts in :attr:`says`."""
 
     def __init__(self) -> None:
         self.says: deque[Control] = deque()
-        self.sent: list[bytes] = []
+        self.run_name, self.welcome, self.process = "r", {"attempt": 1}, None
+        outbox = Outbox(self._send, BACKLOG_BYTES)
+        self.state = SessionState("r", self.welcome, outbox, Timeouts.default, time.monotonic())
 
-    def receive(self) -> Control | None:
+    def _next(self) -> Control | None:
         return self.says.popleft() if self.says else None
 
-    def send(self, message: bytes, flags: int) -> None:
-        self.sent.append(message)
+    def _send(self, message: bytes, flags: int = 0) -> None:
+        pass
 
-    def renew(self, demand: Any = None) -> None:
+    def _renew(self, demand: Any) -> None:
         pass
 
 
 @pytest.fixture
-def connection() -> Connection:
-    return Connection()
+def session() -> Session:
+    return Session()
 
 
 @pytest.fixture
-def feed(connection: Connection) -> Feed:
-    feed = Feed(connection, 0, Timeouts.default)  # type: ignore[arg-type]
+def feed(session: Session) -> Feed:
+    feed = Feed(session, 0)
     feed.put(1, b"one")
     feed.exchange()
     return feed
 
 
-def test_a_broker_that_ended_the_replay_in_the_meantime_takes_nothing_more(feed: Feed, connection: Connection) -> None:
-    connection.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 2})]
+def test_a_broker_that_ended_the_replay_in_the_meantime_takes_nothing_more(feed: Feed, session: Session) -> None:
+    session.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 2})]
     with pytest.raises(BrokerError, match="does not take it up again"):
         feed.exchange()
 
 
-def test_a_broker_that_has_all_of_it_has_not_ended_it_for_us(feed: Feed, connection: Connection) -> None:
-    connection.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 1})]
+def test_a_broker_that_has_all_of_it_has_not_ended_it_for_us(feed: Feed, session: Session) -> None:
+    session.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 1})]
     feed.exchange()
     assert feed.is_settled
