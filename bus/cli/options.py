@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.errors import InvalidTimeError
+from offloop.bus.errors import ConfigurationError, OffloopError
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
@@ -107,53 +107,50 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return runs_dir_option(with_place)
 
 
-def rate_given(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """How many times as fast as it was; infinity for ``max``. A callback of a click option.
+def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """A callback of a click option that reads its text, where it is given, with a function that raises our errors."""
 
-    Raises:
-        click.BadParameter: it is not a number over 0.
-    """
-    if value is None:
-        return None
+    def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+        try:
+            return None if text is None else read(text)
+        except OffloopError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return convert
+
+
+def _rate(text: str) -> float:
     try:
-        rate = math.inf if value.strip().lower() == "max" else float(value)
+        rate = math.inf if text.strip().lower() == "max" else float(text)
     except ValueError:
         rate = math.nan
     if not rate > 0:
         from offloop.bus.replay.pace import RATES
 
-        raise click.BadParameter(f"{value!r} is not a rate: {RATES}")
+        raise ConfigurationError(f"{text!r} is not a rate: {RATES}")
     return rate
 
 
-def parse_bound_option(_context: click.Context, _parameter: click.Parameter, value: str | None) -> "Bound | None":
-    """Reads where a part of a run begins or ends. A callback of a click option.
-
-    Raises:
-        click.BadParameter: it is none.
-    """
+def _bound(text: str) -> "Bound":
     from offloop.bus.recording.window import parse_bound
 
-    try:
-        return None if value is None else parse_bound(value)
-    except InvalidTimeError as error:
-        raise click.BadParameter(str(error)) from None
+    return parse_bound(text)
 
 
 start_option = click.option(
     "--start",
-    callback=parse_bound_option,
+    callback=read_by(_bound),
     metavar="TIME",
     help="Begin there: 2ep, 100ba, 0.5dur, 90sec, +90s.",
 )
-until_option = click.option("--until", callback=parse_bound_option, metavar="TIME", help="End there, inclusive.")
+until_option = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
 
 
 def rate_option(default: str | None) -> Callable[..., Any]:
     """``--rate``: a recording that is served comes as it was, callbacks that replay one get it at once."""
     return click.option(
         "--rate",
-        callback=rate_given,
+        callback=read_by(_rate),
         metavar="RATE",
         default=default,
         show_default=default or "max",

@@ -16,6 +16,7 @@ from offloop.bus.cli.options import (
     force_option,
     nkey_option,
     output_option,
+    read_by,
     runs_dir_option,
     split_names,
     start_option,
@@ -40,13 +41,11 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B)?\s*", re.IGNORECASE)
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
+def _size(value: str) -> int:
     found = _SIZE.fullmatch(value)
     size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if size < 1:
-        raise click.BadParameter(f"{value!r} is not a size: write a number of bytes, or 500MB, 10GB, 1.5TB")
+        raise ConfigurationError(f"{value!r} is not a size: write a number of bytes, or 500MB, 10GB, 1.5TB")
     return size
 
 
@@ -85,7 +84,7 @@ def keygen(name: str, where: str | None) -> None:
 @click.option(
     "--max-bytes",
     envvar="OFFLOOP_MAX_BYTES",
-    callback=_size,
+    callback=read_by(_size),
     metavar="SIZE",
     help="How large it may grow: 10GB. Default: $OFFLOOP_MAX_BYTES, else as the servers allow.",
 )

@@ -4,14 +4,14 @@ that make algorithms.
 An option that is not given is ``None``: then what the task says counts, and after that the trainer's default.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from offloop.bus.cli.options import HELPS, split_names
-from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.cli.options import HELPS, read_by, split_names
+from offloop.bus.errors import ConfigurationError
 from offloop.trainer.arguments.config import Argument, Option, arguments_of
 from offloop.trainer.config import GROUPS, TrainerArguments
 
@@ -33,7 +33,7 @@ def _make_option(argument: Argument, form: Option) -> click.Option:
     if form.many:
         settings |= {"multiple": True, "callback": split_names}
     elif form.read is not None:
-        settings["callback"] = _read_by(form.read)
+        settings["callback"] = read_by(form.read)
     return click.Option(declared, default=None, help=text[:1].upper() + text[1:], **settings)
 
 
@@ -45,16 +45,6 @@ def _click_type(argument: Argument, form: Option) -> Any:
     if form.read is None and int in (argument.type, *get_args(argument.type)):
         return click.INT if form.least is None else click.IntRange(form.least, form.most)
     return None
-
-
-def _read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-        try:
-            return None if text is None else read(text)
-        except OffloopError as error:
-            raise click.BadParameter(str(error), context, parameter) from None
-
-    return convert
 
 
 def _read_texts(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> list[str] | None:
