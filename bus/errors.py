@@ -27,7 +27,7 @@ program may need of them is an attribute, ``None`` where it is not known::
         print(error.run)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,18 @@ def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """``did you mean speed? `` or nothing, to stand in a message."""
     matches = get_close_matches(name, list(known), n=2, cutoff=0.5)
     return f"did you mean {' or '.join(matches)}? " if matches else ""
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raises :class:`ConfigurationError` where an argument is none of the choices."""
+    if value not in (known := tuple(choices)):
+        raise ConfigurationError(f"{name} {value!r} is not known: use {', '.join(known)}", name=name, value=value)
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raises :class:`ConfigurationError` where an argument is less, or not a number."""
+    if not value >= least:
+        raise ConfigurationError(f"{name} is {value}: use a number from {least} on", name=name, value=value)
 
 
 def require(what: str, extra: str, *modules: str) -> None:

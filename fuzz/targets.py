@@ -73,7 +73,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import batch_number
 from offloop.bus.types.source import Source
 from offloop.bus.types.timestamp import Time, Timestamp, TimeUnit, TrainingTime
-from offloop.consumers.delivery.commit import CallbackState, Committed, DestinationState
+from offloop.consumers.delivery.commit import CallbackState, Committed, DestinationState, unseal
 
 
 def check(condition: object, what: str) -> None:
@@ -484,12 +484,12 @@ def _progress(data: bytes) -> None:
     """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
     for stored in (data, zlib.crc32(data).to_bytes(4) + data):
         try:
-            committed = Committed.unpack(stored)
+            committed = unseal(stored, Committed)
         except RecordingError:
             continue
         repr(committed)
         with contextlib.suppress(ConfigurationError):
-            again = Committed.unpack(committed.pack())
+            again = unseal(committed.pack(), Committed)
             check(again.pack() == committed.pack(), "what a consumer stored came out differently")
 
 

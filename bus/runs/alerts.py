@@ -39,8 +39,10 @@ class RunAlert:
 ALERTS = JsonFile("alerts.json", list[RunAlert], 16 << 20)
 
 
-def note_alert(run: Path, alert: RunAlert) -> None:
-    """Adds an alert to those of a run, unless it is known; what cannot be written is named in the log."""
+def note_alert(run: Path | None, alert: RunAlert) -> None:
+    """Adds an alert to those of a run that has a directory, unless it is known; failures are logged."""
+    if run is None:
+        return
     alert = replace(alert, **{name: plain(getattr(alert, name))[:_LONGEST] for name in ("id", "about", "text")})
 
     def change(known: list[RunAlert] | None) -> list[RunAlert]:

@@ -1,8 +1,11 @@
 """The base class of callbacks."""
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
+from dataclasses import is_dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.host_windows import HostWindow
@@ -11,11 +14,14 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.types.demand import Demand, EventDemand, check_max_delay
 from offloop.bus.types.event import Event
-from offloop.consumers.api.events import EventMethods, MaybeAwaitable
 from offloop.consumers.api.logger import Logger, LoggerDestination
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
 """The consequence for a callback that raises: further events, none, or the end of the consumer."""
+
+
+MaybeAwaitable: TypeAlias = Awaitable[None] | None
+"""The result of a callback's method: nothing, or, of an ``async`` method, what is to be awaited."""
 
 
 class CannotWorkError(ConfigurationError):
@@ -24,15 +30,15 @@ class CannotWorkError(ConfigurationError):
     affected. A consumer without callbacks exits."""
 
 
-class Callback(EventMethods):
+class Callback:
     """Observes a run: override the method of each event that you want to see, and log through ``logger``.
 
-    ``state`` is the read-only snapshot of that event. The methods that a class overrides are the events that it is
-    sent. Any method may be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs
-    what the live run logged. ``logger.context`` says which run it is.
+    ``state`` is the read-only snapshot of that event. A class is sent the events whose methods it overrides, which may
+    be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs what the live run
+    logged. ``logger.context`` says which run it is.
 
-    Of a training with several ranks a callback sees the first one, whose times, losses and metrics are those of all of
-    them together. With :attr:`all_ranks` it sees the events of every rank; ``state.rank`` distinguishes them.
+    With several ranks a callback sees the events of the first one, whose times, losses and metrics are those of all of
+    them together; with :attr:`all_ranks` it sees those of every rank, distinguished by ``state.rank``.
 
     Reference: ``composer/core/callback.py``.
     """
@@ -44,27 +50,25 @@ class Callback(EventMethods):
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
     fields: ClassVar[Collection[str]] = ()
-    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``: attributes of every snapshot
-    that it is sent and that they exist at. Of other fields that are not always there it sees none."""
+    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event where they
+    exist. Other fields on demand are hidden from it."""
 
     every: ClassVar[int | str] = 1
-    """The interval, in batches of the training (or of the evaluation or prediction): 10 for the batches 10, 20, ..., or
-    in another unit: ``2ep``, ``0.25dur``, see :func:`offloop.bus.types.intervals.is_due`. Holds for ``fields`` and for
-    events that are not always published, such as ``AFTER_TRAIN_BATCH``; the others (:data:`offloop.bus.BASE_EVENTS`)
-    come at every batch. An object may set its own in ``__init__``."""
+    """The interval of ``fields``, and of events that are not always published (:data:`offloop.bus.BASE_EVENTS` are), in
+    batches: 10 for the batches 10, 20, ..., or in another unit: ``2ep``, ``0.25dur``, see
+    :func:`offloop.bus.types.intervals.is_due`. An object may set its own in ``__init__``."""
 
     max_delay: ClassVar[float | None] = None
-    """By how many seconds, from 0 to 1, events may be late in a fast loop, which sends them together; ``None`` for as
-    late as the training sends them by itself: 50 ms, unless it was started with another ``max_delay``. The shortest
-    delay of all consumers counts, and a very short one slows the training down: see ``docs/performance.md``."""
+    """By how many seconds, from 0 to 1, events may be late in a fast loop, which sends them together; ``None`` for the
+    training's own ``max_delay``, 50 ms by default. The shortest one of all consumers counts; a very short one slows the
+    training down, see ``docs/performance.md``."""
 
     background: ClassVar[bool | None] = None
     """Run in the background, with a stream of its own, so that it delays no other callback.
 
-    ``True`` gives it a thread: for methods that may take long, because they write files, upload or call others.
-    ``False`` lets it share a stream with others, and they handle each event one after the other. ``None`` is ``False``,
-    but for a callback with ``async`` methods for events: it runs in the others' event loop, and while it waits, they
-    continue."""
+    ``True`` gives it a thread: for methods that take long. ``False`` lets it share a stream with others, which handle
+    each event one after the other. ``None`` is ``False``, except for a callback with ``async`` methods: it runs in the
+    others' event loop, and while it waits, they continue."""
 
     barrier_events: ClassVar[Collection[Event | str]] = ()
     """The events at which the callback may decide to stop the training. A trainer with ``wait_for`` waits at each of
@@ -73,6 +77,9 @@ class Callback(EventMethods):
     resumes: ClassVar[bool] = True
     """Continue :meth:`state_dict` in a later attempt of the run, from the checkpoint from which that resumes; ``False``
     for a state that is about one attempt, such as a position in its file or the time of its last event."""
+
+    keeps: ClassVar[Collection[str]] = ()
+    """Attributes that make up :meth:`state_dict`: plain values, or objects of a dataclass with such."""
 
     owns_terminal: ClassVar[bool] = False
     """The callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
@@ -88,11 +95,10 @@ class Callback(EventMethods):
 
     def demand(self) -> Demand:
         """The request to the training: the events whose methods the callback overrides, or, where :meth:`run_event` is
-        overridden, :attr:`events`; with :attr:`fields`, every so many batches. Override it to request each event or
-        field at an interval of its own.
+        overridden, :attr:`events`; with :attr:`fields`, :attr:`every` so many batches. Override it to request each
+        event or field at an interval of its own.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an interval, or a name of a field, that is not
-        allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid interval or name of a field."""
         if isinstance(self.fields, str):
             raise ConfigurationError(
                 f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
@@ -102,14 +108,13 @@ class Callback(EventMethods):
         return Demand(dict.fromkeys(self._handled_events(), request))
 
     def prepare(self, stream: RunStream, logger: Logger) -> MaybeAwaitable:
-        """Called before a stream that the callback shares with no other is read from its front. What the callback knows
-        of the history in another way need not come: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
+        """Called before a stream that the callback shares with no other is read from its beginning. History that it
+        knows already may be skipped: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
-        """Receive how the ranks of each host of a run on several hosts are doing, about once a second. Comes
-        between two events, from a stream that has it: of all hosts with ``--stream``, of one from the run's directory.
-        Recordings do not have it, so what is logged here does not come again in a replay; log with the ``step`` that it
-        is about. Not ``async``."""
+        """Receive how the ranks of each host of a run on several hosts are doing, about once a second, between two
+        events: of all hosts with ``--stream``, of one from the run's directory. Recordings do not have it, so a replay
+        does not repeat what is logged here; log with the ``step`` that it is about. Not ``async``."""
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Called for every requested event; calls the event's method. An override replaces those methods."""
@@ -134,13 +139,15 @@ class Callback(EventMethods):
         """Everything that :meth:`load_state_dict` needs to continue from here as if nothing had happened.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
-        once a second in a busy run, so it has to be small."""
-        return {}
+        once a second in a busy run, so it has to be small. By default the attributes in :attr:`keeps`."""
+        return {name.lstrip("_"): msgspec.to_builtins(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` gave; tuples are lists by then. Called before the first event, and, in an
-        attempt that resumes from a checkpoint, between ``BEFORE_LOAD`` and ``AFTER_LOAD`` with the state from where the
-        checkpoint was saved."""
+        """Restores what :meth:`state_dict` returned; tuples are lists by then. Called before the first event, and in an
+        attempt that resumes from a checkpoint between ``BEFORE_LOAD`` and ``AFTER_LOAD``, with its state then."""
+        for name in self.keeps:
+            before, value = getattr(self, name), state[name.lstrip("_")]
+            setattr(self, name, msgspec.convert(value, type(before)) if is_dataclass(before) else value)
 
     @property
     def runs_alone(self) -> bool:
@@ -153,7 +160,7 @@ class Callback(EventMethods):
     @property
     def has_state(self) -> bool:
         """True with a state that is kept with checkpoints."""
-        return self.overrides("state_dict")
+        return bool(self.keeps) or self.overrides("state_dict")
 
     def overrides(self, name: str) -> bool:
         """Return True if the class, or the object, has a method of that name of its own."""
@@ -163,6 +170,48 @@ class Callback(EventMethods):
         if self.overrides("run_event"):
             return set(Event) if self.events is None else {Event(event) for event in self.events}
         return {event for event in Event if self.overrides(event.value)}
+
+    # A method for each event, of its name: :class:`offloop.bus.Event` says when each happens.
+    def init(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_load(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def fit_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def iteration_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def epoch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_dataloader(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_loss(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def before_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_backward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def after_train_batch(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def batch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def epoch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def epoch_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def iteration_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def iteration_checkpoint(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def fit_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_before_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_after_all(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_standalone_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def eval_standalone_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_batch_start(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_before_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_after_forward(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_batch_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
+    def predict_end(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...
 
 
 def demand_of(callbacks: Iterable[Callback]) -> Demand:

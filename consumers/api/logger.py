@@ -34,8 +34,7 @@ class Row(NamedTuple):
     time: float
     """Time of the event: seconds since 1970, UTC."""
     metrics: dict[str, LogValue]
-    """Metric name to value, in the order of the calls; for a name logged twice the later value, in the earlier
-    place."""
+    """By name, in the order of the calls; of a name logged twice, the later value in the earlier place."""
 
 
 class Images(NamedTuple):
@@ -84,19 +83,20 @@ class Upload(NamedTuple):
     """Replace a file of that name."""
 
 
-@dataclass
-class EventLog:
-    """Everything that was logged during one event, in the order in which destinations are given it."""
+Entry: TypeAlias = Images | Table | Text | Upload
+"""Anything but metrics and hyperparameters."""
 
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
+
+class EventLog(NamedTuple):
+    """Everything that was logged during one event."""
+
+    rows: list[Row]
+    entries: list[Entry]
+    """In the order of the calls."""
+    hyperparameters: dict[str, Any]
     """Those that callbacks logged."""
-    rows: list[Row] = field(default_factory=list)
-    images: list[Images] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
-    uploads: list[Upload] = field(default_factory=list)
-    of_run: dict[str, Any] = field(default_factory=dict)
-    """The hyperparameters that the run says of itself."""
+    of_run: dict[str, Any]
+    """Those that the run reports itself."""
 
 
 @dataclass(frozen=True)
@@ -109,26 +109,25 @@ class RunContext:
     run_dir: Path | None
     """``None`` for a stream that has no directory, such as a list of snapshots."""
     command: Callable[..., Outcome] | None = field(default=None, compare=False)
-    """Sends the run a command, ``command("set", "lr", 0.1)``, from any thread, and waits some seconds for what becomes
-    of it. ``None`` for a recording, whose training takes none."""
+    """Sends the run a command, ``command("set", "lr", 0.1)``, and waits some seconds for its outcome; ``None`` for a
+    recording. This and the functions below may be called from any thread."""
     answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
-    """The commands that the training has answered, from all senders, in order, as far as the stream was read; from any
-    thread."""
+    """The answered commands of all senders, in order, as far as the stream was read."""
     run_id: str | None = None
-    """The run's identity, see :attr:`offloop.bus.RunInfo.id`; ``None`` where the stream does not say it."""
+    """The run's identity, see :attr:`offloop.bus.RunInfo.id`; ``None`` if unknown."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
-    """The checkpoints that were saved and loaded, in order, as far as the stream was read; from any thread."""
+    """The checkpoints that were saved and loaded, in order, as far as the stream was read."""
     source: Callable[[], Source] = field(default=Source, compare=False)
-    """The source of the run's events, as far as the stream was read; from any thread."""
+    """The source of the run's events, as far as the stream was read."""
 
     @property
     def identity(self) -> str:
-        """Its id, or its name where it has none: for places where runs of several folders meet, such as a server."""
+        """Its id, or its name without one: for servers, where runs of several folders meet."""
         return self.run_id or self.run_name
 
     @property
     def unique_name(self) -> str:
-        """The same in words for people: the name, with the beginning of the id."""
+        """The same for people: the name, with the beginning of the id."""
         return self.run_name if self.run_id is None else f"{self.run_name}-{self.run_id[:6]}"
 
 
@@ -144,41 +143,39 @@ class LoggerDestination:
     """By how many seconds what it takes may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
 
     background: ClassVar[bool] = False
-    """Feed it in the background: for what may be slow or unreachable, such as a server. What was logged
-    reaches it through a :class:`~offloop.consumers.delivery.spool.Spool`, in its own thread, and delays no callback.
+    """For what may be slow or unreachable, such as a server: it is fed in a thread of its own, through a
+    :class:`~offloop.consumers.delivery.spool.Spool`, and delays no callback.
 
-    A method that raises then makes it be closed and opened again, after a pause, and given the same once more: what may
-    have arrived already is for the destination to see. :meth:`load_state_dict` is called before each :meth:`open` but
-    the first. A :class:`~offloop.bus.errors.ConfigurationError`, before anything was sent, says that it would never
-    work."""
+    After an error it is closed, opened again after a pause, and given the same once more: it has to find out what has
+    arrived already. :meth:`load_state_dict` is called before each :meth:`open` but the first. A
+    :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts."""
 
     writes_to_terminal: ClassVar[bool] = False
-    """It writes to the terminal, which it cannot do beside a callback that draws on the whole of it."""
+    """It writes to the terminal, so it is refused beside a callback that draws on the whole of it."""
 
     watches: ClassVar[Collection[Event]] = ()
     """The events that :meth:`watch` is called with, for one that shows more than what is logged."""
 
     acknowledges: ClassVar[bool] = True
-    """Of a destination with ``background``: what a method took is safe when the method returns. If not, that is
-    so only when :meth:`close` returns; until then it may be given everything since it was opened once more."""
+    """With ``background``: what a method took is safe when the method returns, and not only when :meth:`close` does.
+    Otherwise it may be given everything since it was opened once more."""
 
     drain_seconds: float = 30.0
-    """Seconds that the consumer waits at its end while nothing can be sent, with ``background``."""
+    """With ``background``: seconds that the consumer waits at its end while nothing can be sent."""
 
     finish_seconds: float = 0.0
-    """Seconds that the consumer waits at its end, with ``background``, for one file, for the images of an
-    event, and for :meth:`close`, if it has taken in what it has yet to send."""
+    """With ``background``: seconds that the consumer waits at its end for a file, the images of an event, and
+    :meth:`close`."""
 
     requires: ClassVar[tuple[str, str] | None] = None
     """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
 
     problem: str | None = None
-    """The part of what it was given that it lacks, in words that follow its name, known when it is closed; ``None``
-    when it has everything."""
+    """What it lacks, in words that follow its name, known when it is closed; ``None`` when it has everything."""
 
     where: str | None = None
-    """A path, an address, or a command to look at what it was given. Known once it was opened; ``None`` where there is
-    nothing to look at later. The consumer shows it at its end."""
+    """A path, an address, or a command to look at what it was given, shown at the consumer's end; known once it was
+    opened, ``None`` for nothing."""
 
     def check(self) -> None:
         """Find out what cannot work before anything is begun, such as a package that is not installed. Called in the
@@ -200,8 +197,20 @@ class LoggerDestination:
         Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Receive values that describe the run as a whole: those that callbacks log, and those that the run says of
-        itself. Left out unless a destination overrides it."""
+        """Receive values that describe the run as a whole, from callbacks and from the run itself. Left out unless a
+        destination overrides it."""
+
+    def log_entry(self, entry: Entry, state: Snapshot) -> None:
+        """Receive an entry of any kind; calls the method of its kind."""
+        match entry:
+            case Images():
+                self.log_images(entry, state)
+            case Table():
+                self.log_table(entry, state)
+            case Text():
+                self.log_text(entry, state)
+            case Upload():
+                self.upload_file(entry, state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
         """Receive images. Left out unless a destination overrides it."""
@@ -216,49 +225,48 @@ class LoggerDestination:
         """Receive a file; it is there until this returns. Left out unless a destination overrides it."""
 
     def flush(self) -> None:
-        """Hands on what is held back, so that others see it. Called when no more events are ready, at least every 50 ms
-        while there are some, and before :meth:`close`; not called where ``background`` is true."""
+        """Hands on what is held back. Called when no more events are ready, at least every 50 ms while there are some,
+        and before :meth:`close`; not called with ``background``."""
 
     def on_commit(self) -> None:
-        """Called when what it was given so far does not come again: the position that :meth:`state_dict` returned last
-        is stored, or the run has finished and nothing follows. Never called where nothing is stored."""
+        """What it was given so far does not come again: the last :meth:`state_dict` is stored, or the run has finished.
+        Never called where nothing is stored."""
 
     def on_abandon(self) -> None:
-        """Called when the run has finished and nothing follows, but the position is not stored, because another
-        destination has failed: what it was given comes again if this consumer is started once more."""
+        """The run has finished, but nothing is stored, because another destination has failed: what it was given comes
+        again if this consumer is restarted."""
 
     def close(self) -> None:
         """Called once, after every callback is closed; also when the consumer is interrupted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for :meth:`load_state_dict` to go back to: how much has been written, and what is still held
-        back. Plain values only: numbers, strings, bytes, lists, maps, ``None``.
+        """The position, for :meth:`load_state_dict` to go back to: how much is written, and what is still held back, in
+        plain values: numbers, strings, bytes, lists, maps, ``None``.
 
-        Called between two events. Everything before the position has to be safe when this returns: a file is flushed
-        and synced to the disk, because the position is stored next, and must not be ahead of what it stands for."""
+        Called between two events. Everything before the position has to be safe, such as synced to the disk, when this
+        returns, because the position is stored next."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called before :meth:`open` by a consumer that continues, with what :meth:`state_dict` gave (tuples are lists
-        by now). What :meth:`open` finds was written by the process before: it has to be there, and what came after the
-        position is to be taken back, because those events come again.
+        """Called before :meth:`open` by a consumer that resumes, with what :meth:`state_dict` returned (tuples are
+        lists by now). What was written after that position is to be taken back, because those events come again.
 
-        Both may be left out by a destination that only hands rows on; what it was given since the position, it is
-        then given twice."""
+        A destination that overrides neither is given twice what came after the position."""
 
 
 class Logger:
-    """The means by which callbacks log. It gathers what is logged during one event; once the callbacks have handled the
-    event, that goes to the destinations. For one thread."""
+    """Gathers what callbacks log during an event; once they have handled it, that goes to the destinations. For one
+    thread."""
 
     def __init__(self, context: RunContext | None = None) -> None:
         self.context = context or RunContext("run", 1, None)
         """The run that is observed."""
         self._state: Snapshot | None = None
         self._now: int | None = None
-        self._has_more = False
         self._rows: dict[int, dict[str, LogValue]] = {}
-        self._gathered = EventLog()
+        self._entries: list[Entry] = []
+        self._hyperparameters: dict[str, Any] = {}
+        self._of_run: dict[str, Any] = {}
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs metrics for a step, by default ``state.timestamp.batch`` of the event that is being handled.
@@ -279,11 +287,9 @@ class Logger:
             self._rows[number] = dict(metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Logs values that describe the run as a whole, beside those that it says of itself; of one name it is this
-        value that counts. What is not a number, text, boolean or ``None``, nor a list or map of these, is logged as its
-        text."""
-        self._has_more |= bool(hyperparameters)
-        self._gathered.hyperparameters.update({str(name): _as_plain(value) for name, value in hyperparameters.items()})
+        """Logs values that describe the run as a whole, and replace those of the run of the same names. Other values
+        than numbers, texts, booleans, ``None``, and lists and maps of these are logged as their texts."""
+        self._hyperparameters |= {str(name): _as_plain(value) for name, value in hyperparameters.items()}
 
     def log_images(
         self,
@@ -306,7 +312,7 @@ class Logger:
             masks: for segmentation: name of a mask, such as ``prediction``, to one mask of height and width for each
                 image, of class numbers.
             mask_class_labels: what the class numbers mean.
-            use_table: whether a table of images is preferred, where a destination has such.
+            use_table: whether destinations that have tables of images should make one.
 
         Raises:
             ConfigurationError: a shape or type that is not one of an image, or masks that do not fit the images.
@@ -319,8 +325,7 @@ class Logger:
         labels = (
             None if mask_class_labels is None else {int(key): str(label) for key, label in mask_class_labels.items()}
         )
-        self._has_more = True
-        self._gathered.images.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
+        self._entries.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
 
     def log_table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str = "Table", step: int | None = None
@@ -337,8 +342,7 @@ class Logger:
                 raise ConfigurationError(
                     f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
                 )
-        self._has_more = True
-        self._gathered.tables.append(Table(self._step("log_table", step), 0.0, name, names, cells))
+        self._entries.append(Table(self._step("log_table", step), 0.0, name, names, cells))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Logs a text for people.
@@ -348,12 +352,11 @@ class Logger:
         """
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
-        self._has_more = True
-        self._gathered.texts.append(Text(self._step("log_text", step), 0.0, name, text))
+        self._entries.append(Text(self._step("log_text", step), 0.0, name, text))
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
-        """Hands a file to every destination that keeps files, under ``remote_file_name``. It must not be changed in
-        place afterwards; it may be deleted or replaced by another.
+        """Hands a file to every destination that keeps files, under ``remote_file_name``. Afterwards it may be deleted
+        or replaced, but not changed in place.
 
         Raises:
             ConfigurationError: there is no such file.
@@ -361,8 +364,7 @@ class Logger:
         path = Path(file_path).absolute()
         if not path.is_file():
             raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")
-        self._has_more = True
-        self._gathered.uploads.append(Upload(str(remote_file_name), path, overwrite))
+        self._entries.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
         """Starts to gather for an event."""
@@ -372,30 +374,24 @@ class Logger:
     @property
     def pending(self) -> bool:
         """True while something is gathered that was not taken yet."""
-        return self._has_more or bool(self._rows)
+        return bool(self._rows or self._entries or self._hyperparameters or self._of_run)
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
         """Adds the hyperparameters that the run reports itself."""
-        self._has_more |= bool(hyperparameters)
-        self._gathered.of_run.update(hyperparameters)
+        self._of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> EventLog:
         """Returns everything that was gathered, timed by ``state``, and starts anew."""
-        gathered, self._gathered = self._gathered, EventLog()
-        self._has_more = False
-        gathered.rows = self.take_rows(state)
-        gathered.images = [entry._replace(time=state.time) for entry in gathered.images]
-        gathered.tables = [entry._replace(time=state.time) for entry in gathered.tables]
-        gathered.texts = [entry._replace(time=state.time) for entry in gathered.texts]
-        return gathered
-
-    def take_rows(self, state: Snapshot) -> list[Row]:
-        """Returns the gathered rows, timed by ``state``, and starts anew with those."""
         time = state.time
-        # Half the time of calling the class, for what is done at every event.
-        rows = [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()]
-        self._rows = {}
-        return rows
+        taken = EventLog(
+            # Half the time of calling the class, for what is done at every event.
+            [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()],
+            [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries],
+            self._hyperparameters,
+            self._of_run,
+        )
+        self._rows, self._entries, self._hyperparameters, self._of_run = {}, [], {}, {}
+        return taken
 
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:

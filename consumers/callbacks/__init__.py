@@ -9,16 +9,16 @@ from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from offloop.consumers.callbacks.activation_monitor import ActivationMonitor as ActivationMonitor
-    from offloop.consumers.callbacks.alert.alert import Alert as Alert
+    from offloop.consumers.callbacks.alert import Alert as Alert
     from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver as CheckpointSaver
-    from offloop.consumers.callbacks.export.export import ExportForInferenceCallback as ExportForInferenceCallback
+    from offloop.consumers.callbacks.export import ExportForInferenceCallback as ExportForInferenceCallback
     from offloop.consumers.callbacks.image_visualizer import ImageVisualizer as ImageVisualizer
     from offloop.consumers.callbacks.lr_monitor import LRMonitor as LRMonitor
     from offloop.consumers.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
     from offloop.consumers.callbacks.mlperf import MLPerfCallback as MLPerfCallback
     from offloop.consumers.callbacks.nan_monitor import NaNMonitor as NaNMonitor
     from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
-    from offloop.consumers.callbacks.phases.phases import Phases as Phases
+    from offloop.consumers.callbacks.phases import Phases as Phases
     from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from offloop.consumers.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from offloop.consumers.callbacks.stall_monitor import StallMonitor as StallMonitor

@@ -3,13 +3,13 @@
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from offloop.bus.checkpoints.announced import note_folder
 from offloop.bus.checkpoints.image import read_contents, write_draft
 from offloop.bus.checkpoints.names import CheckpointName, CheckpointNames
 from offloop.bus.checkpoints.ratings import Ratings
-from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, check_choice
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
@@ -32,39 +32,36 @@ _USUALLY_KEPT = 3
 
 
 class CheckpointSaver(Callback):
-    """Writes a checkpoint every so often and when the training is over, in this process: the training is held up for
-    about as long as it takes to copy its state in memory.
+    """Writes checkpoints at an interval and when the training is over, in this process: the training only waits until
+    its state is copied in memory.
 
-    The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte. A state that does
-    not fit into an event goes through shared memory: for that the consumer has to run on the trainer's machine, or
-    fetches it over the network, and a replay of the recording has it no more. When no shared memory is free, the
-    checkpoint comes after the epoch or the next batch, and has the name of that time. Of several ranks only the weights
-    can be had (``weights_only``).
+    The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte. A large state goes
+    through shared memory, so the consumer has to run on the trainer's machine, or fetches it over the network, and a
+    replay has none. When no shared memory is free, the checkpoint comes after the epoch or the next batch, named after
+    that time. Of several ranks only the weights are available (``weights_only``).
 
-    With ``monitor`` it also finds the best ones by a metric. A checkpoint is compared by the metric's value at the same
-    batch, so save when the model is evaluated; one without such a value, or with one that is not finite, is never the
-    best. The values are in ``checkpoints.json`` beside the checkpoints, see :mod:`offloop.bus.checkpoints.ratings`.
+    With ``monitor`` it also finds the best ones by the metric's value at the same batch, so save when the model is
+    evaluated; without a finite value a checkpoint is never the best. The values are in ``checkpoints.json`` beside the
+    checkpoints, see :mod:`offloop.bus.checkpoints.ratings`.
 
     Args:
-        folder: where to, a format string as ``filename``, such as ``{run_name}/checkpoints``; by default
-            ``checkpoints`` in the run's folder. A line says where that is.
+        folder: a format string as ``filename``, such as ``{run_name}/checkpoints``; by default ``checkpoints`` in the
+            run's folder, which a line on standard error names.
         filename: the name of each checkpoint, see :class:`offloop.bus.checkpoints.names.CheckpointNames`.
-        remote_file_name: the name under which it is given to loggers that store files; ``None`` for not at all.
-        latest_filename: a link to what was saved last; ``None`` for none.
-        latest_remote_file_name: the name, but for ``.symlink``, of a file for those loggers that holds the remote name
-            of what was saved last; ``None`` for none.
+        remote_file_name: its name for loggers that store files; ``None`` to give them none.
+        latest_filename: a link to the newest one; ``None`` for none.
+        latest_remote_file_name: the name, without ``.symlink``, of a file for those loggers that holds the remote name
+            of the newest one; ``None`` for none.
         save_interval: a time such as ``1ep``, ``500ba`` or ``0.1dur``, or a number of epochs; 0 for never.
-        overwrite: whether checkpoints of a later time than the training's may be in the folder, and replaced.
+        overwrite: replace checkpoints in the folder that are of a later time than the training's.
         num_checkpoints_to_keep: how many of the newest stay; -1 for all, or with ``keep`` for the newest one alone; 0
-            for none once they are uploaded. By default -1 with a ``monitor``; else the newest three, and of a training
-            that is evaluated the best one: by the first of the metrics whose greatest value is the best, or else whose
-            least one is.
-        weights_only: whether to save the model alone.
-        monitor: a metric by which checkpoints are compared, called as it is logged
-            (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``), or the end of that (``MulticlassAccuracy``),
-            which is of the evaluation where the training has such a metric too.
-        mode: whether the least value is the best, ``min``, or the greatest, ``max``. Not needed for a metric whose name
-            says that, see :func:`offloop.bus.types.metrics.direction_of`.
+            for none once they are uploaded. By default -1 with a ``monitor``; else three, and of a training that is
+            evaluated the best one: by the first metric whose greatest value is the best, or else whose least one is.
+        weights_only: save the model alone.
+        monitor: full or short name of the metric by which checkpoints are compared, such as ``loss/train/total`` or
+            ``MulticlassAccuracy``; a short name prefers the evaluation's metric.
+        mode: ``min`` or ``max`` is the best. Not needed for a metric whose name says that, see
+            :func:`offloop.bus.types.metrics.direction_of`.
         keep: how many of the best stay, beside the newest; by default the best one of those that
             ``num_checkpoints_to_keep`` would remove.
         best_filename: a link to the best one, with ``monitor``; ``None`` for none.
@@ -301,8 +298,8 @@ class CheckpointSaver(Callback):
             self._has_warned = True
             _log.warning(
                 "run %s: checkpoint %s is not compared: no value of %r came with its batch; save when the model is "
-                "evaluated, or use another monitor: there were %s",
-                *(state.run_name, name, self._metric.name, ", ".join(self._metric.others) or "no others"),
+                "evaluated, or use another monitor ('offloop show' lists the metrics)",
+                *(state.run_name, name, self._metric.name),
             )
 
     def _upload(self, folder: "_Folder", path: Path, named: Timestamp, logger: Logger) -> None:
@@ -334,8 +331,8 @@ class CheckpointSaver(Callback):
 
 
 def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) -> None:
-    if mode not in (None, "min", "max"):
-        raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
+    if mode is not None:
+        check_choice("mode", mode, get_args(Mode))
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise ConfigurationError(f"keep={keep!r} is not allowed: use a number of checkpoints from 1 on")
     if monitor is None and (mode is not None or keep is not None):

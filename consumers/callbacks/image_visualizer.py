@@ -1,11 +1,10 @@
 """Images of what a model is given, and of what it makes of them."""
 
-import importlib.util
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, check_at_least, check_choice, require
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from offloop.bus.tensors.view import TensorView
 
-
-ImageMode: TypeAlias = Literal["input", "segmentation"]
 
 _log = logging.getLogger("offloop")
 
@@ -36,10 +33,9 @@ _FIRST_BATCH = "1ep"
 class ImageVisualizer(Callback):
     """The first images of a batch every ``interval`` of the training, and of the first batch of each evaluation.
 
-    Logs ``Images/Train`` and ``Images/Eval``, of the first microbatch where a batch is cut. With ``mode=input`` they
-    are what the model is given; ``segmentation`` adds the masks ``prediction``, the class with the highest output at
-    each pixel, and ``ground_truth``, the targets, in which classes below 0, such as those that the loss ignores, become
-    the number after the last class.
+    Logs ``Images/Train`` and ``Images/Eval``, of a batch's first microbatch. With ``mode=input`` they are the model's
+    inputs; ``segmentation`` adds the masks ``prediction``, the class with the highest output at each pixel, and
+    ``ground_truth``, the targets, in which classes below 0 (ignored by the loss) become the number after the last.
 
     Args:
         interval: a time in batches or epochs, or a number of batches.
@@ -49,16 +45,15 @@ class ImageVisualizer(Callback):
         input_key, target_key: what the images and the targets are: 0 for the inputs of the batch (its first part), 1
             for its targets (the second), or a name where these have several parts.
 
-    Inputs that are not images are skipped, with a warning. Batches are sent whole, and only when they are due. Those
-    that are too large for an event go through shared memory and are not recorded, so that a replay has no images of
-    them. Unlike Composer's it does not change the labels. Needs ``pip install 'offloop[images]'``. Reference:
-    ``composer/callbacks/image_visualizer.py``.
+    Inputs that are not images are skipped, with a warning. Large batches go through shared memory and are not recorded,
+    so a replay has no images of them. Unlike Composer's it does not change the labels. Needs ``pip install
+    'offloop[images]'``. Reference: ``composer/callbacks/image_visualizer.py``.
     """
 
     def __init__(
         self,
         interval: int | str | Time = "100ba",
-        mode: ImageMode = "input",
+        mode: Literal["input", "segmentation"] = "input",
         num_images: int = 10,
         channels_last: bool = False,
         input_key: int | str = 0,
@@ -69,12 +64,9 @@ class ImageVisualizer(Callback):
             raise ConfigurationError(
                 f"interval {interval!r} is not allowed: use batches or epochs, such as 100ba or 1ep"
             )
-        if mode not in _EVENTS:
-            raise ConfigurationError(f"mode {mode!r} is not known: use {', '.join(get_args(ImageMode))}")
-        if num_images < 1:
-            raise ConfigurationError(f"num_images is how many images are logged at most, 1 or more, not {num_images}")
-        if importlib.util.find_spec("numpy") is None:
-            raise ConfigurationError("NumPy is needed: install it with pip install 'offloop[images]'")
+        check_choice("mode", mode, _EVENTS)
+        check_at_least("num_images", num_images, 1)
+        require("ImageVisualizer", "images", "numpy")
         self._interval = str(every)
         self._mode = mode
         self._num_images = num_images

@@ -3,9 +3,8 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, check_at_least
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -47,16 +46,15 @@ class MemoryMonitor(Callback):
     """
 
     resumes = False
+    keeps = ("_reports",)
 
     def __init__(
         self,
         memory_keys: Mapping[str, str] | Sequence[str] | None = None,
         dist_aggregate_batch_interval: int | None = None,
     ) -> None:
-        if dist_aggregate_batch_interval is not None and dist_aggregate_batch_interval < 1:
-            raise ConfigurationError(
-                f"dist_aggregate_batch_interval counts batches and is at least 1, not {dist_aggregate_batch_interval}"
-            )
+        if dist_aggregate_batch_interval is not None:
+            check_at_least("dist_aggregate_batch_interval", dist_aggregate_batch_interval, 1)
         self._keys = _DEFAULT_KEYS if memory_keys is None else _names(memory_keys)
         self._interval = dist_aggregate_batch_interval
         # The ranks' reports of batches that are not complete yet.
@@ -66,16 +64,6 @@ class MemoryMonitor(Callback):
     def demand(self) -> Demand:
         # Without the statistics, as on a CPU, there is no use in the event.
         return Demand({Event.INIT: EventDemand(), Event.AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})})
-
-    def state_dict(self) -> dict[str, Any]:
-        reports = [
-            [batch, rank, report] for batch, reports in self._reports.items() for rank, report in reports.items()
-        ]
-        return {"reports": reports}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for batch, rank, report in state["reports"]:
-            self._reports.setdefault(batch, {})[rank] = report
 
     def init(self, state: Snapshot, logger: Logger) -> None:
         if state.fields.get("device_name") == "cpu" and state.rank == 0:

@@ -9,15 +9,16 @@ import subprocess
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_choice
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.strict_json import plain
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, CannotWorkError
 from offloop.consumers.api.logger import Logger
+from offloop.consumers.loggers.files import FileDestination
 
 Benchmark = Literal["resnet", "bert"]
 Division = Literal["open"]
@@ -59,21 +60,17 @@ _SIZES = {
 
 
 class MLPerfCallback(Callback):
-    """Writes the files of a submission to the MLPerf Training benchmark, and stops the training at its target if told
-    to.
+    """Writes the files of a submission to the MLPerf Training benchmark; ``exit_at_target`` also stops the training.
 
     Below ``root_folder`` they are ``systems/SYSTEM.json``, which describes the machine, and
     ``results/SYSTEM/BENCHMARK/result_INDEX.txt``, with a line for the start and end of the initialisation, of each
-    epoch and of each evaluation, for the accuracy of each evaluation, and for the end of the run once the target is
-    passed; after that it holds everything, and nothing more is written. Both are handed to ``logger.upload_file``, as
-    ``RUN/systems/...`` at once, and as ``RUN/results/...`` after every epoch and evaluation.
+    epoch and of each evaluation, for the accuracy of each evaluation of ``metric_label``, and for the end of the run
+    once the target is passed, which is its last one. Both are handed to ``logger.upload_file``, as ``RUN/systems/...``
+    at once, and as ``RUN/results/...`` after every epoch and evaluation.
 
-    All times are those of the events, so a replay writes the same file. What neither a run nor the arguments tell, such
-    as the ``submitter``, is left out of the results and empty in the description. A result file of another run is
-    refused; a further attempt of a run appends to what the attempts before it wrote.
-
-    ``cache_clear_cmd`` is run without a shell, on the machine and at the moment that the consumer begins: leave it out
-    of a replay. Only the evaluator ``metric_label`` counts.
+    All times are those of the events, so a replay writes the same file. Unknown values, such as the ``submitter``, are
+    left out of the results and empty in the description. A result file of another run is refused; a further attempt of
+    a run appends. ``cache_clear_cmd`` is run without a shell when the consumer begins: leave it out of a replay.
     Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
     """
 
@@ -97,9 +94,9 @@ class MLPerfCallback(Callback):
         host_processors_per_node: int | None = None,
         exit_at_target: bool = False,
     ) -> None:
-        _check("benchmark", benchmark, get_args(Benchmark))
-        _check("division", division, get_args(Division))
-        _check("status", status, get_args(Status))
+        check_choice("benchmark", benchmark, get_args(Benchmark))
+        check_choice("division", division, get_args(Division))
+        check_choice("status", status, get_args(Status))
         self._root = Path(root_folder)
         self._index = index
         self._benchmark = benchmark
@@ -114,17 +111,16 @@ class MLPerfCallback(Callback):
         self._host_processors_per_node = host_processors_per_node
         self._exit_at_target = exit_at_target
         self._file: _ResultFile | None = None
-        self._written: tuple[int, int] | None = None
+        self._written: dict[str, Any] | None = None
         self._success = False
 
     def state_dict(self) -> dict[str, Any]:
         if self._file is not None:
-            self._written = self._file.position()
+            self._written = self._file.state_dict()
         return {"system_name": self._system_name, "written": self._written, "success": self._success}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._system_name, self._success = state["system_name"], state["success"]
-        self._written = None if state["written"] is None else (int(state["written"][0]), int(state["written"][1]))
+        self._system_name, self._success, self._written = state["system_name"], state["success"], state["written"]
 
     def init(self, state: Snapshot, logger: Logger) -> None:
         self._results(state, logger)
@@ -175,26 +171,21 @@ class MLPerfCallback(Callback):
         return self._root / "results" / str(self._system_name) / self._benchmark / f"result_{self._index}.txt"
 
     def _results(self, state: Snapshot, logger: Logger) -> "_ResultFile":
-        if self._file is not None:
-            return self._file
+        if self._file is None:
+            self._file = self._open(state, logger)
+        return self._file
+
+    def _open(self, state: Snapshot, logger: Logger) -> "_ResultFile":
         if self._system_name is None:
             name = str(state.fields.get("device_name") or _system(state).get("cpu") or "cpu")
             # It becomes the name of a file, and comes from the stream.
             device = re.sub(r"[^\w .+()@-]", "_", name).lstrip(".")
             self._system_name = f"{state.world_size}x{device.replace(' ', '_')}_offloop"
-        results = _ResultFile(self._results_path)
-        try:
-            if self._written is not None:
-                results.resume_at(*self._written)
-            else:
-                self._begin(results, state, logger)
-        except BaseException:
-            results.close()
-            raise
-        self._file = results
-        return results
-
-    def _begin(self, results: "_ResultFile", state: Snapshot, logger: Logger) -> None:
+        if self._written is not None:
+            results = _ResultFile(self._results_path)
+            results.load_state_dict(self._written)
+            results.open(logger.context)
+            return results
         is_cleared = self._cache_clear_cmd is not None and _run(self._cache_clear_cmd)
         lines = [_line(state, key, kind="INTERVAL_START") for key in ["cache_clear"] * is_cleared + ["init_start"]]
         for key, value in (
@@ -205,12 +196,14 @@ class MLPerfCallback(Callback):
             ("submission_status", self._status),
         ):
             lines.append(_line(state, key, value))
-        results.begin(lines[0].rstrip(), append=state.attempt > 1)
+        results = _ResultFile(self._results_path, lines[0].rstrip(), append=state.attempt > 1)
+        results.open(logger.context)
         results.write("".join(lines))
         path = self._root / "systems" / f"{self._system_name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(plain(self._describe_system(state)), indent=4))
         logger.upload_file(f"{state.run_name}/systems/{path.name}", path)
+        return results
 
     def _write(self, state: Snapshot, logger: Logger, *lines: str) -> None:
         results = self._results(state, logger)
@@ -276,57 +269,26 @@ def _line(state: Snapshot, key: str, value: Any = None, kind: str = "POINT_IN_TI
     return f":::MLLOG {json.dumps(content)}\n"
 
 
-class _ResultFile:
-    """A file that is written up to a known position: what is found beyond it is replaced."""
+class _ResultFile(FileDestination):
+    """Begins where the file ends, or where a consumer of the same events has begun, because all of it is written again.
+    Refuses a file that holds something else, unless it is to ``append`` to it."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
-        self._bytes = self._checksum = 0
+    name = "mlperf"
+    elsewhere = "index=N"
 
-    def begin(self, first_line: str, append: bool) -> None:
-        """Begins where the file ends, or where a consumer of the same events has begun, because all of it is written
-        again. Refuses a file that holds something else, unless it is to ``append`` to it."""
-        found = self._file.read()
-        begun_at = found.find(first_line.encode())
+    def __init__(self, path: Path, first_line: str = "", append: bool = False) -> None:
+        super().__init__(str(path))
+        self._first_line = first_line.encode()
+        self._appends = append
+
+    def begin(self) -> None:
+        found = self.opened_path.read_bytes()
+        begun_at = found.find(self._first_line)
         kept = found[:begun_at] if begun_at >= 0 else found
-        if kept and not append:
-            raise ConfigurationError(
-                f"{self._path} holds the results of another run: remove it, or write another file with "
-                "'-o mlperf.index=N' or '-o mlperf.root_folder=DIR'"
-            )
+        if kept and not self._appends:
+            raise self._problem("holds the results of another run:")
+        os.ftruncate(self._opened.fileno(), len(kept))
         self._bytes, self._checksum = len(kept), zlib.crc32(kept)
-
-    def resume_at(self, length: int, checksum: int) -> None:
-        found = self._file.read(length)
-        if (len(found), zlib.crc32(found)) != (length, checksum):
-            raise ConfigurationError(
-                f"{self._path} does not begin with the {length} bytes that this consumer has written: put it back to "
-                "go on, or begin anew with another '--name' and '-o mlperf.index=N'"
-            )
-        self._bytes, self._checksum = length, checksum
-
-    def write(self, text: str) -> None:
-        data = text.encode()
-        self._file.seek(self._bytes)
-        self._file.truncate()
-        self._file.write(data)
-        self._file.flush()
-        self._bytes += len(data)
-        self._checksum = zlib.crc32(data, self._checksum)
-
-    def position(self) -> tuple[int, int]:
-        os.fsync(self._file.fileno())
-        return self._bytes, self._checksum
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{option} {value!r} is not known: use {' or '.join(allowed)}")
 
 
 def _run(command: str) -> bool:

@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, direction_of, flatten, is_named, is_of_evaluation
 from offloop.consumers.api.callback import CannotWorkError
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
-
-_MOST_NAMES = 100
 
 
 class MonitoredValue(NamedTuple):
@@ -34,12 +31,6 @@ class MonitoredMetric:
         self.name = name
         self._source = TrainerMetrics()
         self._found: dict[str, MonitoredValue] = {}
-        self._others: dict[str, None] = {}
-
-    @property
-    def others(self) -> list[str]:
-        """Some of the metrics that had other names, for a message."""
-        return shorten(self._others, "of them")
 
     def take_in(self, event: Event, state: Snapshot) -> None:
         """Takes in the values that come with an event."""
@@ -65,21 +56,16 @@ class MonitoredMetric:
         return self._found[found[0]] if found else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"found": [list(one) for one in self._found.values()], "others": list(self._others)}
+        return {"found": [list(one) for one in self._found.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         values: Iterable[Any] = state["found"]
         self._found = {one[0]: MonitoredValue(*one) for one in values if self._is_meant(one[0])}
-        self._others = dict.fromkeys(state["others"])
 
     def _note(self, batch: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
-            if not isinstance(value, float | int):
-                continue
-            if self._is_meant(name):
+            if isinstance(value, float | int) and self._is_meant(name):
                 self._found[name] = MonitoredValue(name, batch, float(value))
-            elif len(self._others) < _MOST_NAMES and not name.startswith("time/"):
-                self._others[name] = None
 
     def _is_meant(self, name: str) -> bool:
         if self.name is None:

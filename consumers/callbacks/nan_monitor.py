@@ -1,12 +1,10 @@
 """Notices when the loss or the gradients are no numbers any more."""
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, check_choice
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
@@ -27,8 +25,8 @@ class NaNMonitor(Callback):
     - ``nan/loss`` and ``nan/gradients``: 1 where that is not finite, otherwise 0;
     - ``nan/batches``: how many batches were bad so far.
 
-    The first bad batch of the run is kept: its number, loss, learning rates and gradient norms, as the table
-    ``nan/first_bad_batch``, and in files where ``save_folder`` says so.
+    The first bad batch of the run is logged as the table ``nan/first_bad_batch``: its number, loss, learning rates and
+    gradient norms.
 
     With ``amp_fp16`` gradients are not looked at: the scaler leaves a step out when they are not finite, which is
     how it finds its scale.
@@ -36,46 +34,27 @@ class NaNMonitor(Callback):
     Args:
         action: ``alert``, or ``stop`` to ask for the end of the training as well.
         check_gradients: whether to look at the gradients, which takes their norm in each batch.
-        per_parameter: whether to look at the gradient of each parameter, and keep their norms.
-        keep_inputs: whether to ask for the inputs of each batch, and save those of the first bad one for which they
-            arrive. It takes a copy of the inputs in each batch, and ``save_folder``.
-        save_folder: where to write ``RUN-baN.json``, and ``RUN-baN.safetensors`` with the inputs.
+        per_parameter: whether to look at the gradient of each parameter.
     """
 
     barrier_events = (Event.BATCH_END,)
+    keeps = ("_bad_batches", "_in_episode")
 
     def __init__(
         self,
         action: Literal["alert", "stop"] = "alert",
         check_gradients: bool = True,
         per_parameter: bool = False,
-        keep_inputs: bool = False,
-        save_folder: Path | None = None,
     ) -> None:
-        if action not in ("alert", "stop"):
-            raise ConfigurationError(f"action {action!r} is not known: use alert or stop")
+        check_choice("action", action, ("alert", "stop"))
         if per_parameter and not check_gradients:
             raise ConfigurationError("per_parameter looks at gradients: leave check_gradients on")
-        if keep_inputs and save_folder is None:
-            raise ConfigurationError("keep_inputs needs a place to keep them: give save_folder as well")
         self._action = action
         if action != "stop":
             self.barrier_events = ()  # type: ignore[assignment, misc]  # nothing to wait for
-        self._folder = None if save_folder is None else Path(save_folder)
-        self._keeps_inputs = keep_inputs
-        gradients = _GRADIENTS[1 if per_parameter else 0]
-        self.fields = (*([gradients] if check_gradients else []), *(["inputs"] if keep_inputs else []))  # type: ignore[misc]
+        self.fields = (_GRADIENTS[per_parameter],) if check_gradients else ()  # type: ignore[misc]
         self._bad_batches = 0
         self._in_episode = False
-        self._has_inputs = False
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"bad_batches": self._bad_batches, "in_episode": self._in_episode, "has_inputs": self._has_inputs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._bad_batches = state["bad_batches"]
-        self._in_episode = state["in_episode"]
-        self._has_inputs = state["has_inputs"]
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         loss = state.loss
@@ -89,57 +68,36 @@ class NaNMonitor(Callback):
                 {"nan/loss": int(bad_loss), "nan/gradients": int(bool(bad_gradients)), "nan/batches": self._bad_batches}
             )
         if self._in_episode and not was_in_episode:
-            self._tell(state, bad_loss, bad_gradients, logger.context.run_dir)
+            self._tell(_what(state, bad_loss, bad_gradients), state, logger)
         if self._in_episode and self._bad_batches == 1:
-            self._keep(state, gradients, logger)
-        if self._in_episode and self._keeps_inputs and not self._has_inputs:
-            self._save_inputs(state, logger)
+            _log_batch(state, gradients, logger)
         if self._in_episode and self._action == "stop":
             state.stop_training(f"nan: {' and '.join(_what(state, bad_loss, bad_gradients))}")
 
     def _gradients(self, state: Snapshot) -> dict[str, float]:
         if state.fields.get("precision") == "amp_fp16":
             return {}
-        for name in _GRADIENTS:
-            if name in self.fields and name in state.fields:
-                norms = state.fields[name]
-                return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
-        return {}
+        norms: Any = next((state.fields[name] for name in self.fields if name in state.fields), {})
+        return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
 
-    def _tell(self, state: Snapshot, bad_loss: bool, bad_gradients: list[str], run_dir: Path | None) -> None:
-        what = _what(state, bad_loss, bad_gradients)
+    def _tell(self, what: list[str], state: Snapshot, logger: Logger) -> None:
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
         text = f"{' and '.join(what)}; learning rates {rates}{then}"
         say(f"{where}: {text}", err=True)
-        if run_dir is not None:
-            batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}"
-            note_alert(run_dir, RunAlert(identity, FIRING, identity, text, state.time, state.attempt, batch))
+        batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}"
+        alert = RunAlert(identity, FIRING, identity, text, state.time, state.attempt, batch)
+        note_alert(logger.context.run_dir, alert)
 
-    def _keep(self, state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
-        rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", plain(state.loss)]]
-        rows += [
-            [f"lr/{name}/group{group}", plain(rate)]
-            for name, rates in state.lr.items()
-            for group, rate in enumerate(rates)
-        ]
-        rows += [[f"gradient_norm/{name}", plain(norm)] for name, norm in gradients.items()]
-        logger.log_table(["what", "value"], rows, name="nan/first_bad_batch")
-        if self._folder is not None:
-            self._save(state, ".json", json.dumps(dict(rows), indent=2).encode() + b"\n", logger)
 
-    def _save_inputs(self, state: Snapshot, logger: Logger) -> None:
-        if "inputs" in state.fields:
-            self._save(state, ".safetensors", bytes(state.inputs.image), logger)
-            self._has_inputs = True
-
-    def _save(self, state: Snapshot, suffix: str, content: bytes, logger: Logger) -> None:
-        assert self._folder is not None  # there is nothing to save without
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{state.run_name}-ba{state.timestamp.batch.value}{suffix}"
-        path.write_bytes(content)
-        logger.upload_file(f"nan/{path.name}", path, overwrite=True)
+def _log_batch(state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:
+    rows: list[list[Any]] = [["batch", state.timestamp.batch.value], ["loss", plain(state.loss)]]
+    rows += [
+        [f"lr/{name}/group{group}", plain(rate)] for name, rates in state.lr.items() for group, rate in enumerate(rates)
+    ]
+    rows += [[f"gradient_norm/{name}", plain(norm)] for name, norm in gradients.items()]
+    logger.log_table(["what", "value"], rows, name="nan/first_bad_batch")
 
 
 def _what(state: Snapshot, bad_loss: bool, bad_gradients: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_at_least
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
@@ -35,8 +35,7 @@ class OptimizerMonitor(Callback):
     def __init__(
         self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10, only_global: bool = False
     ) -> None:
-        if batch_log_interval < 1:
-            raise ConfigurationError(f"batch_log_interval counts batches and is at least 1, not {batch_log_interval}")
+        check_at_least("batch_log_interval", batch_log_interval, 1)
         self._field = "gradient_norms"
         if only_global:
             self._field = "gradient_norm"

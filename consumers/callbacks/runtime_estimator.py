@@ -1,9 +1,9 @@
 """Remaining time of a run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_at_least, check_choice
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.time import Time, TimeUnit
@@ -29,12 +29,11 @@ class RuntimeEstimator(Callback):
     """
 
     resumes = False
+    keeps = ("_left_to_skip", "_disabled", "_start_ns", "_start_part", "_epoch_batches", "_evaluations")
 
     def __init__(self, skip_batches: int = 1, time_unit: TimeUnitName = "hours") -> None:
-        if skip_batches < 0:
-            raise ConfigurationError(f"skip_batches counts batches and is at least 0, not {skip_batches}")
-        if time_unit not in SECONDS_IN:
-            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(SECONDS_IN)}")
+        check_at_least("skip_batches", skip_batches, 0)
+        check_choice("time_unit", time_unit, SECONDS_IN)
         self._time_unit = time_unit
         self._left_to_skip = skip_batches
         self._disabled = False
@@ -43,22 +42,8 @@ class RuntimeEstimator(Callback):
         self._epoch_batches: int | None = None
         self._evaluations: dict[str, _Evaluations] = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "left_to_skip": self._left_to_skip,
-            "disabled": self._disabled,
-            "start_ns": self._start_ns,
-            "start_part": self._start_part,
-            "epoch_batches": self._epoch_batches,
-            "evaluations": {label: asdict(one) for label, one in self._evaluations.items()},
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._left_to_skip = state["left_to_skip"]
-        self._disabled = state["disabled"]
-        self._start_ns = state["start_ns"]
-        self._start_part = state["start_part"]
-        self._epoch_batches = state["epoch_batches"]
+        super().load_state_dict(state)
         self._evaluations = {label: _Evaluations(**one) for label, one in state["evaluations"].items()}
 
     def init(self, state: Snapshot, logger: Logger) -> None:

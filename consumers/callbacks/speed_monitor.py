@@ -3,15 +3,37 @@
 from collections import deque
 from typing import Any, Literal, TypeAlias
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_at_least, check_choice
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.consumers.callbacks.peak_flops import peak_flops
 
 TimeUnitName: TypeAlias = Literal["seconds", "minutes", "hours", "days"]
 
 SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 60}
+
+
+# Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 stands for
+# float16 and bfloat16, which are equally fast where there are both. From NVIDIA's datasheets "B200 (HGX B200)", "H200
+# Tensor Core GPU", "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4",
+# "V100" and "T4". The first entry whose words all occur in the device's name is taken, so the special ones stand
+# before the general.
+_TERAFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("B200", {"fp32": 75, "tf32": 1125, "16": 2250, "fp8": 4500}),
+    ("H200", {"fp32": 67, "tf32": 494.5, "16": 989.5, "fp8": 1979}),
+    ("H100 PCIe", {"fp32": 51, "tf32": 378, "16": 756, "fp8": 1513}),
+    ("H100 NVL", {"fp32": 60, "tf32": 417.5, "16": 835.5, "fp8": 1671}),
+    ("H100", {"fp32": 67, "tf32": 494.5, "16": 989.5, "fp8": 1979}),
+    ("A100", {"fp32": 19.5, "tf32": 156, "16": 312}),
+    ("A30", {"fp32": 10.3, "tf32": 82, "16": 165}),
+    ("A10", {"fp32": 31.2, "tf32": 62.5, "16": 125}),
+    ("L40S", {"fp32": 91.6, "tf32": 183, "16": 362, "fp8": 733}),
+    ("L4", {"fp32": 30.3, "tf32": 60, "16": 121, "fp8": 242.5}),
+    ("V100 SXM2", {"fp32": 15.7, "fp16": 125}),
+    ("V100 PCIe", {"fp32": 14, "fp16": 112}),
+    ("T4", {"fp32": 8.1, "fp16": 65}),
+)
+_KIND = {"fp16": "16", "bf16": "16"}
 
 
 class SpeedMonitor(Callback):
@@ -37,10 +59,8 @@ class SpeedMonitor(Callback):
         gpu_flops_available: float | None = None,
         time_unit: TimeUnitName = "hours",
     ) -> None:
-        if window_size < 1:
-            raise ConfigurationError(f"window_size counts batches and is at least 1, not {window_size}")
-        if time_unit not in SECONDS_IN:
-            raise ConfigurationError(f"time_unit {time_unit!r} is not known: use {', '.join(SECONDS_IN)}")
+        check_at_least("window_size", window_size, 1)
+        check_choice("time_unit", time_unit, SECONDS_IN)
         self._gpu_flops_available = gpu_flops_available
         self._time_unit = time_unit
         self._divider = SECONDS_IN[time_unit]
@@ -112,3 +132,21 @@ class SpeedMonitor(Callback):
             peak = self._gpu_flops_available or peak_flops(state.get("device_name"), state.get("precision"))
             if peak:
                 logger.log_metrics({"throughput/device/mfu": flops / ranks / peak})
+
+
+def peak_flops(device_name: str | None, precision: str | None) -> float | None:
+    """Floating point operations per second that a device is said to reach, or ``None`` for one that is not in the
+    table.
+
+    ``device_name`` as CUDA names it (``NVIDIA A100-SXM4-80GB``); ``precision`` is ``fp32``, ``tf32``, ``fp16``,
+    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``.
+    """
+    if device_name is None or precision is None:
+        return None
+    kind = precision.lower().removeprefix("amp_")
+    words = set(device_name.lower().replace("-", " ").split())
+    for model, teraflops in _TERAFLOPS:
+        if words.issuperset(model.lower().split()):
+            figure = teraflops.get(kind, teraflops.get(_KIND.get(kind, kind)))
+            return None if figure is None else figure * 1e12
+    return None

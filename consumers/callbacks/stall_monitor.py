@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.errors import ConfigurationError, RunDirectoryError, check_at_least
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
@@ -24,7 +23,6 @@ _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
 _STARTS = {Event.EVAL_START, Event.PREDICT_START}
 _ENDS = {Event.EVAL_END, Event.PREDICT_END}
 _IN_EVALUATION = _STARTS | _EVALUATION_BATCHES
-_PARTS_OF_A_STEP = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
 # What comes after these is up to the user's program, which may take its time.
 _IDLE = {
     Event.INIT,
@@ -52,23 +50,21 @@ class StallMonitor(Callback):
     also in one that ``offloop replay`` serves from this machine, it is only logged: a recording comes as slowly as it
     is replayed, and does not hang.
 
-    Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next. With
-    ``detailed`` it also asks for ``BEFORE_DATALOADER``, ``AFTER_DATALOADER`` and ``AFTER_TRAIN_BATCH``, three more
-    events a batch, and can tell the dataloader from the passes through the model and from the optimizer. A training
-    that hangs keeps back the events of its last 50 ms unless it was started with ``max_delay=0``, see
-    :class:`offloop.bus.Publisher`; the phase is that of the last event which left.
+    Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
+    recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
+    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
     """
 
+    events = BASE_EVENTS | _EVALUATION_BATCHES
     resumes = False
+    keeps = ("_seen",)
 
-    def __init__(self, factor: float = 10.0, min_seconds: float = 30.0, detailed: bool = False) -> None:
-        if not factor >= 1:
-            raise ConfigurationError(f"factor is {factor}: it multiplies the usual time of a batch, use 1 or more")
+    def __init__(self, factor: float = 10.0, min_seconds: float = 30.0) -> None:
+        check_at_least("factor", factor, 1)
         if not min_seconds > 0:
             raise ConfigurationError(f"min_seconds is {min_seconds}: use a number of seconds above 0")
         self._factor = factor
         self._min_seconds = min_seconds
-        self.events = {*BASE_EVENTS, *_EVALUATION_BATCHES, *(_PARTS_OF_A_STEP if detailed else ())}  # type: ignore[misc]
         self._seen = _Seen()
         self._phase = ""
         self._batch = 0
@@ -77,12 +73,6 @@ class StallMonitor(Callback):
         self._alerted = False
         self._replayed: bool | None = None
         self._context = RunContext("run", 1, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self._seen)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seen = _Seen(**state)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         self._context, seen = logger.context, self._seen
@@ -176,11 +166,9 @@ class StallMonitor(Callback):
 
     def _alert(self, status: AlertStatus, text: str) -> None:
         say(text, err=True)
-        context = self._context
-        if context.run_dir is not None:
-            identity = f"stall-{context.attempt}-{time.time_ns()}"
-            alert = RunAlert(identity, status, "stall", text, time.time(), context.attempt, self._batch)
-            note_alert(context.run_dir, alert)
+        identity, attempt = f"stall-{self._context.attempt}-{time.time_ns()}", self._context.attempt
+        alert = RunAlert(identity, status, "stall", text, time.time(), attempt, self._batch)
+        note_alert(self._context.run_dir, alert)
 
     def _left(self) -> float:
         """Seconds to the next check; 0 when an event is overdue."""
@@ -200,19 +188,16 @@ class _Seen:
     count: int = 0
     last_ns: int = 0
     last_event: str | None = None
-    step_began_ns: int = 0
     limit: float | None = None
     fitting: bool = False
 
     def add(self, event: Event, now_ns: int) -> None:
         if event in (Event.FIT_START, Event.FIT_END):
             self.fitting = event is Event.FIT_START
-        elif event is Event.BATCH_END and self.step_began_ns:
-            self.steps = [*self.steps[1 - _WINDOW :], (now_ns - self.step_began_ns) / 1e9]
+        elif event is Event.BATCH_END and self.last_ns:
+            self.steps = [*self.steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
         elif event in _EVALUATION_BATCHES and self.last_ns:
             self.evaluation_steps = [*self.evaluation_steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
-        if event not in _PARTS_OF_A_STEP:
-            self.step_began_ns = now_ns
         self.last_ns, self.last_event = now_ns, event.value
 
 
@@ -226,12 +211,6 @@ def _serves_replay(run_dir: Path) -> bool:
 def _phase(event: Event, state: Snapshot) -> str:
     """The place at which a training hangs that shows no event after this one."""
     batch, epoch = state.timestamp.values.batch, state.timestamp.values.epoch
-    if event is Event.BEFORE_DATALOADER:
-        return f"in the dataloader, after batch {batch}"
-    if event is Event.AFTER_DATALOADER:
-        return f"in the forward and backward passes of batch {batch + 1}"
-    if event is Event.AFTER_TRAIN_BATCH:
-        return f"in the optimizer step of batch {batch + 1}"
     if event is Event.BATCH_END:
         return f"after batch {batch}: in the dataloader, or in batch {batch + 1}"
     if event is Event.EPOCH_START:

@@ -37,10 +37,11 @@ class Stopper(Callback, ABC):
 
     With ``on_batch`` a metric of the training is looked at after each batch too, and not only after each epoch.
 
-    A label or a metric that does not exist ends it with :class:`offloop.consumers.CannotWorkError`, which says what
-    there is: at the start of the training where that tells the labels of its evaluators, otherwise at the first
-    evaluation.
+    An unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at
+    the start of a training that publishes the labels of its evaluators, otherwise at the first evaluation.
     """
+
+    keeps = ("_has_seen_label", "_is_announced")
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
         self.monitor = monitor
@@ -56,13 +57,6 @@ class Stopper(Callback, ABC):
         """The events at which it decides, and those at which it finds out whether there is such a label."""
         of_labels = () if self.dataloader_label == TRAIN else (Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END)
         return Demand.of({*self._looks_at, *of_labels})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"has_seen_label": self._has_seen_label, "is_announced": self._is_announced}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._has_seen_label = state["has_seen_label"]
-        self._is_announced = state["is_announced"]
 
     @abstractmethod
     def judge(self, value: float, state: Snapshot) -> bool:
@@ -132,10 +126,8 @@ def _metrics_of(state: Snapshot) -> list[str]:
 
 
 def in_precision_of(value: float, other: float) -> float:
-    """The other number as precise as the value is: in single precision if the value is a number of that.
-
-    Metrics are computed in single precision and thresholds are written in double; compared as they are, 0.3 as a metric
-    would be greater than 0.3."""
+    """The other number, in single precision if the value is a number of that: otherwise 0.3 as a metric, computed in
+    single precision, would be greater than the threshold 0.3."""
     return _single(other) if _single(value) == value else other
 
 
@@ -167,19 +159,17 @@ class EarlyStopper(Stopper):
     Args:
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
         dataloader_label: label of the evaluator that it belongs to, or ``train``.
-        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
-            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
-            for others.
+        comp: ``greater`` (``gt``) or ``less`` (``lt``) values are better, or a function of two numbers that says if the
+            first is better. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name.
         min_delta: a better value counts only if it is further than this from the best so far.
         patience: the training ends when the best value is more than this ago: a number of epochs, or a time such as
-            ``2ep`` or ``500ba``. In batches, a metric of the training is looked at after each of them.
+            ``2ep`` or ``500ba``.
 
     Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with ``patience`` in
-    batches at ``BATCH_END``. NaN is never better than a number, and any number is better than NaN. Numbers are compared
-    in the precision in which the metric was computed.
+    batches at ``BATCH_END``. Any number is better than NaN. Numbers are compared in the precision of the metric.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``comp`` that is not known, and a ``patience`` in other
-    units or below zero. Reference: ``composer/callbacks/early_stopper.py``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp`` or ``patience``. Reference:
+    ``composer/callbacks/early_stopper.py``.
     """
 
     def __init__(
@@ -242,15 +232,12 @@ class ThresholdStopper(Stopper):
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
         dataloader_label: label of the evaluator that it belongs to, or ``train``.
         threshold: the value to be passed; the threshold itself does not end the training.
-        comp: when the first value is better than the second: ``greater`` (``gt``), ``less`` (``lt``), or a function of
-            two numbers. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, greater
-            for others.
-        stop_on_batch: whether a metric of the training is looked at after each batch too.
+        comp: as for :class:`EarlyStopper`.
+        stop_on_batch: look at a metric of the training after each batch too.
 
-    Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with
-    ``stop_on_batch`` at ``BATCH_END``. Numbers are compared in the precision in which the metric was computed.
+    Looks at the metric when :class:`EarlyStopper` does, with the same precision.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``comp`` that is not known. Reference:
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp``. Reference:
     ``composer/callbacks/threshold_stopper.py``.
     """
 

@@ -1,12 +1,13 @@
 """Load of the machine, as metrics."""
 
 import contextlib
-import importlib
 import socket
 import time
+from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
@@ -14,6 +15,14 @@ from offloop.consumers.api.logger import Logger
 
 _FRESH_SECONDS = 60.0
 """Age up to which an event is logged with what is measured at its arrival."""
+
+_COMBINED: dict[str, Callable[[list[float]], float]] = {
+    "utilization_percent": fmean,
+    "memory_used_bytes": sum,
+    "memory_bytes": sum,
+    "power_watts": sum,
+    "temperature_celsius": max,
+}
 
 
 class SystemMonitor(Callback):
@@ -30,15 +39,16 @@ class SystemMonitor(Callback):
       ``system/gpu_memory_percent`` (of all their memory), ``system/gpu_power_watts`` (sum),
       ``system/gpu_temperature_celsius`` (the hottest).
 
-    With ``log_all_data`` also ``system/cpuN_percent`` of each core and ``system/gpuN/...`` of each GPU. What a system
-    does not tell is left out.
+    With ``log_all_data`` also ``system/cpuN_percent`` of each core and ``system/gpuN/...`` of each GPU. Unavailable
+    values are left out.
 
-    ``gpu_available`` says whether there has to be a GPU: ``True`` raises when NVML shows none, ``False`` does not look,
-    ``None`` takes what there is and says once on standard error when that is nothing. These are measurements of the
-    present: events older than a minute, as in a replay, are passed over, and if the training runs on another machine
-    than the consumer, that is said once. Needs ``pip install 'offloop[system]'``.
+    ``gpu_available``: ``True`` raises when NVML shows no GPU, ``False`` does not look, ``None`` reports once on
+    standard error that there is none. Events older than a minute, as in a replay, are passed over. A training on
+    another machine than the consumer is reported once. Needs ``pip install 'offloop[system]'``.
     Reference: ``composer/callbacks/system_metrics_monitor.py``.
     """
+
+    keeps = ("_logged_ns", "_said_host")
 
     def __init__(
         self,
@@ -49,7 +59,7 @@ class SystemMonitor(Callback):
     ) -> None:
         if not every_seconds > 0:
             raise ConfigurationError(f"every_seconds is {every_seconds}: use a number of seconds above 0")
-        _import("psutil")
+        require("SystemMonitor", "system", "psutil")
         self._gpu_available = gpu_available
         self._log_all_data = log_all_data
         self._every_ns = round(every_seconds * 1e9)
@@ -58,12 +68,6 @@ class SystemMonitor(Callback):
         self._said_host = False
         self._host: _Host | None = None
         self._gpus: _Gpus | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"logged_ns": self._logged_ns, "said_host": self._said_host}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._logged_ns, self._said_host = state["logged_ns"], state["said_host"]
 
     def init(self, state: Snapshot, logger: Logger) -> None:
         system = state.fields.get("system")
@@ -110,7 +114,9 @@ class _Host:
     """Measurements by psutil. Rates are of the time since the measurement before, and missing from the first one."""
 
     def __init__(self, disk_path: str) -> None:
-        self._psutil = _import("psutil")
+        import psutil  # type: ignore[import-untyped]
+
+        self._psutil = psutil
         self._disk_path = disk_path
         self._last: tuple[float, dict[str, float]] | None = None
         # What psutil says at first is meaningless, see its manual.
@@ -161,7 +167,10 @@ class _Gpus:
     """Measurements by NVML."""
 
     def __init__(self) -> None:
-        self._nvml = nvml = _import("pynvml", "nvidia-ml-py")
+        require("a GPU", "system", "pynvml")
+        import pynvml as nvml
+
+        self._nvml = nvml
         try:
             nvml.nvmlInit()
             self._devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -173,20 +182,12 @@ class _Gpus:
 
     def measure(self, each_gpu: bool) -> dict[str, float]:
         gpus = [self._measure_one(device) for device in self._devices]
-
-        def known(name: str) -> list[float]:
-            return [gpu[name] for gpu in gpus if name in gpu]
-
         metrics: dict[str, float] = {}
-        if busy := known("utilization_percent"):
-            metrics["gpu_utilization_percent"] = sum(busy) / len(busy)
-        if used := known("memory_used_bytes"):
-            metrics["gpu_memory_used_bytes"] = sum(used)
-            metrics["gpu_memory_percent"] = 100 * sum(used) / sum(known("memory_bytes"))
-        if watts := known("power_watts"):
-            metrics["gpu_power_watts"] = sum(watts)
-        if degrees := known("temperature_celsius"):
-            metrics["gpu_temperature_celsius"] = max(degrees)
+        for name, combine in _COMBINED.items():
+            if values := [gpu[name] for gpu in gpus if name in gpu]:
+                metrics[f"gpu_{name}"] = combine(values)
+        if all_bytes := metrics.pop("gpu_memory_bytes", 0):
+            metrics["gpu_memory_percent"] = 100 * metrics["gpu_memory_used_bytes"] / all_bytes
         if each_gpu:
             metrics |= {
                 f"gpu{number}/{name}": value
@@ -214,15 +215,6 @@ class _Gpus:
         with contextlib.suppress(nvml.NVMLError):
             values["temperature_celsius"] = nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
         return values
-
-
-def _import(module: str, package: str | None = None) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the package {package or module} is needed ({error}): pip install 'offloop[system]'"
-        ) from None
 
 
 def _say(text: str) -> None:

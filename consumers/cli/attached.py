@@ -28,7 +28,7 @@ from offloop.consumers.callbacks import TrainerMetrics
 from offloop.consumers.loggers import ConsoleLogger
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
 from offloop.consumers.runner.entries import Subscription, barrier_events_of, requested_events
-from offloop.consumers.runner.session import format_outcomes, format_places, run_session
+from offloop.consumers.runner.runner import run_session
 
 if TYPE_CHECKING:
     from offloop.bus.plugins.registry import Registry
@@ -60,9 +60,9 @@ def run_attached(
         return Subscriber(run, **vars(Subscription.of(chosen, NAME, after, delay)))
 
     _, statistics = run_session(open_stream, made, destinations, checkpoint_states=CheckpointStates(NAME))
-    for line in format_outcomes(statistics):
+    for line in statistics.outcome_lines:
         say(line, err=True)
-    for line in (*statistics.problems, *(format_places(statistics) if shows else ())):
+    for line in (*statistics.problems, *(statistics.place_lines if shows else ())):
         say(line, err=True)
     return 1 if statistics.problems else 0
 

@@ -25,12 +25,11 @@ from offloop.consumers.api.callback import Callback, OnError, demand_of
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
-from offloop.consumers.delivery.commit import CommitStore
 from offloop.consumers.runner.checkpoint_states import STATE_DIR, CheckpointStates
 from offloop.consumers.runner.entries import Subscription, requested_events, unique_names
 from offloop.consumers.runner.places import FoundRun, NatsRuns, Stream, place_of
-from offloop.consumers.runner.session import run_session
-from offloop.consumers.runner.state_file import StateFile, check_name
+from offloop.consumers.runner.runner import run_session
+from offloop.consumers.runner.state_file import StateBucket, StateFile, StateStore, check_name
 from offloop.consumers.runner.streams import choose_ranks, find_or_wait, live_or_wait, newest_run
 
 
@@ -200,7 +199,7 @@ class _Streams:
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
-        """The stream for these callbacks, as :data:`offloop.consumers.runner.session.OpenStream` has it.
+        """The stream for these callbacks, as :data:`offloop.consumers.runner.runner.OpenStream` has it.
 
         Raises:
             RunError: another attempt of the run has begun meanwhile.
@@ -217,9 +216,7 @@ class _Streams:
         return replay
 
 
-def _open_state(
-    directory: Path | None, name: str, found: FoundRun | Recording
-) -> contextlib.AbstractContextManager[CommitStore]:
+def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateStore:
     """Where the consumer ``name`` keeps how far it is: in ``directory``, or else in the run's own; of a run in NATS,
     there.
 
@@ -231,8 +228,6 @@ def _open_state(
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     if directory is None and isinstance(found.place, NatsRuns):
-        from offloop.consumers.runner.state_bucket import StateBucket
-
         return StateBucket(found.place.address, name, found.name, found.attempt, say)
     return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt)
 

@@ -11,7 +11,6 @@ from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.consumers.delivery.commit import Committed
 from offloop.consumers.runner.places import Stream
-from offloop.consumers.runner.session import format_outcomes, format_places
 from offloop.consumers.runner.statistics import RunnerStatistics
 
 EXIT_TROUBLE = 1
@@ -39,14 +38,14 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
     """Says how it went, and of the ``fields`` that were asked for whether they came; returns the exit code."""
     for field in fields:
         _say_field(field, stream, statistics)
-    for line in format_outcomes(statistics):
+    for line in statistics.outcome_lines:
         say(line)
     lost = (f"missing: events {gap.first} to {gap.last} of rank {gap.rank}, which are lost" for gap in statistics.gaps)
     missing = shorten(lost, "ranges of events that are lost")
     problems = [*statistics.problems, *missing]
     for problem in problems:
         say(problem)
-    for line in format_places(statistics):
+    for line in statistics.place_lines:
         say(line)
     handled, code = f"{statistics.handled} events handled", EXIT_TROUBLE if problems else 0
     if statistics.interrupted:

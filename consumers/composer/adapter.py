@@ -17,8 +17,7 @@ from typing import Any
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.events import MaybeAwaitable
+from offloop.consumers.api.callback import Callback, MaybeAwaitable
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.composer.names import METHODS, ROOT, stand_in
 from offloop.consumers.composer.state import ComposerState, handling

@@ -1,16 +1,15 @@
-"""The progress of a consumer, in a form that can be stored: after ``kill -9`` it continues as if nothing had happened.
+"""The progress of a consumer, in a form that can be stored.
 
 Everything that a :class:`~offloop.consumers.runner.runner.Runner` knows between two events is one :class:`Committed`,
-stored as a whole or not at all. An event that was handled after the last commit is handled again, from the state before
-it, and what it had written is taken back first: that makes every event count exactly once. It asks two things of a
-callback: what it knows is in its ``state_dict()``, and what it has to say goes through the logger. A callback that
-writes a file or sends a message by itself does that again for the events after the last commit.
+stored as a whole or not at all. Events after the last commit are handled again, from the state before them, and what
+they had written is taken back first: so every event counts exactly once, if a callback's knowledge is in its
+``state_dict()`` and its output goes through the logger.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -99,15 +98,6 @@ class Committed:
                     raise ConfigurationError(f"{name}: {error}") from None
             raise
 
-    @classmethod
-    def unpack(cls, packed: bytes) -> "Committed":
-        """Reads the stored form.
-
-        Raises:
-            RecordingError: it is damaged; the message is to be completed by what it is about.
-        """
-        return unseal(packed, cls)
-
     def _states(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for callback in (*self.callbacks, *(worker.callback for worker in self.workers)):
             yield callback.name, callback.state
@@ -145,21 +135,6 @@ def unseal(packed: bytes, kind: type[Content]) -> Content:
         return msgspec.msgpack.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordingError(f"is damaged: {error}") from None
-
-
-class CommitStore(Protocol):
-    """Place of a runner's progress."""
-
-    def load(self) -> Committed | None:
-        """Return what was committed last; ``None`` at the first start."""
-
-    def commit(self, committed: Committed) -> None:
-        """Stores it in the place of what was there, as a whole or not at all.
-
-        Raises:
-            RunDirectoryError: it cannot be stored at this moment.
-            ReplacedError: another consumer has taken over the name, where that is possible.
-        """
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from offloop.bus import errors
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.api.logger import Logger, LoggerDestination, Row, RunContext
+from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
 
 RAISED = (Exception, asyncio.CancelledError)
 """Errors of other people's code. That something of theirs was cancelled is an error like any other."""
@@ -73,36 +73,18 @@ class Fanout:
         """Hands what the logger gathered during the event ``state`` to each."""
         if not logger.pending:
             return
-        rows = logger.take_rows(state)
-        if not logger.pending:
-            self._deliver_rows(rows, state)
-            return
-        gathered = logger.take(state)
+        rows, entries, hyperparameters, of_run = logger.take(state)
         with self.lock:
-            self.named |= gathered.hyperparameters.keys()
-            of_run = {name: value for name, value in gathered.of_run.items() if name not in self.named}
-
-        def give(destination: LoggerDestination) -> None:
-            if hyperparameters := gathered.hyperparameters | of_run:
-                destination.log_hyperparameters(hyperparameters, state)
-            if rows:
-                destination.log_rows(rows, state)
-            for images in gathered.images:
-                destination.log_images(images, state)
-            for table in gathered.tables:
-                destination.log_table(table, state)
-            for text in gathered.texts:
-                destination.log_text(text, state)
-            for upload in gathered.uploads:
-                destination.upload_file(upload, state)
-
-        self.for_each(give)
-
-    def _deliver_rows(self, rows: list[Row], state: Snapshot) -> None:
-        with self.lock:
+            self.named |= hyperparameters.keys()
+            hyperparameters |= {name: value for name, value in of_run.items() if name not in self.named}
             for name, destination in tuple(self._destinations.items()):
                 try:
-                    destination.log_rows(rows, state)
+                    if hyperparameters:
+                        destination.log_hyperparameters(hyperparameters, state)
+                    if rows:
+                        destination.log_rows(rows, state)
+                    for entry in entries:
+                        destination.log_entry(entry, state)
                 except RAISED as error:  # a destination may raise anything, and is shown with its traceback
                     self._fail(name, destination, error)
 

@@ -11,7 +11,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.api.logger import Entry, Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from offloop.consumers.delivery.commit import pack_snapshot, unpack_snapshot
 from offloop.consumers.delivery.fanout import RAISED
 from offloop.consumers.delivery.spool_file import Offset, SpoolDirectory
@@ -22,9 +22,9 @@ PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _PATIENCE_SECONDS = 1.0
 _DIRECTORY = "consumers"
 _ROWS = "rows"
-_IMAGES = "images"
-_UPLOAD = "upload"
-_LARGE = (_IMAGES, _UPLOAD)
+_HYPERPARAMETERS = "hyperparameters"
+_KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in (Images, Table, Text, Upload)}
+_LARGE = ("Images", "Upload")
 _MOST_AT_ONCE = 200
 
 
@@ -92,27 +92,16 @@ class Spool(LoggerDestination):
         self._thread.start()
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        self._append(_ROWS, [list(row) for row in rows], state)
+        self._append(_ROWS, rows, state)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        self._append("hyperparameters", _with_text_keys(hyperparameters), state)
+        self._append(_HYPERPARAMETERS, hyperparameters, state)
 
-    def log_images(self, entry: Images, state: Snapshot) -> None:
-        content = entry._asdict()
-        content["images"] = [_packed(image) for image in entry.images]
-        content["masks"] = {name: [_packed(mask) for mask in masks] for name, masks in entry.masks.items()}
-        self._append(_IMAGES, list(content.values()), state)
-
-    def log_table(self, entry: Table, state: Snapshot) -> None:
-        self._append("table", list(entry), state)
-
-    def log_text(self, entry: Text, state: Snapshot) -> None:
-        self._append("text", list(entry), state)
-
-    def upload_file(self, entry: Upload, state: Snapshot) -> None:
+    def log_entry(self, entry: Entry, state: Snapshot) -> None:
         with self._changed:
-            kept = self._opened.keep_file(entry.file_path)
-            self._append(_UPLOAD, [entry.remote_file_name, kept.name, entry.overwrite], state)
+            if isinstance(entry, Upload):
+                entry = entry._replace(file_path=self._opened.keep_file(entry.file_path))
+            self._append(type(entry).__name__, entry, state)
 
     def state_dict(self) -> dict[str, Any]:
         """Place and end of the records. From the first call on, what is not committed is held back."""
@@ -291,28 +280,21 @@ class Spool(LoggerDestination):
         destination = self._destination
         if kind == _ROWS:
             destination.log_rows([Row(*row) for row in content], state)
-        elif kind == "hyperparameters":
+        elif kind == _HYPERPARAMETERS:
             destination.log_hyperparameters(content, state)
-        elif kind == _IMAGES:
-            entry = Images(*content)
-            images = [_array(packed) for packed in entry.images]
-            masks = {name: [_array(packed) for packed in masks] for name, masks in entry.masks.items()}
-            destination.log_images(entry._replace(images=images, masks=masks), state)
-        elif kind == "table":
-            destination.log_table(Table(*content), state)
-        elif kind == "text":
-            destination.log_text(Text(*content), state)
-        elif kind == _UPLOAD:
-            remote_file_name, name, overwrite = content
-            destination.upload_file(Upload(remote_file_name, self._opened.file(name), overwrite), state)
+        else:
+            entry = _KINDS[kind](*content)
+            if isinstance(entry, Upload):
+                entry = entry._replace(file_path=Path(entry.file_path))
+            destination.log_entry(entry, state)
 
     def _note_sent(self, offset: Offset, entries: Sequence[Any]) -> None:
         directory = self._opened
         with self._changed:
             directory.set_sent(offset, self._destination.state_dict())
             for kind, content, _ in entries:
-                if kind == _UPLOAD:
-                    directory.drop_file(content[1])
+                if kind == "Upload":
+                    Path(content[1]).unlink(missing_ok=True)
 
     @property
     def _missing(self) -> int:
@@ -367,21 +349,3 @@ class Spool(LoggerDestination):
         # A terminal that is gone must not end the sending.
         with contextlib.suppress(OSError, ValueError):
             say(f"logger {self.shown_as}: {message}", err=True)
-
-
-def _with_text_keys(value: Any) -> Any:
-    """Maps with texts as keys, whatever they were: what is kept has to be read again."""
-    if isinstance(value, Mapping):
-        return {str(key): _with_text_keys(part) for key, part in value.items()}
-    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _packed(array: Any) -> tuple[str, tuple[int, ...], bytes]:
-    return array.dtype.str, array.shape, array.tobytes()
-
-
-def _array(packed: Any) -> Any:
-    import numpy as np
-
-    kind, shape, data = packed
-    return np.frombuffer(data, dtype=kind).reshape(shape)

@@ -18,6 +18,7 @@ _LENGTH = struct.Struct(">I")
 _POSITION = "position"
 _FILES = "files"
 _RECORDS = "records-"
+_ARRAY = 1
 _FILE_BYTES = 16 * 1024 * 1024
 
 
@@ -120,13 +121,12 @@ class SpoolDirectory:
             file.seek(offset.bytes - base)
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             packed = file.read(length)
-        return msgpack.unpackb(packed, strict_map_key=False), Offset(
-            offset.bytes + _LENGTH.size + length, offset.records + 1
-        )
+        record = msgpack.unpackb(packed, strict_map_key=False, ext_hook=_array)
+        return record, Offset(offset.bytes + _LENGTH.size + length, offset.records + 1)
 
     def keep_file(self, source: Path) -> Path:
-        """A hard link of the file, or else a copy, until :meth:`drop_file`."""
-        kept = self.file(f"{self.end.records}-{source.name}")
+        """A hard link of the file, or else a copy."""
+        kept = self.path / _FILES / f"{self.end.records}-{source.name}"
         kept.unlink(missing_ok=True)
         try:
             # Of a symbolic link the file: a link to the link may lead nowhere from here.
@@ -134,13 +134,6 @@ class SpoolDirectory:
         except OSError:
             shutil.copyfile(source, kept)
         return kept
-
-    def file(self, name: str) -> Path:
-        return self.path / _FILES / name
-
-    def drop_file(self, name: str) -> None:
-        """Deletes a kept file."""
-        self.file(name).unlink(missing_ok=True)
 
     def sync(self) -> None:
         """Returns when everything that was appended is on the disk."""
@@ -216,8 +209,17 @@ class SpoolDirectory:
 
 
 def _plain(value: Any) -> Any:
+    if getattr(value, "ndim", 0) and hasattr(value, "tobytes"):
+        return msgpack.ExtType(_ARRAY, msgpack.packb((value.dtype.str, value.shape, value.tobytes())))
     item = getattr(value, "item", None)
     if item is not None:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             return item()
     return str(value)
+
+
+def _array(_: int, packed: bytes) -> Any:
+    import numpy as np
+
+    kind, shape, data = msgpack.unpackb(packed)
+    return np.frombuffer(data, dtype=kind).reshape(shape)

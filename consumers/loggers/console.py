@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from time import monotonic
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_at_least
 from offloop.bus.printing import GAP, cut_in_the_middle, one_line, say, widest_cell, wrap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
@@ -40,20 +40,18 @@ _FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints step, epoch (from 0) and metrics by their short names on standard output, once a second. The step of a
-    batch is the number of batches before it; an evaluation has that of the last batch before it, and one of an imported
-    log that of the log.
+    """Prints step, epoch (from 0) and metrics by their short names on standard output. The step of a batch is the
+    number of batches before it; an evaluation has that of the last batch before it, and an imported log its own.
 
-    At most once in ``every`` seconds of the run's own time, with the latest value of everything that was logged since
-    the time before; what is left at the end is printed too. ``every=0`` prints every event at which something was
-    logged. Lines are as wide as the terminal, and elsewhere 80 columns; what does not fit is in the next line, which is
-    indented. A terminal gets a recording that is read faster than it was made at most five times a second. Images,
-    tables and texts are a short line each, the latest of each name; files to upload are left out.
+    Once in ``every`` seconds of the run's own time, and at the end, the latest value of everything that was logged
+    since is printed; with ``every=0`` at every event. Lines are as wide as the terminal, elsewhere 80 columns; the rest
+    is in an indented line. A terminal is written to at most five times a second. Images, tables and texts are a short
+    line each, the latest of each name; files to upload are left out.
 
-    ``hide`` are patterns of metrics and hyperparameters that are not shown, or are after all with ``!`` before them:
-    the last one that fits a name counts. A pattern is of a full name, or is the short name of a metric. By default they
-    hide training time and wall-clock time, for which step and epoch stand, the throughput of a single device,
-    activations, every norm of a single parameter, and by what and where the run was started. ``hide=`` hides nothing.
+    ``hide`` are patterns of metrics (full or short names) and hyperparameters that are not shown, or with ``!`` before
+    them are: the last one that fits a name counts. By default they hide training time and wall-clock time, the
+    throughput of a single device, activations, norms of single parameters, and how the run was started. ``hide=`` hides
+    nothing.
 
     At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: losses and metrics of the
     model go first, then those that came first.
@@ -63,10 +61,8 @@ class ConsoleLogger(LoggerDestination):
     max_delay = 0.1
 
     def __init__(self, every: float = 1.0, hide: Sequence[str] = _HIDDEN, most: int = _MOST) -> None:
-        if not every >= 0:
-            raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
-        if most < 1:
-            raise ConfigurationError(f"most is how many metrics a line has at most, 1 or more, not {most}")
+        check_at_least("every", every, 0)
+        check_at_least("most", most, 1)
         self._every = every
         self._hide = tuple(hide)
         self._most = most

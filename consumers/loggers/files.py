@@ -20,14 +20,17 @@ class FileDestination(LoggerDestination):
     """A destination that writes text to one file, by default ``metrics.NAME`` in the run's directory
     (``metrics-2.NAME`` for the second attempt of a run, and so on).
 
-    What an event logged is handed to the system as a whole, at once, so other programs can follow the file. An existing
-    file that holds anything is refused unless ``overwrite`` is true, or unless this is a consumer that goes on: then
-    the file is cut back to where that consumer had committed it. A file has one writer at a time. In the run's
-    directory only a regular file is written to, and no symbolic link is followed.
+    An event's output is handed to the system at once, so other programs can follow the file. A file that holds anything
+    is refused without ``overwrite``, except by a consumer that resumes: it truncates the file to where it was
+    committed. A file has one writer at a time. In the run's directory only a regular file is written to, and no
+    symbolic link is followed.
     """
 
     name = ""
     """Its short name, for messages."""
+
+    elsewhere = "path=FILE"
+    """The option that makes it write another file, for messages."""
 
     blank = ""
     """Content before the first row."""
@@ -188,28 +191,21 @@ class FileDestination(LoggerDestination):
         rest = ", which this consumer has written" if what == "is gone" else " that this consumer has written"
         return ConfigurationError(
             f"{self._path} {what}{rest}: put it back to go on, or begin anew with another '--name' "
-            f"and '-o {self.name}.path=FILE'"
+            f"and '-o {self.name}.{self.elsewhere}'"
         )
 
     def _problem(self, what: str) -> ConfigurationError:
         self.close()
-        return ConfigurationError(f"{self._path} {what} '-o {self.name}.path=FILE' writes elsewhere")
+        return ConfigurationError(f"{self._path} {what} '-o {self.name}.{self.elsewhere}' writes elsewhere")
 
     def _default_path(self, context: RunContext) -> Path:
-        return default_path(context, self.name)
-
-
-def default_path(context: RunContext, name: str, what: str = "FILE") -> Path:
-    """``metrics.NAME`` in the run's directory; from the second attempt of a run on ``metrics-ATTEMPT.NAME``, so that it
-    keeps what its earlier ones logged.
-
-    Raises:
-        ConfigurationError: the stream has no directory.
-    """
-    if context.run_dir is None:
-        raise ConfigurationError(f"{name} has no run directory to write to: say where with '-o {name}.path={what}'")
-    suffix = f"-{context.attempt}" if context.attempt > 1 else ""
-    return context.run_dir / f"metrics{suffix}.{name}"
+        if context.run_dir is None:
+            raise ConfigurationError(
+                f"{self.name} has no run directory to write to: say where with '-o {self.name}.{self.elsewhere}'"
+            )
+        # An attempt keeps what the ones before it logged.
+        suffix = f"-{context.attempt}" if context.attempt > 1 else ""
+        return context.run_dir / f"metrics{suffix}.{self.name}"
 
 
 def append_whole(descriptor: int, data: bytes, size: int) -> None:

@@ -34,23 +34,23 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 class MLFlowLogger(LoggerDestination):
     """Logs to an MLflow server or database: ``pip install 'offloop[mlflow]'``.
 
-    A run is one run there, found by its identity in the tag ``offloop.run_id``, whatever its attempts and whoever logs:
-    of a metric, no step is logged that the run has.
+    All attempts of a run are one run there, found by its identity in the tag ``offloop.run_id``. Steps of a metric that
+    it has are not logged again.
 
-    It begins and ends with the first and the last event that something was logged at. Metrics have the training's step
-    and the event's time; those that are texts are tags. Hyperparameters are params, cut at 6,000 characters, and as
-    those cannot change, a later value is a tag of that name. Images are ``images/NAME/STEP-NUMBER.png`` with
-    masks beside them, tables ``tables/NAME/STEP.json`` in the form of ``mlflow.log_table``, texts
-    ``texts/NAME/STEP.txt``, files are artifacts of their names. What MLflow does not take in a name becomes ``_``.
+    It lasts from the first to the last event at which something was logged. Metrics have the training's step and the
+    event's time; texts are tags. Hyperparameters are params, cut at 6,000 characters; as those cannot change, a later
+    value is a tag. Images are ``images/NAME/STEP-NUMBER.png`` with masks beside them, tables ``tables/NAME/STEP.json``
+    in the form of ``mlflow.log_table``, texts ``texts/NAME/STEP.txt``, files artifacts of their names. Characters that
+    MLflow does not allow in a name become ``_``.
 
-    A request is given up when the server stands still for 20 seconds, that of a file for ``finish_seconds``, or both
-    for ``$MLFLOW_HTTP_REQUEST_TIMEOUT``, and everything that has not arrived is sent again after a pause.
+    A request fails when the server stands still for 20 seconds, that of a file for ``finish_seconds``, or both for
+    ``$MLFLOW_HTTP_REQUEST_TIMEOUT``; everything that has not arrived is sent again after a pause.
 
     Args:
-        experiment_name: the experiment; created if there is none of that name.
-        run_name: what the run is called there; by default the run's name.
+        experiment_name: the experiment, created if missing.
+        run_name: the run's name there; by default its own.
         tracking_uri: the server or database, such as ``http://host:5000`` or ``sqlite:///mlflow.db``; by default
-            MLflow's own, from ``$MLFLOW_TRACKING_URI``.
+            ``$MLFLOW_TRACKING_URI``.
         artifact_location: where a new experiment keeps its artifacts; by default the server's choice.
         drain_seconds: how long the consumer waits at its end while nothing can be sent.
         finish_seconds: how long a file, or the images of an event, may take to arrive.

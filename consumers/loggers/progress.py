@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import check_at_least
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.screen import Screen
@@ -73,14 +73,12 @@ class _Bar:
 class ProgressLogger(LoggerDestination):
     """Shows the progress of a run on standard error: bars for the training, the epoch and an evaluation.
 
-    On a terminal the bars stay at the bottom, and what else the consumer prints goes above them. An epoch or evaluation
-    that is over leaves a line with its metrics, by their short names: the latest of each kind, at most once a second.
-    Elsewhere, such as in a file, there are lines only: every ``every`` seconds of the run's own time one for the
-    current epoch or evaluation, and the latest ones that ended since. They are no record: a consumer that resumes
-    begins with the next event.
+    On a terminal the bars stay at the bottom, and everything else goes above them. A finished epoch or evaluation
+    leaves a line with its metrics: the latest of each kind, at most once a second. Elsewhere there are lines only:
+    every ``every`` seconds of the run's own time one for the current epoch or evaluation, and the latest ones that
+    ended since. A consumer that resumes begins with the next event.
 
-    Everything comes from the events themselves. What callbacks log (metrics, hyperparameters, images, tables, texts,
-    files) is left out: add the logger ``console`` for those.
+    Everything comes from the events themselves: add the logger ``console`` for what callbacks log.
 
     Reference: ``composer/loggers/progress_bar_logger.py``.
     """
@@ -89,8 +87,7 @@ class ProgressLogger(LoggerDestination):
     max_delay = 0.1
 
     def __init__(self, every: float = 10.0) -> None:
-        if not every >= 0:
-            raise ConfigurationError(f"every is a number of seconds, 0 or more, not {every}")
+        check_at_least("every", every, 0)
         self._every = every
         self._bars: dict[str, _Bar] = {}
         self._finished: dict[str, _Bar] = {}

@@ -24,14 +24,12 @@ _MAX_PORT = 65535
 class PrometheusLogger(LoggerDestination):
     """Shows the latest value of every metric at ``http://127.0.0.1:9464/metrics`` while the consumer runs.
 
-    A metric is a gauge with a name that Prometheus allows, such as ``loss_train_total`` for ``loss/train/total``. Its
-    labels are ``run``, ``attempt`` and ``metric``, the name as it was logged. Beside them are ``last_step`` and
-    ``last_step_timestamp_seconds``: the highest step that was logged, and when, so that an alert can tell a training
-    that no longer moves. ``run_info`` has the hyperparameters as labels and the value 1. A metric whose name is one of
-    these gets a ``_`` at its end. Texts, images, tables and files are left out: Prometheus has numbers alone.
+    A metric is a gauge with a name that Prometheus allows, such as ``loss_train_total`` for ``loss/train/total``, and
+    the labels ``run``, ``attempt`` and ``metric``, the original name. ``last_step`` and ``last_step_timestamp_seconds``
+    are the highest step that was logged, and when; ``run_info`` has the hyperparameters as labels and the value 1. A
+    metric of one of these names gets a ``_`` at its end. Texts, images, tables and files are left out.
 
-    ``port=0`` takes a free port; where it listens is said on standard error. Whoever can reach ``address`` can read the
-    values, so it is this machine alone unless told otherwise.
+    ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values.
     """
 
     requires = ("prometheus", "prometheus_client")

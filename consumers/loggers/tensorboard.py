@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
@@ -27,20 +26,19 @@ _GOLDEN_RATIO = 0.618034
 class TensorboardLogger(FileDestination):
     """Writes event files for TensorBoard, by default to ``tensorboard`` in the run's directory.
 
-    Numbers are scalars (TensorBoard keeps them as 32-bit floats) and texts are texts, each with the step and the time
-    of its event. Images are PNG, a tag for each image of a call (``Images/0``, ``Images/1``) and one more for each of
-    its masks (``Images/0/prediction``): the classes in colours over the image, except class 0, the background. Floats
-    in images go from 0 to 1; an image that goes beyond is stretched from its lowest value to its highest. Tables are
-    Markdown. Hyperparameters are a table, and an entry of the HParams dashboard, which shows those that were logged
-    first: those of the run, and what callbacks logged until then. Files to upload are left out.
+    Numbers are scalars (32-bit floats in TensorBoard) and texts are texts, each with the step and the time of its
+    event. Images are PNG, a tag for each image of a call (``Images/0``, ``Images/1``) and for each of its masks
+    (``Images/0/prediction``): the classes in colours over the image, except class 0, the background. Floats in images
+    go from 0 to 1; an image that goes beyond is stretched to that. Tables are Markdown. Hyperparameters are a table,
+    and an entry of the HParams dashboard: those of the run, and what callbacks logged until then. Files are left out.
 
-    With ``log_dir`` each run has a directory in that one, of its name and the beginning of its id. Every attempt of a
-    run writes a file of its own beside the others, and TensorBoard shows them as one run: of a step that was trained
-    twice, what the later attempt logged. An event's records are handed to the system at once, and equal streams give
-    files with equal bytes.
+    With ``log_dir`` each run has a directory in that one, of its name and the beginning of its id. Every attempt writes
+    a file of its own, and TensorBoard shows them as one run: of a step that was trained twice, the later attempt. Equal
+    streams give files with equal bytes.
     """
 
     name = "tensorboard"
+    elsewhere = "log_dir=DIR"
     requires = ("tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def __init__(self, log_dir: str | None = None, overwrite: bool = False) -> None:
@@ -56,10 +54,7 @@ class TensorboardLogger(FileDestination):
         self._run_name = context.run_name
         if not self._goes_on:
             self._begins_again = context.attempt > 1
-        try:
-            super().open(context)
-        except ConfigurationError as error:
-            raise ConfigurationError(str(error).replace("path=FILE", "log_dir=DIR")) from None
+        super().open(context)
         self.where = f"tensorboard --logdir {shlex.quote(str(self.opened_path.parent))}"
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
@@ -114,13 +109,10 @@ class TensorboardLogger(FileDestination):
         self._waiting_since = (float(time), int(step))
 
     def _default_path(self, context: RunContext) -> Path:
-        directory = context.run_dir / "tensorboard" if context.run_dir else None
-        if self._log_dir is not None:
+        if self._log_dir is None:
+            directory = super()._default_path(context).with_name("tensorboard")
+        else:
             directory = self._log_dir / context.unique_name
-        if directory is None:
-            raise ConfigurationError(
-                "tensorboard has no run directory to write to: say where with '-o tensorboard.log_dir=DIR'"
-            )
         # TensorBoard reads the files of a directory in the order of their names.
         return directory / f"events.out.tfevents.{context.attempt:010}.offloop"
 

@@ -21,29 +21,26 @@ _OFFLINE_DIRECTORY = "offline-run-"
 class WandBLogger(LoggerDestination):
     """Logs to Weights & Biases: ``pip install 'offloop[wandb]'``.
 
-    Each attempt of a run is a run there, with the id ``IDENTITY-ATTEMPT``; attempts of one run are a group. What is
-    logged has the training's step in the column ``step``, which is the x axis of its charts, and the event's time;
-    wandb's own step counts what was logged, because it cannot go back, and a slow callback's values come later than
-    others of higher steps.
+    Each attempt of a run is a run there, with the id ``IDENTITY-ATTEMPT``; attempts of one run are a group. The column
+    ``step``, the x axis of its charts, is the training's step; wandb's own step, which cannot go back, counts what was
+    logged.
 
     Metrics are columns, images are ``wandb.Image`` with their masks (in a table named ``NAME Table`` with
     ``use_table``), tables are ``wandb.Table``, a text is a column, files are artifacts with their extension as type,
     hyperparameters are the config.
 
-    A consumer that goes on leaves out what wandb counted already. Another consumer, or a replay, that logs to the same
-    run leaves out the steps that the run has.
+    A consumer that resumes leaves out what wandb counted already; another consumer, or a replay, leaves out the steps
+    that the run has.
 
     Args:
         project: wandb's project; by default wandb's own choice.
         entity: user or team.
-        name: what the run is called there; by default ``NAME``, and ``NAME-ATTEMPT`` from the second attempt on.
-        group: what it is grouped under; by default the run's name and the beginning of its identity.
+        name: the run's name there; by default ``NAME``, and ``NAME-ATTEMPT`` from the second attempt on.
+        group: the run's group; by default the run's name and the beginning of its identity.
         tags: for filters.
-        mode: ``online``, or ``offline`` to write files that ``wandb sync`` sends later; by default ``$WANDB_MODE``, or
-            online.
-        dir: where wandb keeps its files, in a folder ``wandb``; by default the run's directory.
-        run_id: the run's id there, if not the run's identity and the attempt. Two consumers that log at the same time
-            need one each.
+        mode: ``online``, or ``offline`` to write files for ``wandb sync``; by default ``$WANDB_MODE``, or online.
+        dir: where wandb keeps its folder ``wandb``; by default the run's directory.
+        run_id: the run's id there. Two consumers that log at the same time need one each.
         drain_seconds: how long the consumer waits at its end while nothing can be sent, and wandb for its server.
         finish_seconds: how long wandb may take at the end to send what it has taken in, such as large files.
     """

@@ -22,8 +22,9 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import read_run
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
-from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.api.logger import RunContext
 from offloop.consumers.delivery.commit import seal, unseal
+from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 from offloop.consumers.runner.entries import CallbackEntry
 from offloop.consumers.runner.state_file import read_state, write_state
@@ -35,14 +36,13 @@ _KEPT = 100
 
 
 class CheckpointStates:
-    """Keeps the states of the consumer ``name``, one file for each checkpoint of the training, and restores them where
-    one was loaded. Only callbacks with :meth:`~offloop.consumers.Callback.state_dict` that resume take part.
+    """Keeps the states of the consumer ``name``, a file for each checkpoint of the training, in the run's directory or
+    in ``directory``, and restores them where one was loaded, also one of a run beside this one. Only callbacks with a
+    state that resume take part.
 
-    They are kept in the run's directory, or in ``directory``. A checkpoint may be of another run beside this one.
-
-    A consumer that had not come as far as the checkpoint has no state for it. It continues from an earlier one, or from
-    the beginning, and handles the events in between from the recording of the attempt; what its callbacks log then is
-    not written. Where that is impossible, the callbacks begin anew, and that is said.
+    A consumer that had not come as far as the checkpoint continues from an earlier state, or from the beginning, and
+    handles the events in between from the recording of the attempt, without logging. Where that is impossible, the
+    callbacks begin anew, and that is said.
     """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
@@ -123,9 +123,8 @@ class CheckpointStates:
         catching_up = Dispatcher(
             part,
             [(entry.name, entry.callback) for entry in entries],
-            deliver=_drop,
-            flush=lambda: None,
-            handling=Handling(dispatcher.handling.note_error, "continue", at_checkpoint=self.take),
+            Fanout({}, dispatcher.fail),
+            Handling(at_checkpoint=self.take),
         )
         _run_to_end(catching_up)
         for entry, done in zip(entries, catching_up.entries, strict=True):
@@ -231,10 +230,6 @@ def _run_to_end(dispatcher: Dispatcher) -> None:
     thread.join()
     if errors:
         raise errors[0]
-
-
-def _drop(logger: Logger, snapshot: Snapshot) -> None:
-    logger.take(snapshot)
 
 
 def _run_dir(mark: CheckpointMark, context: RunContext) -> Path | None:

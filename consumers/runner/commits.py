@@ -11,7 +11,6 @@ from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.delivery.commit import (
     CallbackState,
-    CommitStore,
     Committed,
     DestinationState,
     pack_snapshot,
@@ -19,6 +18,7 @@ from offloop.consumers.delivery.commit import (
 )
 from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher
+from offloop.consumers.runner.state_file import StateStore
 from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.runner.worker import CallbackWorker
 
@@ -36,7 +36,7 @@ class Commits:
 
     def __init__(
         self,
-        progress: CommitStore | None,
+        progress: StateStore | None,
         every: int,
         shared: Dispatcher,
         workers: Sequence[CallbackWorker],
@@ -130,64 +130,47 @@ class Commits:
         if self._progress is None or self._shared.fatal is not None:
             return
         if self._fanout.failed:
-            self._release()
+            # What is logged once more is left out by its number, which it has again where one stream gives the order.
+            if not self._workers:
+                self._fanout.commit()
             return
+        shared = self._shared
         with self._fanout.lock:
-            callbacks, destinations = self._callback_states(ending), self._destination_states(ending)
+            callbacks: tuple[CallbackState, ...] | None
+            destinations: dict[str, dict[str, Any]] | None
+            if ending is None:
+                callbacks, destinations = shared.callback_states(), self._fanout.states()
+            else:
+                callbacks = tuple(CallbackState(one.name, one.errors, one.disabled, {}) for one in shared.entries)
+                destinations = {name: {} for name in self._destinations}
             if callbacks is None or destinations is None:
                 return
-            try:
-                self._store_states(self._progress, callbacks, destinations, ending)
-            except ReplacedError as error:
-                # What is held back is the other one's to send.
-                self._shared.fail(error)
-                raise
-            self._fanout.commit()
-
-    def _release(self) -> None:
-        # What is logged once more is left out by its number, which it has again where one stream gives the order.
-        if not self._workers:
-            self._fanout.commit()
-
-    @property
-    def _is_old(self) -> bool:
-        return self._progress is not None and time.monotonic() >= self._next_commit
-
-    def _store_states(
-        self,
-        progress: CommitStore,
-        callbacks: tuple[CallbackState, ...],
-        destinations: tuple[DestinationState, ...],
-        ending: Ending | None,
-    ) -> None:
-        shared, statistics = self._shared, self._statistics()
-        progress.commit(
-            Committed(
+            statistics = self._statistics()
+            committed = Committed(
                 run_name=shared.context.run_name,
                 attempt=shared.context.attempt,
                 positions=shared.positions,
                 last=None if shared.last is None else pack_snapshot(shared.last),
                 handled=shared.handled,
                 callbacks=callbacks,
-                destinations=destinations,
+                destinations=tuple(DestinationState(*one) for one in destinations.items()),
                 gaps=statistics.gaps,
                 ending=ending,
                 damage=statistics.damage if ending else None,
                 workers=tuple(worker.progress for worker in self._workers),
                 named=tuple(sorted(self._fanout.named)),
             )
-        )
+            try:
+                self._progress.commit(committed)
+            except ReplacedError as error:
+                # What is held back is the other one's to send.
+                self._shared.fail(error)
+                raise
+            self._fanout.commit()
 
-    def _callback_states(self, ending: Ending | None) -> tuple[CallbackState, ...] | None:
-        if ending is not None:
-            return tuple(CallbackState(one.name, one.errors, one.disabled, {}) for one in self._shared.entries)
-        return self._shared.callback_states()
-
-    def _destination_states(self, ending: Ending | None) -> tuple[DestinationState, ...] | None:
-        if ending is not None:
-            return tuple(DestinationState(name, {}) for name in self._destinations)
-        states = self._fanout.states()
-        return None if states is None else tuple(DestinationState(*one) for one in states.items())
+    @property
+    def _is_old(self) -> bool:
+        return self._progress is not None and time.monotonic() >= self._next_commit
 
 
 def _check_same(kind: str, before: list[str], given: list[str]) -> None:

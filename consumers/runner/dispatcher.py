@@ -9,10 +9,10 @@ import inspect
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import OffloopError
+from offloop.bus.printing import say
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
@@ -24,8 +24,8 @@ from offloop.consumers.api.callback import Callback, CannotWorkError, OnError, d
 from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.api.view import view_for
 from offloop.consumers.delivery.commit import CallbackState
-from offloop.consumers.delivery.fanout import RAISED
-from offloop.consumers.runner.entries import CallbackEntry, barrier_events_of
+from offloop.consumers.delivery.fanout import RAISED, Fanout, show_failure
+from offloop.consumers.runner.entries import CallbackEntry, barrier_events_of, missing_lines
 
 _NOWHERE = (0, 0)
 _FLUSH_SECONDS = 0.05
@@ -39,21 +39,55 @@ class CallbackError(OffloopError):
     """A callback raised and the runner was to stop at that; the callback's own exception is the ``__cause__``."""
 
 
-@dataclass(frozen=True)
 class Handling:
-    """Settings that all dispatchers of a runner share."""
+    """What the dispatchers of a runner share: how errors are handled, and what is known of the run's source.
 
-    note_error: Callable[[CallbackEntry, BaseException, str], None]
-    """Called with everything that a callback raises, and the place in words, before ``on_error`` is followed."""
-    on_error: OnError
-    keeps_positions: bool = False
-    """Keep positions, and skip what lies before them; deliver after each event."""
-    on_detached: Callable[[], None] = lambda: None
-    """Called after each callback that is given no more events because it cannot work."""
-    note_source: Callable[[Source], None] = lambda source: None
-    """Called with what the run says that its events come from."""
-    at_checkpoint: AtCheckpoint | None = None
-    """Called with the dispatcher, between two events, where the training has saved or loaded a checkpoint."""
+    Args:
+        on_error: the consequence for a callback that raises.
+        keeps_positions: keep positions, and skip what lies before them; deliver after each event.
+        at_checkpoint: called with the dispatcher, between two events, where the training has saved or loaded a
+            checkpoint.
+    """
+
+    def __init__(
+        self, on_error: OnError = "continue", keeps_positions: bool = False, at_checkpoint: AtCheckpoint | None = None
+    ) -> None:
+        self.on_error: OnError = on_error
+        self.keeps_positions = keeps_positions
+        self.at_checkpoint = at_checkpoint
+        self.source = Source()
+        self.first_error: BaseException | None = None
+        """The first that a callback raised."""
+        self.dispatchers: list[Dispatcher] = []
+        """Those of the runner, the one whose stream callbacks share first."""
+
+    @property
+    def entries(self) -> "list[CallbackEntry]":
+        return [entry for dispatcher in self.dispatchers for entry in dispatcher.entries]
+
+    def note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
+        """Show an error unless the callback has raised before."""
+        self.first_error = self.first_error or error
+        if isinstance(error, CannotWorkError):
+            show_failure(f"callback {entry.name} has ended", error)
+        elif entry.errors == 1:
+            show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
+
+    def note_source(self, source: Source, run: str) -> None:
+        """Take in the source of the run's events, and name the callbacks that wait for what it never gives."""
+        self.source = source
+        for line in missing_lines(self.entries, source, run):
+            say(line, err=True)
+
+    def note_ended(self) -> None:
+        """A callback cannot work: without any that can, the runner ends."""
+        if not any(entry.is_active for entry in self.entries):
+            self.fail(CallbackError("no callback is left, so this consumer ends"))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the runner because of an error. May be called from any thread."""
+        for dispatcher in self.dispatchers[:1]:
+            dispatcher.fail(error)
 
 
 class _Target(NamedTuple):
@@ -69,24 +103,24 @@ class Dispatcher:
     """Gives each snapshot of a stream to the callbacks that request its event, one after the other, until the stream
     ends or :meth:`stop` or :meth:`fail` is called; then closes them.
 
-    ``deliver`` is given the logger after each event at which something was logged, and ``flush`` is called when nothing
-    more is ready, and from time to time before that. With ``logs_hyperparameters`` it logs what the run says of itself.
+    ``fanout`` is given what was logged after each event, and flushed when nothing more is ready, and from time to time
+    before that. With ``logs_hyperparameters`` it logs what the run says of itself.
     """
 
     def __init__(
         self,
         stream: RunStream,
         callbacks: Sequence[tuple[str, Callback]],
-        deliver: Callable[[Logger, Snapshot], None],
-        flush: Callable[[], None],
+        fanout: Fanout,
         handling: Handling,
         logs_hyperparameters: bool = True,
     ) -> None:
+        self.fanout = fanout
+        self.handling = handling
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
-        self._source = Source()
         self.context = RunContext(
             *(stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered),
-            *(stream.run_id, stream.checkpoints, lambda: self._source),
+            *(stream.run_id, stream.checkpoints, lambda: self.handling.source),
         )
         self.positions: dict[int, tuple[int, int]] = {}
         """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
@@ -102,9 +136,6 @@ class Dispatcher:
         """Whether it stops after the current event."""
         self.interrupted = False
         self.stream = stream
-        self._deliver = deliver
-        self._flush = flush
-        self.handling = handling
         self._keeps_positions = handling.keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()
         self._logger = Logger(self.context)
@@ -162,7 +193,7 @@ class Dispatcher:
                     try:
                         await self._handle_all(batch, after_each)
                     finally:
-                        self._flush()
+                        self.fanout.flush()
                     self._waiting = True
                     if self.stopping:
                         break
@@ -179,8 +210,7 @@ class Dispatcher:
                 self._looking.cancel()
 
     def _look_for_windows(self) -> None:
-        """Gives callbacks what hosts say whenever nothing else is being handled: not all events bring some, and those
-        may be far apart."""
+        """Gives callbacks the windows of hosts whenever nothing else is being handled."""
         if not any(entry.callback.overrides("host_windows") for entry in self.entries):
             return
         if self._waiting:
@@ -201,8 +231,12 @@ class Dispatcher:
             except RAISED as error:  # a callback may raise anything, and is shown with its traceback
                 self._take_error(entry, error, "host_windows")
         if self._logger.pending:
-            self._deliver(self._logger, self.last)
-            self._flush()
+            self.deliver(self._logger, self.last)
+            self.fanout.flush()
+
+    def deliver(self, logger: Logger, snapshot: Snapshot) -> None:
+        """Hands what was logged to the destinations."""
+        self.fanout.deliver(logger, snapshot)
 
     async def close(self) -> None:
         """Closes the callbacks, and delivers what they log meanwhile."""
@@ -213,8 +247,8 @@ class Dispatcher:
             entry.closed = True
             await self._call(entry, "run_ended", ending)
         closed = [entry for entry in self.entries if await self._call(entry, "close", state, self._logger)]
-        self._deliver(self._logger, state)
-        self._flush()
+        self.deliver(self._logger, state)
+        self.fanout.flush()
         for entry in closed:
             await self._call(entry, "post_close")
 
@@ -257,7 +291,7 @@ class Dispatcher:
             if after_each is not None:
                 after_each()
             if time.monotonic() >= next_flush:
-                self._flush()
+                self.fanout.flush()
                 next_flush = time.monotonic() + _FLUSH_SECONDS
 
     async def _handle(self, snapshot: Snapshot) -> None:
@@ -269,11 +303,10 @@ class Dispatcher:
         if event in self._with_hyperparameters and snapshot.rank == self.stream.first_rank:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
             if event is Event.INIT:
-                self._source = Source.of(snapshot.fields)
-                self.handling.note_source(self._source)
+                self.handling.note_source(Source.of(snapshot.fields), self.context.run_name)
         if not targets:
             if logger.pending:
-                self._deliver(logger, snapshot)
+                self.deliver(logger, snapshot)
             return
         logger.begin(snapshot)
         self.last = snapshot
@@ -294,7 +327,7 @@ class Dispatcher:
             if seen is not snapshot:
                 seen.release()
         if logger.pending or self._keeps_positions:
-            self._deliver(logger, snapshot)
+            self.deliver(logger, snapshot)
         snapshot.release()
         self.handled += 1
 
@@ -333,7 +366,7 @@ class Dispatcher:
         elif isinstance(error, CannotWorkError):
             entry.ended = True
             self._drop_inactive()
-            self.handling.on_detached()
+            self.handling.note_ended()
         elif self.handling.on_error == "disable":
             entry.disabled = True
             self._drop_inactive()

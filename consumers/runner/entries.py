@@ -12,8 +12,7 @@ from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.source import Source, shorten_names
-from offloop.consumers.api.callback import Callback, demand_of
-from offloop.consumers.api.events import MaybeAwaitable
+from offloop.consumers.api.callback import Callback, MaybeAwaitable, demand_of
 from offloop.consumers.api.logger import Logger, LoggerDestination
 
 

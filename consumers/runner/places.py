@@ -81,7 +81,7 @@ class FoundRun:
 
 
 class FolderRuns:
-    """A folder of runs, by default the usual one. As a text it is what stands behind ``waiting for a run`` in messages.
+    """A folder of runs, by default the usual one; as a text it follows ``waiting for a run`` in messages.
 
     The methods raise RunDirectoryError when the folder, or a run of it, cannot be read.
     """

@@ -8,53 +8,57 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import get_args
+from typing import TypeAlias, get_args
 
-from offloop.bus.errors import ClosedError, ConfigurationError
-from offloop.bus.printing import say
+from offloop.bus.errors import ClosedError, ConfigurationError, check_at_least, check_choice
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import as_stream
+from offloop.bus.subscriber.merged import MergedSubscriber
+from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import handle_signals
-from offloop.bus.types.source import Source
-from offloop.consumers.api.callback import Callback, CannotWorkError, OnError
+from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.delivery.commit import COMMIT_EVENTS, CommitStore
-from offloop.consumers.delivery.fanout import Fanout, show_failure
+from offloop.consumers.delivery.commit import COMMIT_EVENTS, Committed
+from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.runner.checkpoint_states import CheckpointStates
 from offloop.consumers.runner.commits import Commits
-from offloop.consumers.runner.dispatcher import AtCheckpoint, CallbackError, Dispatcher, Handling
-from offloop.consumers.runner.entries import CallbackEntry, missing_lines, unique_names
+from offloop.consumers.runner.dispatcher import AtCheckpoint, Dispatcher, Handling
+from offloop.consumers.runner.entries import EventForwarder, partition, unique_names
+from offloop.consumers.runner.places import Stream
+from offloop.consumers.runner.state_file import StateStore
 from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
+
+OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
+"""Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.Subscriber`."""
 
 
 class Runner:
     """Runs callbacks over a stream, once.
 
-    Each snapshot goes to every callback that requests its event, in the order in which they are given, those of further
-    ranks only to callbacks with ``all_ranks``; then what they logged goes to the destinations. When the stream ends,
-    the callbacks are closed, and the destinations come last.
+    Each snapshot goes to every callback that requests its event, in the given order, those of further ranks only to
+    callbacks with ``all_ranks``; then what they logged goes to the destinations. When the stream ends, the callbacks
+    are closed, and the destinations come last.
 
-    A callback that raises is shown once, with its traceback, and counted; ``on_error`` says what comes next:
-    ``continue`` gives it the next event all the same, ``disable`` gives it none any more, ``stop`` ends the run with
-    :class:`CallbackError`. One that raises :class:`~offloop.consumers.api.callback.CannotWorkError` gets nothing more;
-    when none is left, the run ends with :class:`CallbackError`. A destination that raises is shown and gets nothing
-    more, so that what it wrote has no holes.
+    The first error of a callback is shown with its traceback, and all are counted; then ``continue`` gives it the next
+    event, ``disable`` none any more, and ``stop`` ends the run with :class:`CallbackError`. One that raises
+    :class:`~offloop.consumers.api.callback.CannotWorkError` gets nothing more; when none is left, the run ends with
+    :class:`CallbackError`. A destination that raises is shown and gets nothing more: its output has no holes.
 
     With ``progress`` it resumes from what was committed there, and commits after ``commit_every`` events, after a
-    second, before the callbacks are closed, and once more when the run has ended and all is done. While a destination
-    has failed, and once ``stop`` has ended the run, nothing is committed: the next runner begins before that failure.
+    second, before the callbacks are closed, and when all is done. While a destination has failed, and once ``stop`` has
+    ended the run, nothing is committed: the next runner begins before that failure.
 
-    SIGINT and SIGTERM, where they are not ignored, let the current event be finished and everything be closed; a second
-    one interrupts at once, and so does the first when nothing is left but to wait for servers.
+    At SIGINT and SIGTERM, unless ignored, it finishes the current event and closes everything; a second one interrupts
+    at once, and so does the first when it only waits for servers.
 
     Args:
         stream: a :class:`~offloop.bus.Subscriber`, a :class:`~offloop.bus.Recording` or any iterable, plain or
-            asynchronous, of snapshots in order. Events up to the committed position are passed over.
-        at_checkpoint: called where the training has saved or loaded a checkpoint, with each dispatcher whose callbacks
-            have come there.
+            asynchronous, of snapshots in order. Events up to the committed position are skipped.
+        at_checkpoint: called with each dispatcher where the training has saved or loaded a checkpoint.
     """
 
     def __init__(
@@ -63,29 +67,19 @@ class Runner:
         callbacks: Sequence[Callback | tuple[str, Callback]],
         destinations: Sequence[LoggerDestination] = (),
         on_error: OnError = "continue",
-        progress: CommitStore | None = None,
+        progress: StateStore | None = None,
         commit_every: int = COMMIT_EVENTS,
         at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
-        if commit_every < 1:
-            raise ConfigurationError(f"commit_every counts handled events and is at least 1, not {commit_every}")
-        if on_error not in get_args(OnError):
-            raise ConfigurationError(f"on_error {on_error!r} is not known: use {', '.join(get_args(OnError))}")
+        check_at_least("commit_every", commit_every, 1)
+        check_choice("on_error", on_error, get_args(OnError))
         self._keeps_progress = progress is not None
-        self._source = Source()
-        self._handling = Handling(
-            self._note_error, on_error, self._keeps_progress, self._note_detached, self._note_source, at_checkpoint
-        )
+        self._handling = Handling(on_error, self._keeps_progress, at_checkpoint)
         # Named before they are wrapped: people know them by what they are.
         self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
-        self._fanout = Fanout(self._destinations, lambda error: self._shared.fail(error))
-        self._shared = Dispatcher(
-            as_stream(stream),
-            _named(callbacks),
-            self._fanout.deliver,
-            self._fanout.flush,
-            self._handling,
-        )
+        self._fanout = Fanout(self._destinations, self._handling.fail)
+        self._shared = Dispatcher(as_stream(stream), _named(callbacks), self._fanout, self._handling)
+        self._handling.dispatchers.append(self._shared)
         self._workers: list[CallbackWorker] = []
         self._commits = Commits(
             progress, commit_every, self._shared, self._workers, self._destinations, self._fanout, self.statistics
@@ -94,11 +88,11 @@ class Runner:
 
     def statistics(self) -> RunnerStatistics:
         shared, restored = self._shared, self._commits.restored
-        dispatchers = self._dispatchers
+        dispatchers = self._handling.dispatchers
         known_gaps = () if restored is None else restored.gaps
         return RunnerStatistics(
             handled=shared.handled,
-            errors={entry.name: entry.errors for one in dispatchers for entry in one.entries},
+            errors={entry.name: entry.errors for entry in self._handling.entries},
             failed_destinations=self._fanout.failed,
             last_seq=None if shared.last is None else shared.last.seq,
             interrupted=shared.interrupted,
@@ -119,33 +113,21 @@ class Runner:
                 for name, destination in self._destinations.items()
                 if (where := destination.where) is not None
             },
-            source=self._source,
+            source=self._handling.source,
         )
 
     @property
-    def _dispatchers(self) -> list[Dispatcher]:
-        return [self._shared, *(worker.dispatcher for worker in self._workers)]
+    def first_error(self) -> BaseException | None:
+        """The first that a callback raised."""
+        return self._handling.first_error
 
-    def run_beside(
-        self,
-        name: str,
-        callback: Callback,
-        stream: Iterable[Snapshot] | AsyncIterable[Snapshot],
-    ) -> None:
-        """Runs one more callback, over a stream of its own: in a thread of its own with ``background``, else as a task
-        of the event loop. It may take as long as it likes and delays no other. What it logs goes to the same
-        destinations, between that of the others, and its place in its stream is committed with theirs. To be called
-        before :meth:`run`."""
-        self._workers.append(
-            CallbackWorker(
-                as_stream(stream),
-                name,
-                callback,
-                fanout=self._fanout,
-                handling=self._handling,
-                fail=self._shared.fail,
-            )
-        )
+    def run_beside(self, name: str, callback: Callback, stream: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> None:
+        """Runs one more callback, over a stream of its own, with ``background`` in a thread, else as a task of the
+        loop, so that it delays no other. What it logs goes to the same destinations, and its position is committed with
+        theirs. To be called before :meth:`run`."""
+        worker = CallbackWorker(as_stream(stream), name, callback, self._fanout, self._handling)
+        self._workers.append(worker)
+        self._handling.dispatchers.append(worker)
 
     def run(self) -> RunnerStatistics:
         """Handles the stream to its end, in an event loop of its own.
@@ -193,7 +175,7 @@ class Runner:
             finally:
                 if self._shared.stopping:
                     for worker in self._workers:
-                        worker.dispatcher.stop()
+                        worker.stop()
                 for worker in self._workers:
                     await worker.finish()
                 await self._close()
@@ -237,22 +219,6 @@ class Runner:
         is_whole = self._shared.fatal is None and not self._shared.interrupted
         return is_whole and ending is not None and ending.status != "lost"
 
-    def _note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
-        if isinstance(error, CannotWorkError):
-            show_failure(f"callback {entry.name} has ended", error)
-        elif entry.errors == 1:
-            show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
-
-    def _note_source(self, source: Source) -> None:
-        self._source = source
-        entries = [entry for one in self._dispatchers for entry in one.entries]
-        for line in missing_lines(entries, source, self._shared.context.run_name):
-            say(line, err=True)
-
-    def _note_detached(self) -> None:
-        if not any(entry.is_active for one in self._dispatchers for entry in one.entries):
-            self._shared.fail(CallbackError("no callback is left, so this consumer ends"))
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
@@ -268,10 +234,48 @@ class Runner:
             yield
 
 
+def run_session(
+    open_stream: OpenStream,
+    callbacks: Sequence[Callback],
+    destinations: Sequence[LoggerDestination],
+    on_error: OnError = "continue",
+    open_progress: StateStore | None = None,
+    commit_every: int = COMMIT_EVENTS,
+    on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
+    checkpoint_states: CheckpointStates | None = None,
+) -> tuple[Stream, RunnerStatistics]:
+    """Runs callbacks until the run has ended, each of those with a stream of its own beside the others; returns the
+    stream that the others share.
+
+    ``open_progress`` keeps its progress, ``checkpoint_states`` the callbacks' states at checkpoints. ``on_start`` is
+    called when all is open, with the shared stream and what was committed before. Raises what :meth:`Runner.run`
+    does."""
+    watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
+    destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
+    shared, beside = partition([*callbacks, *watchers])
+    with contextlib.ExitStack() as opened:
+        progress = None if open_progress is None else opened.enter_context(open_progress)
+        committed = None if progress is None else progress.load()
+        workers = {} if committed is None else {worker.callback.name: worker.positions for worker in committed.workers}
+
+        def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
+            stream = open_stream(chosen, after)
+            if isinstance(stream, Subscriber | MergedSubscriber):
+                opened.enter_context(stream)
+            return stream
+
+        stream = open_for([callback for _, callback in shared], committed.positions if committed else None)
+        at_checkpoint = None if checkpoint_states is None else checkpoint_states.take
+        runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
+        for name, callback in beside:
+            runner.run_beside(name, callback, open_for([callback], workers.get(name)))
+        on_start(stream, committed)
+        return stream, runner.run()
+
+
 @contextlib.contextmanager
 def _woken_by_signals() -> Iterator[None]:
-    """Has the event loop wake at every signal. One that comes just before the loop falls asleep would otherwise be seen
-    when something else wakes it, which in a slow replay nothing does."""
+    """Wakes the event loop at every signal, also at one that comes just before the loop falls asleep."""
     receiver, sender = socket.socketpair()
     with receiver, sender:
         receiver.setblocking(False)

@@ -1,18 +1,18 @@
-"""The file in which a named consumer keeps its progress, and the lock that keeps a second one of that name out."""
+"""Where a named consumer keeps its progress, so that no second one of that name has it: in a file, or in NATS."""
 
 import contextlib
 import fcntl
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from offloop.bus.errors import ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
+from offloop.bus.errors import BrokerError, ConfigurationError, InvalidRunNameError, RecordingError, RunDirectoryError
 from offloop.bus.files import open_file, sync
 from offloop.bus.protocol.frames import check_run_name
-from offloop.consumers.delivery.commit import MAX_BYTES, Committed
+from offloop.consumers.delivery.commit import MAX_BYTES, Committed, unseal
 
 
 def check_name(name: str) -> str:
@@ -47,7 +47,7 @@ class StateStore(ABC):
         if packed is None:
             return None
         try:
-            committed = Committed.unpack(packed)
+            committed = unseal(packed, Committed)
         except RecordingError as error:
             raise RecordingError(
                 f"the state of consumer {self.name!r} in {self._place} {error}; another '--name' begins anew, with "
@@ -141,6 +141,37 @@ class StateFile(StateStore):
                 f"the state of consumer {self.name!r} cannot be kept in {self.path}: {error.strerror}; "
                 "'--state-dir DIR' keeps it elsewhere"
             ) from None
+
+
+class StateBucket(StateStore):
+    """A store in a key-value bucket of the NATS servers at ``address``, which this process reads from, for any machine.
+    ``say`` is given what the user waits for.
+
+    Raises:
+        ConfigurationError: the name is not allowed, or a consumer of that name is at work.
+        BrokerError: the servers do not answer, or this process has no connection to them.
+    """
+
+    def __init__(
+        self, address: str, name: str, run_name: str, attempt: int, say: Callable[[str], None] = print
+    ) -> None:
+        from offloop.bus.jetstream.nats_connection import NatsConnection
+        from offloop.bus.jetstream.positions import HeldPosition
+
+        super().__init__(name, run_name, attempt, f"the bucket of {address}")
+        self._position = HeldPosition(NatsConnection.at(address), run_name, name, attempt, say)
+
+    def _read(self) -> bytes | None:
+        return self._position.found or None
+
+    def _write(self, packed: bytes) -> None:
+        try:
+            self._position.write(packed)
+        except BrokerError as error:
+            raise RunDirectoryError(f"the state of consumer {self.name!r} cannot be kept: {error}") from None
+
+    def close(self) -> None:
+        self._position.close()
 
 
 def read_state(path: Path) -> bytes | None:

@@ -43,6 +43,22 @@ class RunnerStatistics:
     """Source of the run's events, as far as it is known."""
 
     @property
+    def outcome_lines(self) -> list[str]:
+        """A line for people about each command that callbacks have sent and that did not fail."""
+        return [
+            f"command '{outcome.command}' came too late: the training was over"
+            if outcome.event is None and self.ending is not None
+            else f"command {outcome}"
+            for outcome in self.outcomes
+            if outcome.error is None
+        ]
+
+    @property
+    def place_lines(self) -> list[str]:
+        """A line for people about each destination that has something to look at."""
+        return [f"{name}: {where}" for name, where in self.written.items()]
+
+    @property
     def problems(self) -> list[str]:
         """The problems, a line for each callback and destination that failed; empty when all went well."""
         raised = [(name, count) for name, count in self.errors.items() if count]

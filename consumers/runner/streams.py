@@ -19,12 +19,11 @@ _RESTART = 60.0
 
 
 def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> FoundRun:
-    """A run in NATS, of which some ranks alone are read, from their hosts; with ``wait``, as soon as their hosts are
-    known. Says on ``say`` what it waits for.
+    """Chooses ranks of a run in NATS, from their hosts; with ``wait``, as soon as those are known. Says on ``say`` what
+    it waits for.
 
     Raises:
-        ConfigurationError: there is no such rank, and there will be none or ``wait`` is false; or the run is in a
-            folder.
+        ConfigurationError: there is no such rank and no waiting for it, or the run is in a folder.
         BrokerError: the servers do not answer.
     """
     if not isinstance(run.place, NatsRuns):
@@ -64,9 +63,8 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
 
 
 def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
-    """The run of that name; with ``wait``, as soon as it exists. Where its training has ended and is just being started
-    again, its next attempt is waited for, for a limited time. Says on ``say`` what it waits for,
-    and what its reader should know of the run.
+    """The run of that name; with ``wait``, as soon as it exists. Where its training is just being restarted, it waits
+    for the next attempt for a limited time. Says on ``say`` what it waits for, and the run's remark.
 
     Raises:
         RunNotFoundError: there is no such run and ``wait`` is false.
@@ -111,7 +109,7 @@ def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) 
 
 
 def newest_run(place: Place, say: Say) -> FoundRun:
-    """The newest run, live or not. Says on ``say`` which it is, and what its reader should know of it.
+    """The newest run, live or not. Says on ``say`` which it is, and its remark.
 
     Raises:
         RunNotFoundError: there is none.
@@ -125,10 +123,8 @@ def newest_run(place: Place, say: Say) -> FoundRun:
 
 
 def live_or_wait(place: Place, say: Say) -> FoundRun:
-    """The newest live run; when none is live, the next one, however long it takes.
-
-    Says on ``say`` what it waits for, how to read the newest run that is there, which other runs are live, and what the
-    reader should know of the run.
+    """The newest live run; when none is live, the next one, however long it takes. Says on ``say`` what it waits for,
+    how to read the newest run, which other runs are live, and the run's remark.
 
     Raises:
         BrokerError: the servers do not answer.

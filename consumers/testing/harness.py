@@ -5,7 +5,6 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.runner.dispatcher import CallbackError
-from offloop.consumers.runner.entries import CallbackEntry, EventForwarder, requested_events
+from offloop.consumers.runner.entries import EventForwarder, requested_events
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.testing.logged import Collector, Logged
@@ -61,7 +60,7 @@ def replay(
         logged.commands.append(msgspec.structs.replace(command, decided_at=int(state.timestamp.batch)))
 
     logged = Logged(lambda: runner.statistics())
-    runner = _StrictRunner(
+    runner = _QuietRunner(
         _CommandsKept(stream, keep),
         [*made, *(EventForwarder(logger) for logger in loggers if logger.watches)],
         [Collector(logged), *loggers, *(further for callback in made for further in callback.destinations())],
@@ -69,8 +68,8 @@ def replay(
     )
     with contextlib.suppress(CallbackError):
         _run(runner)
-    if on_error == "stop" and runner.raised:
-        raise runner.raised[0]
+    if on_error == "stop" and runner.first_error is not None:
+        raise runner.first_error
     statistics = logged.statistics
     if statistics.failed_destinations or statistics.undelivered:
         raise OffloopError("; ".join(statistics.problems) + "; what it raised is on standard error")
@@ -123,16 +122,8 @@ class _CommandsKept(RunStream):
         return self._source.checkpoints()
 
 
-class _StrictRunner(Runner):
-    """Keeps what callbacks raised, also while they were closed, and leaves signals to the tests."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.raised: list[BaseException] = []
-
-    def _note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
-        self.raised.append(error)
-        super()._note_error(entry, error, where)
+class _QuietRunner(Runner):
+    """Leaves signals to the tests."""
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

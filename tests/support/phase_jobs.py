@@ -9,7 +9,7 @@ from ranks_jobs import make_model
 from torch.utils.data import DataLoader, Dataset
 
 from offloop.consumers import JsonlLogger
-from offloop.consumers.callbacks.phases.phases import Phases
+from offloop.consumers.callbacks.phases import Phases
 from offloop.trainer import RankBatchSampler, Trainer
 from offloop.trainer.distributed.ranks import rank_and_world_size
 

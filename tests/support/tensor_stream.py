@@ -75,8 +75,9 @@ class TensorStream(Stream):
                 except OffloopError as error:
                     self.errors.append(error)
                 seen.release()
-        for upload in self.logger.take(snapshot).uploads:
-            self.on_upload(upload)
+        for entry in self.logger.take(snapshot).entries:
+            if isinstance(entry, Upload):
+                self.on_upload(entry)
         self.after_event(snapshot)
 
     def close(self, status: str, error: str | None, reason: str | None) -> None:

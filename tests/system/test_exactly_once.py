@@ -41,9 +41,10 @@ from offloop.consumers import (
     TrainerMetrics,
 )
 from offloop.consumers.api.logger import Row, RunContext
-from offloop.consumers.delivery.commit import Committed
-from offloop.consumers.runner.runner import CallbackError, RunnerStatistics
-from offloop.consumers.runner.state_file import StateFile
+from offloop.consumers.delivery.commit import Committed, unseal
+from offloop.consumers.runner.dispatcher import CallbackError
+from offloop.consumers.runner.state_file import StateFile, StateStore
+from offloop.consumers.runner.statistics import RunnerStatistics
 
 FILES = ("metrics.jsonl", "metrics.csv")
 
@@ -217,22 +218,25 @@ def test_a_destination_that_failed_gets_everything_when_the_consumer_is_started_
     assert contents(tmp_path / "full") == contents(tmp_path / "good")
 
 
-class Store:
+class Store(StateStore):
     """Keeps progress in memory; refuses some of the commits."""
 
     def __init__(self, *fail_at: int) -> None:
+        super().__init__("store", "run", 1, "memory")
         self.fail_at = fail_at
         self.attempts = 0
         self.handled: list[int] = []
 
-    def load(self) -> None:
+    def _read(self) -> None:
         return None
 
-    def commit(self, committed: Committed) -> None:
+    def _write(self, packed: bytes) -> None:
         self.attempts += 1
         if self.attempts in self.fail_at:
             raise RunDirectoryError("the disk is full")
-        self.handled.append(committed.handled)
+        self.handled.append(unseal(packed, Committed).handled)
+
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(("seconds", "handled"), [(0.0, [0, 4, 8, 10]), (0.5, [0, 2, 4, 6, 8, 10, 10])])

@@ -13,7 +13,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Row
-from offloop.consumers.callbacks.peak_flops import peak_flops
+from offloop.consumers.callbacks.speed_monitor import peak_flops
 from offloop.consumers.dashboard.view.series import Clock, NumericTable, Series
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from offloop.bus.protocol.host_windows import (
     HostWindow,
 )
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.callbacks.phases.arrivals import HostArrivals, LastArrival, find_straggler
+from offloop.consumers.callbacks.arrivals import HostArrivals, LastArrival, find_straggler
 from offloop.consumers.dashboard.view.progress import seconds_text
 
 if TYPE_CHECKING:

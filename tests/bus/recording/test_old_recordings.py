@@ -24,7 +24,7 @@ from offloop.consumers import (
     ThresholdStopper,
     TrainerMetrics,
 )
-from offloop.consumers.callbacks.phases.phases import Phases
+from offloop.consumers.callbacks.phases import Phases
 from offloop.consumers.testing import Golden, Logged
 
 FACTS_OF = {

@@ -110,7 +110,7 @@ class Scalar:
 def test_values_that_are_one_number_are_logged_as_that_number() -> None:
     logger = Logger()
     logger.log_metrics({"x": Scalar(0.5), "y": "text"}, step=1)
-    assert logger.take_rows(batch_end(1))[0].metrics == {"x": 0.5, "y": "text"}
+    assert logger.take(batch_end(1)).rows[0].metrics == {"x": 0.5, "y": "text"}
 
 
 @pytest.mark.parametrize(

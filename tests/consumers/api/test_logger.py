@@ -27,7 +27,8 @@ def logger_at(batch: int) -> Logger:
 def logged_images(images: Any, **arguments: Any) -> Images:
     logger = logger_at(3)
     logger.log_images(images, **arguments)
-    (entry,) = logger.take(batch_end(3)).images
+    (entry,) = logger.take(batch_end(3)).entries
+    assert isinstance(entry, Images)
     return entry
 
 
@@ -101,12 +102,12 @@ def test_tables_texts_and_files_are_gathered_with_step_and_time(tmp_path: Path) 
     assert logger.pending
     state = batch_end(3)
     taken = logger.take(state)
-    assert taken.tables == [
+    assert taken.entries == [
         Table(3, state.time, "Table", ["a", "b"], [[1, 0.5], ["x", None]]),
         Table(9, state.time, "empty", ["a"], []),
+        Text(3, state.time, "note", "all is well"),
+        Upload("checkpoints/model.pt", file, False),
     ]
-    assert taken.texts == [Text(3, state.time, "note", "all is well")]
-    assert taken.uploads == [Upload("checkpoints/model.pt", file, False)]
     assert not logger.pending
 
 
@@ -168,7 +169,7 @@ def test_destinations_get_everything_in_one_order(tmp_path: Path) -> None:
     logger.log_hyperparameters({"seed": 1})
     fanout.deliver(logger, batch_end(1))
     fanout.deliver(logger, batch_end(1))
-    assert calls.calls == ["hyperparameters", "rows", "images a", "images b", "table", "text", "upload"]
+    assert calls.calls == ["hyperparameters", "rows", "upload", "text", "table", "images a", "images b"]
 
 
 class Broken(Collector):

@@ -17,7 +17,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, LRMonitor, SpeedMonitor, TrainerMetrics
-from offloop.consumers.callbacks.peak_flops import peak_flops
+from offloop.consumers.callbacks.speed_monitor import peak_flops
 
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())
 LR = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())

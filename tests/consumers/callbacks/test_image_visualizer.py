@@ -193,7 +193,7 @@ def logged(callback: ImageVisualizer, snapshot: Snapshot) -> list[Images]:
         logger.begin(seen)
         callback.run_event(seen.event, seen, logger)
         seen.release()
-    return logger.take(snapshot).images
+    return [entry for entry in logger.take(snapshot).entries if isinstance(entry, Images)]
 
 
 @given(
@@ -328,7 +328,7 @@ def test_batches_that_could_not_be_sent_are_told_once(caplog: pytest.LogCaptureF
         ({"interval": 0}, "interval 0 is not allowed"),
         ({"interval": "often"}, "invalid duration 'often'"),
         ({"mode": "pictures"}, "mode 'pictures' is not known: use input, segmentation"),
-        ({"num_images": 0}, "1 or more, not 0"),
+        ({"num_images": 0}, "num_images is 0"),
         ({"input_key": 2}, "input_key 2 is not allowed: 0 stands for the inputs of a batch, 1 for its targets"),
         ({"target_key": -1}, "target_key -1 is not allowed"),
     ],

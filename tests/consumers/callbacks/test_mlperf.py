@@ -226,7 +226,7 @@ def test_results_that_were_changed_meanwhile_are_left_alone(tmp_path: Path) -> N
     goes_on.load_state_dict(killed.state_dict())
     killed.post_close()
     (tmp_path / "results/mysys/resnet/result_0.txt").write_text("edited\n")
-    with pytest.raises(ConfigurationError, match="does not begin with the"):
+    with pytest.raises(ConfigurationError, match="is shorter than the"):
         write(goes_on, run.snapshots[6:])
 
 

@@ -29,9 +29,9 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.phases import PHASES
 from offloop.consumers import JsonlLogger, Logger
 from offloop.consumers.api.logger import Text
-from offloop.consumers.callbacks.phases.arrivals import Arrival, last_to_arrive
-from offloop.consumers.callbacks.phases.phases import Phases
-from offloop.consumers.runner.session import run_session
+from offloop.consumers.callbacks.arrivals import Arrival, last_to_arrive
+from offloop.consumers.callbacks.phases import Phases
+from offloop.consumers.runner.runner import run_session
 
 JOBS = SUPPORT / "phase_jobs.py"
 PATIENCE = 120
@@ -412,7 +412,7 @@ def test_going_on_from_what_was_kept_logs_the_same(stop: int) -> None:
     whole = run(Phases(1, 4), stream)
     first, second = Phases(1, 4), Phases(1, 4)
     taken = run(first, stream[:stop])
-    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict()), strict_map_key=False))
     assert taken + run(second, stream[stop:]) == whole
     assert len(whole) == 12
 

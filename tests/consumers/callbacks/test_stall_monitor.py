@@ -110,20 +110,6 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
         assert second.state_dict() == whole.state_dict()
 
 
-def test_detailed_asks_for_three_more_events() -> None:
-    more = StallMonitor(detailed=True).demand().events - StallMonitor().demand().events
-    assert more == {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH}
-    stream: list[Snapshot] = []
-    for batch in range(8):
-        for part, event in enumerate((Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.AFTER_TRAIN_BATCH)):
-            stream.append(at(event, 2 * batch + part / 2, batch))
-        stream.append(at(Event.BATCH_END, 2 * batch + 2, batch + 1))
-    # A batch takes two seconds, whatever its parts take.
-    last = [at(Event.BEFORE_DATALOADER, 16, 8), at(Event.AFTER_DATALOADER, 35, 8), at(Event.AFTER_TRAIN_BATCH, 56, 8)]
-    calls = calls_of(StallMonitor(min_seconds=1, detailed=True), [*stream, *last]).calls
-    assert [metrics["stall/seconds"] for _, _, metrics in calls] == [21.0]
-
-
 # -- while it waits ---------------------------------------------------------------------------------------------------
 
 
@@ -153,9 +139,6 @@ class Hanging(RunStream):
 @pytest.mark.parametrize(
     ("last", "phase"),
     [
-        (at(Event.BEFORE_DATALOADER, 2, 17), "in the dataloader, after batch 17"),
-        (at(Event.AFTER_DATALOADER, 2, 17), "in the forward and backward passes of batch 18"),
-        (at(Event.AFTER_TRAIN_BATCH, 2, 17), "in the optimizer step of batch 18"),
         (at(Event.BATCH_END, 2, 17), "after batch 17: in the dataloader, or in batch 18"),
         (at(Event.EPOCH_START, 2, 17), "before the first batch of epoch 1 is through"),
         (at(Event.EVAL_BATCH_END, 2, 17, 3, "eval"), "in the evaluation of eval, after its batch 3"),
@@ -167,7 +150,7 @@ def test_it_says_once_what_the_training_hangs_in(
 ) -> None:
     stream = Hanging([*steps(0.01, 0.01), last], capsys, [at(Event.BATCH_END, 2.01, 18), at(Event.FIT_END, 2.02, 18)])
     collector = Collector()
-    Runner(stream, [StallMonitor(factor=1, min_seconds=0.05, detailed=True)], [collector]).run()
+    Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)], [collector]).run()
     [line] = stream.said.splitlines()
     assert line.endswith(f"the training hangs {phase}")
     assert "the training goes on, after" in capsys.readouterr().err

@@ -35,6 +35,7 @@ class NvmlError(Exception):
 class Nvml:
     """Two GPUs, one of which does not tell its power."""
 
+    __spec__ = "found"
     NVMLError = NvmlError
     NVML_TEMPERATURE_GPU = 0
 

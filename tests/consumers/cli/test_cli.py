@@ -156,7 +156,7 @@ def test_what_cannot_work_is_told_before_a_run_is_waited_for(consumer: Run) -> N
     ("arguments", "code", "message"),
     [
         (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed? there are activations,"),
-        (["--log", "syslog"], 1, "error: there is no logger 'syslog': there are console, csv, jsonl, mlflow, parquet"),
+        (["--log", "syslog"], 1, "error: there is no logger 'syslog': there are console, csv, jsonl, mlflow, progress"),
         (["-o", "speed.window=3"], 1, "error: speed has no option 'window': did you mean window_size?"),
         (["-o", "speed.window_size=x"], 1, "error: option speed.window_size takes a whole number, not 'x'"),
         (["--callbacks", ""], 2, "error: --callbacks names none: give one at least"),
@@ -315,7 +315,7 @@ def test_the_list_shows_callbacks_and_loggers_with_their_options(consumer: Run) 
         *("activations", "alert", "checkpoint", "dashboard", "early-stop", "export", "images", "lr", "memory"),
         *("metrics", "mlperf", "nan", "optimizer", "phases", "runtime", "speed", "stall", "system"),
         *("threshold-stop", "top"),
-        *("console", "csv", "jsonl", "mlflow", "parquet", "progress", "prometheus", "tensorboard", "wandb"),
+        *("console", "csv", "jsonl", "mlflow", "progress", "prometheus", "tensorboard", "wandb"),
     ]
     lines = [" ".join(line.split()) for line in lines]
     assert "lr Learning rate of every parameter group, after each batch." in lines

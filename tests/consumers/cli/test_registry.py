@@ -74,7 +74,7 @@ def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) ->
         (["speed"], ["speed.windowsize=3"], r"speed has no option 'windowsize': did you mean window_size\? it has gpu"),
         (["lr"], ["lr.x=3"], "lr has no option 'x': it has none"),
         (["speed"], ["speed.window_size=many"], "option speed.window_size takes a whole number, not 'many'"),
-        (["speed"], ["speed.window_size=0"], "callback speed: window_size counts batches and is at least 1, not 0"),
+        (["speed"], ["speed.window_size=0"], "callback speed: window_size is 0: use a number from 1 on"),
         (["speed"], ["speed.time_unit=weeks"], "takes seconds or minutes or hours or days, not 'weeks'"),
         (["speed"], ["sped.window_size=3"], r"option for 'sped', which is not chosen: did you mean speed\? chosen are"),
         (["speed"], ["window_size=3"], r"'window_size=3' is not an option: write NAME.OPTION=VALUE"),

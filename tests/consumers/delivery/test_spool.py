@@ -152,10 +152,10 @@ def test_everything_arrives_as_it_was_logged(context: RunContext, model: Path) -
     table = Table(3, state.time, "T", ["a", "b"], [[1, "x"], [None, 0.5]])
     spool.log_hyperparameters({"seed": 17, "sizes": [1, 2], "path": Path("x"), "np": np.float32(0.5)}, state)
     spool.log_rows([row], state)
-    spool.log_images(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
-    spool.log_table(table, state)
-    spool.log_text(Text(3, state.time, "note", "hello"), state)
-    spool.upload_file(Upload("checkpoints/model.pt", model, True), state)
+    spool.log_entry(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
+    spool.log_entry(table, state)
+    spool.log_entry(Text(3, state.time, "note", "hello"), state)
+    spool.log_entry(Upload("checkpoints/model.pt", model, True), state)
     model.unlink()
     spool.close()
     assert server.rows == [row]
@@ -252,7 +252,7 @@ def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -
     spool = opened(context, server, no_pause)
     for step in range(1, 8):
         state = batch_end(step)
-        spool.log_table(Table(step, state.time, "T", [], []), state)
+        spool.log_entry(Table(step, state.time, "T", [], []), state)
     spool.close()
     assert [table.step for table in server.others] == [*range(1, 8)]
     assert server.opened == 3
@@ -286,7 +286,7 @@ def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsy
     spool = opened(context, server)
     log(spool, 1)
     for step in (2, 3):
-        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+        spool.log_entry(Table(step, 0.0, "T", [], []), batch_end(step))
     log(spool, 4)
     spool.close()
     assert server.steps == [1, 4]
@@ -519,7 +519,7 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
 
     def log_tables(spool: Spool, *steps: int) -> dict[str, Any]:
         for step in steps:
-            spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+            spool.log_entry(Table(step, 0.0, "T", [], []), batch_end(step))
         state = spool.state_dict()
         spool.on_commit()
         return state
@@ -571,7 +571,7 @@ def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, model: P
     for server in (Server(), Unsafe()):
         spool = opened(context, server)
         state = spool.state_dict()
-        spool.upload_file(Upload("model.pt", model, False), batch_end(1))
+        spool.log_entry(Upload("model.pt", model, False), batch_end(1))
         assert model.stat().st_nlink == 2
         spool.on_commit()
         spool.close()
@@ -610,11 +610,11 @@ def test_odd_entries_arrive_and_hold_nothing_up(context: RunContext, tmp_path: P
     server = Server()
     spool = opened(context, server)
     state = batch_end(1)
-    spool.log_hyperparameters({"shape": {(1, 2): 3}, "name": "\udc80"}, state)
-    spool.upload_file(Upload("latest", link, False), state)
+    spool.log_hyperparameters({"name": "\udc80"}, state)
+    spool.log_entry(Upload("latest", link, False), state)
     log(spool, 1)
     spool.close()
-    assert server.others == [{"shape": {"(1, 2)": 3}, "name": "?"}, ("latest", b"weights", False)]
+    assert server.others == [{"name": "?"}, ("latest", b"weights", False)]
     assert server.steps == [1]
     assert spool.problem is None
 
@@ -674,7 +674,7 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: Ru
     server = Server(wait)
     server.drain_seconds, server.finish_seconds = 0.01, 30.0
     spool = opened(context, server)
-    spool.upload_file(Upload("model.pt", model, False), batch_end(1))
+    spool.log_entry(Upload("model.pt", model, False), batch_end(1))
     assert uploading.wait(60)
     ending = threading.Thread(target=spool.close)
     ending.start()
@@ -693,7 +693,7 @@ def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, mode
     server = Server(refuse)
     server.drain_seconds, server.finish_seconds = 0.01, 3600.0
     spool = opened(context, server, no_pause)
-    spool.upload_file(Upload("model.pt", model, False), batch_end(1))
+    spool.log_entry(Upload("model.pt", model, False), batch_end(1))
     spool.close()
     assert spool.problem == "lacks 1 of 1 entries"
 
@@ -736,7 +736,7 @@ def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_se
     monkeypatch.setattr(os, "replace", fail_once)
     spool = opened(context, server, no_pause)
     for step in range(1, 6):
-        spool.log_table(Table(step, 0.0, "T", [], []), batch_end(step))
+        spool.log_entry(Table(step, 0.0, "T", [], []), batch_end(step))
     spool.close()
     assert [table.step for table in server.others] == [*range(1, 6)]
     assert server.opened == 2

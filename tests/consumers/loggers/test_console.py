@@ -144,7 +144,7 @@ def test_a_line_has_a_dozen_metrics_and_says_how_many_there_are_more(capsys: pyt
     assert short.endswith("  ... and 142 more\n")
     log(ConsoleLogger(most=200), batch_end(1, rows=[[1, row]]))
     assert len(shown_names(capsys.readouterr().out)) == len(row)
-    with pytest.raises(ConfigurationError, match="most is how many"):
+    with pytest.raises(ConfigurationError, match="most is 0"):
         ConsoleLogger(most=0)
 
 

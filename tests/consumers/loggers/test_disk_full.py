@@ -72,13 +72,13 @@ def logged(directory: Path) -> dict[str, bytes]:
 
 
 def test_files_have_whole_entries_and_are_complete_when_there_is_room_again(tmp_path: Path) -> None:
-    loggers = "jsonl,csv,tensorboard,parquet"
+    loggers = "jsonl,csv,tensorboard"
     whole, full = (record_run(tmp_path / name, "run", snapshots_of_training(BATCHES)) for name in ("whole", "full"))
     assert consume(whole, loggers, "--name", "mine").returncode == 0
     named = ("--name", "mine", "--commit-every", "7")
     short = consume(full, loggers, *named, "-o", "Losses.room=2300")
     assert short.returncode == 1
-    for kind in ("JsonlLogger", "CsvLogger", "TensorboardLogger", "ParquetLogger"):
+    for kind in ("JsonlLogger", "CsvLogger", "TensorboardLogger"):
         assert f"destination {kind} failed and is given nothing more" in short.stderr
     assert not list(full.rglob(".*.new"))
     lines = (full / "metrics.jsonl").read_text().splitlines(keepends=True)

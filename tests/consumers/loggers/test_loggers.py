@@ -28,7 +28,6 @@ from offloop.consumers import (
     Logger,
     LoggerDestination,
     MLFlowLogger,
-    ParquetLogger,
     PrometheusLogger,
     Runner,
     TensorboardLogger,
@@ -152,18 +151,18 @@ def test_every_row_is_in_the_file_as_soon_as_its_event_is_over(tmp_path: Path) -
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-@pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv"), (ParquetLogger, "parquet")])
+@pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
 def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
     tmp_path: Path, logger: type[LoggerDestination], name: str, kind: str
 ) -> None:
     victim, run = tmp_path / "victim", tmp_path / "run"
     run.mkdir()
-    victim.mkdir() if logger is ParquetLogger else victim.write_text("")
+    victim.write_text("")
     planted = run / f"metrics.{name}"
     planted.symlink_to(victim) if kind == "link" else os.mkfifo(planted)
     with pytest.raises(ConfigurationError, match=f"metrics.{name} cannot be written: "):
         logger().open(RunContext("r", 1, run))
-    assert os.listdir(victim) == [] if victim.is_dir() else victim.read_text() == ""
+    assert victim.read_text() == ""
 
 
 # -- csv --------------------------------------------------------------------------------------------------------------
@@ -293,7 +292,6 @@ def test_numbers_are_short(value: Any, text: str) -> None:
     ("make", "module"),
     [
         (MLFlowLogger, "mlflow"),
-        (ParquetLogger, "pyarrow.parquet"),
         (PrometheusLogger, "prometheus_client"),
         (TensorboardLogger, "tensorboard.compat.proto.event_pb2"),
         (WandBLogger, "wandb"),

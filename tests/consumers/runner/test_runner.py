@@ -18,7 +18,7 @@ from offloop.bus.protocol.stream import PlainStream
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger, LoggerDestination, Runner
 from offloop.consumers.api.logger import RunContext
-from offloop.consumers.runner.runner import CallbackError
+from offloop.consumers.runner.dispatcher import CallbackError
 
 
 class Witness(Callback):

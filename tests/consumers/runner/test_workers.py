@@ -15,8 +15,8 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Recording, find_run
 from offloop.consumers import Callback, LoggerDestination, Runner
-from offloop.consumers.runner.runner import CallbackError
-from offloop.consumers.runner.session import run_session
+from offloop.consumers.runner.dispatcher import CallbackError
+from offloop.consumers.runner.runner import run_session
 from offloop.consumers.testing import replay
 
 

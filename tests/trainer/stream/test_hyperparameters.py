@@ -25,7 +25,7 @@ from offloop.bus.tools.diff import diff
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner
 from offloop.consumers.dashboard.web.panels import hyperparameter_rows
-from offloop.consumers.runner.session import run_session
+from offloop.consumers.runner.runner import run_session
 from offloop.consumers.runner.state_file import StateFile
 from offloop.trainer import Trainer
 from offloop.trainer.algorithms import LabelSmoothing

@@ -117,20 +117,13 @@ def _below(prefix: str, given: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
-    advice = "build the architecture that is trained, or a part of it"
     if fitting:
         return f"the model {model} fits several parts of the trained one ({', '.join(fitting)}): build the whole one"
-    shapes = [
-        f"{name} is {own[name]}, trained is {given[name]}" for name in own if given.get(name, own[name]) != own[name]
-    ]
-    missing = [name for name in own if name not in given]
-    unknown = [name for name in given if name not in own]
-    reasons = [
-        *([f"{len(shapes)} shapes differ ({shapes[0]})"] if shapes else []),
-        *([f"{len(missing)} of its tensors were not trained ({missing[0]})"] if missing else []),
-        *([f"{len(unknown)} trained tensors are not in it ({unknown[0]})"] if unknown else []),
-    ]
-    return f"the trained weights do not fit the model {model}: {', '.join(reasons)}; {advice}"
+    name = next((name for name in (*own, *given) if own.get(name) != given.get(name)), "")
+    return (
+        f"the trained weights do not fit the model {model}: {name} is {own.get(name, 'missing')}, trained is "
+        f"{given.get(name, 'missing')}; build the architecture that is trained, or a part of it"
+    )
 
 
 def _copy(view: "TensorView", target: "torch.Tensor") -> None:

@@ -1,23 +1,162 @@
-"""The trained model, written for those who only run it."""
+"""Exports the trained model for inference."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from offloop.bus.errors import ConfigurationError, FieldNotAvailableError
+from offloop.bus.errors import (
+    ConfigurationError,
+    FieldNotAvailableError,
+    RunDirectoryError,
+    check_choice,
+    require,
+)
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.consumers.callbacks.export.formats import ExportFormat, check_installed, export_module
-from offloop.consumers.callbacks.export.trained_model import ModelSource, build, builder_of, load_weights
+from offloop.consumers.callbacks.trained_model import ModelSource, build, builder_of, load_weights
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     Sample: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
+
+_log = logging.getLogger("offloop")
+
+Names: TypeAlias = Sequence[str] | None
+"""Names of inputs or outputs in the file."""
+
+_TORCH = ["torch", "numpy"]
+_PACKAGES = {"torch.export": _TORCH, "torchscript": _TORCH, "onnx": [*_TORCH, "onnx", "onnxscript"]}
+
+
+def export_module(
+    module: "torch.nn.Module",
+    arguments: tuple[Any, ...],
+    save_format: ExportFormat,
+    path: Path,
+    input_names: Names = None,
+    output_names: Names = None,
+) -> None:
+    """Writes a module, in the mode that it is in, so that it can be run without its code.
+
+    ``arguments`` are those of a call of it. Batches of the file's model may be of another size than theirs: the first
+    dimension of each tensor is left open where the module itself does not set it. ``path`` is replaced in one step.
+
+    Raises:
+        ConfigurationError: the module cannot be exported in that format.
+        RunDirectoryError: the file cannot be written.
+    """
+    import torch
+
+    with _replacing(path) as draft, torch.no_grad():
+        try:
+            _WRITERS[save_format](module, arguments, draft, input_names, output_names)
+        except OSError:
+            raise
+        except Exception as error:
+            # Compilers raise anything, with pages of advice for their own authors.
+            lines = str(error).strip().splitlines()
+            raise ConfigurationError(
+                f"the model {type(module).__name__} cannot be exported as {save_format}: {type(error).__name__}: "
+                f"{lines[0] if lines else 'no reason is given'}"
+            ) from error
+
+
+def _write_program(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
+    import torch
+
+    torch.export.save(_captured(module, arguments), path)
+
+
+def _write_onnx(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
+    import torch
+
+    torch.onnx.export(
+        _captured(module, arguments),
+        (),
+        path,
+        dynamo=True,
+        input_names=inputs,
+        output_names=outputs,
+        # One file, unless the model has more than the 2 GB that one can have.
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _captured(module: "torch.nn.Module", arguments: tuple[Any, ...]) -> "torch.export.ExportedProgram":
+    import torch
+
+    sizes = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
+    for tensor in tensors_in(arguments):
+        if tensor.ndim:
+            sizes[tensor] = {0: torch.export.Dim.AUTO}
+    shapes = sizes.dynamic_shapes(module, arguments)  # type: ignore[no-untyped-call]
+    return torch.export.export(module, arguments, dynamic_shapes=shapes)
+
+
+def _write_torchscript(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
+    import torch
+
+    try:
+        script = torch.jit.script(module)
+        # Annotations may promise more of a batch than there is without targets.
+        script(*arguments)
+    except Exception as error:  # noqa: BLE001  its compiler raises anything for Python that it does not know
+        _log.info("the model %s is traced, as its code cannot be TorchScript: %s", type(module).__name__, error)
+        script = torch.jit.trace(module, arguments)  # type: ignore[no-untyped-call]
+    torch.jit.save(script, path)
+
+
+_WRITERS: dict[str, Callable[["torch.nn.Module", Any, Path, Names, Names], None]] = {
+    "torch.export": _write_program,
+    "torchscript": _write_torchscript,
+    "onnx": _write_onnx,
+}
+
+
+def tensors_in(value: Any) -> "Iterator[torch.Tensor]":
+    """Every tensor in nested tuples, lists and maps."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Gives a path to write to; when the block ends, what is there takes the place of ``path``, in one step."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        workplace = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        workplace.mkdir()
+        try:
+            yield workplace / path.name
+            # Weights that stand beside a model come first: it is of no use without them.
+            for file in sorted(workplace.iterdir(), key=lambda file: file.name == path.name):
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+                file.replace(path.with_name(file.name))
+        finally:
+            shutil.rmtree(workplace, ignore_errors=True)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 Transform: TypeAlias = Callable[[Any], Any]
@@ -26,10 +165,10 @@ Transform: TypeAlias = Callable[[Any], Any]
 class ExportForInferenceCallback(Callback):
     """Writes the trained model at ``FIT_END`` so that it runs without its code: with torch.export, TorchScript or ONNX.
 
-    It runs beside the training, where the model is not: ``model`` builds one of the same architecture, which is given
-    the trained weights and put into evaluation mode. It may also build the part of the trained model that is to be
-    called with plain tensors, such as the module in a ``offloop.trainer.Classifier``: that part's weights are found by
-    their names. The file is replaced in one step, and handed to the loggers that keep files.
+    ``model`` builds one of the same architecture in this process, which gets the trained weights and is put into
+    evaluation mode; or the part of the trained model that takes plain tensors, such as the module in a
+    ``offloop.trainer.Classifier``, whose weights are found by their names. The file is replaced in one step, and handed
+    to the loggers that keep files.
 
     Args:
         save_format: ``torch.export`` (read with ``torch.export.load``), ``torchscript`` (``torch.jit.load``; scripted,
@@ -61,10 +200,7 @@ class ExportForInferenceCallback(Callback):
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        if save_format not in get_args(ExportFormat):
-            raise ConfigurationError(
-                f"save_format {save_format!r} is not known: use {', '.join(get_args(ExportFormat))}"
-            )
+        check_choice("save_format", save_format, _WRITERS)
         if "://" in str(save_path):
             raise ConfigurationError(
                 f"save_path {str(save_path)!r} is no path on this machine: loggers that keep files get it from there"
@@ -73,7 +209,7 @@ class ExportForInferenceCallback(Callback):
             raise ConfigurationError(f"input_names and output_names are for save_format onnx, not {save_format}")
         if transforms is not None and not all(map(callable, transforms)):
             raise ConfigurationError("transforms is a sequence of functions that are given a model and return one")
-        check_installed(save_format)
+        require(f"save_format {save_format}", "export", *_PACKAGES[save_format])
         builder_of(model)
         self._save_format = save_format
         self._save_path = Path(save_path)

@@ -1,19 +1,24 @@
 """Tells people when something that a run says is not as it should be."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from offloop.bus.errors import ConfigurationError, OffloopError, close_matches
+from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.runs.alerts import RunAlert, note_alert
+from offloop.bus.runs.alerts import AlertStatus, RunAlert, note_alert
+from offloop.bus.strict_json import plain
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
-from offloop.consumers.callbacks.alert.actions import Action, Notice, NoticeProgram, Webhook, show
-from offloop.consumers.callbacks.alert.rules import Observation, Rule, RuleState
+from offloop.consumers.callbacks.alert_rules import Observation, Rule, RuleState
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
 from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
@@ -22,13 +27,33 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 # Fields that are there without being asked for.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"
-_MOST_NAMES = 1000
-_SHOWN_NAMES = 10
+
+
+class Notice(NamedTuple):
+    """A rule has begun to hold for long enough, or no longer holds."""
+
+    id: str
+    """The same whenever the same events are handled: whoever gets a notice twice can tell."""
+    status: AlertStatus
+    rule: str
+    metric: str
+    value: float
+    run: str
+    attempt: int
+    epoch: int
+    batch: int
+    time: float
+    """Time of the event: seconds since 1970, UTC."""
+
+    def __str__(self) -> str:
+        what = "ALERT" if self.status == "firing" else "resolved"
+        where = f"run {self.run}, epoch {self.epoch}, batch {self.batch}"
+        return f"{what}: {self.rule} ({self.metric} is {self.value:g}; {where})"
 
 
 class Alert(Callback):
-    """Alerts when a rule holds, and again when it no longer does: on standard error, to a web address, to a command,
-    and on the page of the run, by ``alerts.json`` in the run's directory.
+    """Alerts when a rule holds, and again when it no longer does: on standard error, to a command, and on the page of
+    the run, by ``alerts.json`` in the run's directory.
 
     A rule is written as one of ::
 
@@ -45,23 +70,19 @@ class Alert(Callback):
         gradient_norm > 100
         memory_stats[allocated_mem] > 70
 
-    METRIC is the full or short name of what ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` logs, with their
-    defaults, or of what an algorithm logs; whether they are attached does not matter. Or it is a field of the state, or
-    ``FIELD[KEY]`` of a field that is a map; such a field is asked for at ``BATCH_END``, ``every`` so many batches. A
-    name of one word other than ``loss`` and ``lr`` is asked for as a field in any case, and a training that lacks it
-    says so: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a value, and
-    fires once until it is resolved; ``nan`` does so for each metric by itself. NaN is neither less nor more than a
-    number.
+    METRIC is the full or short name of what ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` log by default
+    (attached or not), or an algorithm; or a field of the state, or ``FIELD[KEY]`` of a field that is a map, requested
+    at ``BATCH_END``, ``every`` so many batches. A name of one word other than ``loss`` and ``lr`` is requested as a
+    field in any case: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a
+    value, and fires once until it is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
 
-    A rule whose metric never had a value is named on standard error when the consumer ends, with the names that there
-    were.
+    A rule whose metric never had a value is named on standard error when the consumer ends.
 
-    ``webhook`` is POSTed a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``,
-    ``run``, ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, up to three times. ``command`` is a program and its
-    arguments; it is run without a shell, with that object on its standard input and ``ALERT_STATUS``, ``ALERT_RULE``
-    and so on in its environment. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
-    Each has ``timeout`` seconds. One that fails is said on standard error. A consumer
-    that is killed and goes on may send a notice twice, with the same ``id``.
+    ``command`` is a program and its arguments, run without a shell for at most ``timeout`` seconds. On its standard
+    input is a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``,
+    ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``; in its environment are ``ALERT_STATUS``, ``ALERT_RULE`` and
+    so on. Its failure is reported on standard error. A consumer that is killed and resumes may repeat a notice, with
+    the same ``id``. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
     and for a ``command`` that is not there.
@@ -73,7 +94,6 @@ class Alert(Callback):
         self,
         rules: Sequence[str],
         console: bool = True,
-        webhook: str | None = None,
         command: Sequence[str] | None = None,
         timeout: float = 10.0,
         every: int = 1,
@@ -84,11 +104,9 @@ class Alert(Callback):
             raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' for one that suits every training")
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
-        self._actions: list[Action] = [show] if console else []
-        if webhook is not None:
-            self._actions.append(Webhook(webhook, timeout))
-        if command is not None:
-            self._actions.append(NoticeProgram(_listed(command), timeout))
+        self._is_shown = console
+        self._command = None if command is None else _checked(_listed(command))
+        self._timeout = timeout
         asked = (rule.field for rule in self._rules)
         self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
         self.every = every  # type: ignore[misc]
@@ -96,9 +114,7 @@ class Alert(Callback):
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
-        # The rules that were never judged, but for those of which that was said, and what they could have been about.
-        self._unjudged = {rule.text: rule for rule in self._rules}
-        self._names: dict[str, None] = {}
+        self._unjudged = {rule.text for rule in self._rules}
 
     def demand(self) -> Demand:
         fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
@@ -111,8 +127,7 @@ class Alert(Callback):
                 for rule, holding in zip(self._rules, self._holding, strict=True)
             },
             "sources": [source.state_dict() for source in self._sources],
-            "unjudged": list(self._unjudged),
-            "names": list(self._names),
+            "unjudged": sorted(self._unjudged),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,8 +138,7 @@ class Alert(Callback):
         for source, one in zip(self._sources, state["sources"], strict=True):
             source.load_state_dict(one)
         judged = state["rules"].keys() - set(state["unjudged"])
-        self._unjudged = {rule.text: rule for rule in self._rules if rule.text not in judged}
-        self._names = dict.fromkeys(state["names"])
+        self._unjudged = {rule.text for rule in self._rules} - judged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         values = LoggedNumbers()
@@ -136,7 +150,7 @@ class Alert(Callback):
         now = Observation(state.time_ns, began or state.timestamp, state.timestamp)
         for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
             for name, value in _values_for(rule, values.numbers, state):
-                self._unjudged.pop(rule.text, None)
+                self._unjudged.discard(rule.text)
                 rule_state = holding.pop(name, None) or RuleState()
                 status = rule_state.take_in(rule, value, now)
                 if rule_state.since is not None:
@@ -144,34 +158,21 @@ class Alert(Callback):
                 if status is not None:
                     self._act(_notice(status, f"{state.seq}-{number}", rule, name, value, state), logger.context)
 
-        if self._unjudged:
-            self._note_names(values.numbers, state.fields)
-
     def close(self, state: Snapshot, logger: Logger) -> None:
-        # Where nothing came at all there is nothing to say about names.
-        for rule in self._unjudged.values() if self._names else ():
-            _say(f"rule {rule.text!r} was never judged: no number is called {_told_names(rule, list(self._names))}")
-
-    def _note_names(self, logged: Iterable[str], fields: Mapping[str, Any]) -> None:
-        for name in (*logged, *_names_of(fields)):
-            if len(self._names) >= _MOST_NAMES:
-                break
-            self._names[name] = None
+        for text in sorted(self._unjudged):
+            _say(f"rule {text!r} was never judged: 'offloop show {state.run_name}' lists the metrics of the run")
 
     def _act(self, notice: Notice, run: RunContext) -> None:
-        if run.run_dir is not None:
-            about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
-            note_alert(
-                run.run_dir,
-                RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch),
-            )
+        about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
+        note_alert(
+            run.run_dir, RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch)
+        )
         if self._dumps and notice.status == "firing":
             _dump(notice, run)
-        for action in self._actions:
-            try:
-                action(notice)
-            except OSError as error:
-                _say(f"the notice of {notice.rule!r} could not be given: {error}")
+        if self._is_shown:
+            _say(str(notice))
+        if self._command and (problem := _give(notice, self._command, self._timeout)):
+            _say(f"command {self._command[0]} did not take the notice of {notice.rule!r} ({notice.status}): {problem}")
 
 
 def _dump(notice: Notice, run: RunContext) -> None:
@@ -183,6 +184,34 @@ def _dump(notice: Notice, run: RunContext) -> None:
         _say(f"the flight recorder was not written: {error}")
     else:
         _say(str(outcome))
+
+
+def _checked(command: list[str]) -> list[str]:
+    if not command:
+        raise ConfigurationError("command is empty: give a program and its arguments, such as notify-send,Training")
+    if shutil.which(command[0]) is None:
+        raise ConfigurationError(
+            f"command {command[0]!r} is no program that can be run here: give its whole path, or install it"
+        )
+    return command
+
+
+def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
+    """Run the command with a notice; return the problem."""
+    environment = os.environ | {f"ALERT_{field.upper()}": str(value) for field, value in notice._asdict().items()}
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, start_new_session=True)
+    except (OSError, ValueError) as error:
+        return str(error)
+    with process:
+        try:
+            process.communicate(json.dumps(plain(notice._asdict())).encode(), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            # With everything that it started.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"it took more than {timeout:g} s and was killed"
+    return f"exit code {process.returncode}" if process.returncode else None
 
 
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
@@ -198,24 +227,6 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
     if rule.key is not None:
         name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
     return [(name, value)] if isinstance(value, float | int) else []
-
-
-def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in fields.items():
-        if isinstance(value, float | int):
-            yield name
-        elif isinstance(value, Mapping):
-            yield from (f"{name}[{key}]" for key, number in value.items() if isinstance(number, float | int))
-
-
-def _told_names(rule: Rule, names: Sequence[str]) -> str:
-    if rule.name is None:
-        missing, meant = f"{_LOSSES}... or {_METRICS}...", ""
-    else:
-        missing = rule.name if rule.key is None else f"{rule.name}[{rule.key}]"
-        meant = close_matches(missing, names)
-    shown, more = ", ".join(names[:_SHOWN_NAMES]), len(names) - _SHOWN_NAMES
-    return f"{missing}; {meant}there were {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def _say(message: str) -> None:

@@ -1,4 +1,0 @@
-"""Tells people and programs when a rule about a metric holds.
-
-Begin with ``alert``.
-"""

@@ -1,4 +1,0 @@
-"""Exports the trained model for inference.
-
-Begin with ``export``.
-"""
