@@ -35,7 +35,7 @@ from hypothesis.strategies import SearchStrategy
 from inputs import DEMAND, event_frame, nested, spoiled_bytes, spoiled_packed
 
 from offloop.bus.errors import OffloopError, ProtocolError
-from offloop.bus.net.channels import ask_broker
+from offloop.bus.net.channels import SocketChannel, ask
 from offloop.bus.protocol.frames import (
     END,
     MAX_FRAME,
@@ -508,7 +508,7 @@ def _ask(control: str) -> float:
     """How many seconds the broker takes to answer."""
     begin = time.monotonic()
     try:
-        ask_broker(control, "statistics", {"run": RUN})
+        ask(SocketChannel(control), "statistics", {"run": RUN})
     except OffloopError as error:
         raise FindingError(f"the broker does not answer any more: {error}") from None
     return time.monotonic() - begin

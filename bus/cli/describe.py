@@ -14,7 +14,7 @@ import msgspec
 
 from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
-from offloop.bus.net.channels import ask, ask_broker
+from offloop.bus.net.channels import SocketChannel, ask
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import EventBody
@@ -124,7 +124,7 @@ def _statistics(run: RunInfo) -> dict[str, Any]:
     if not run.live or run.control_endpoint is None:
         return {}
     try:
-        return {"statistics": ask_broker(run.control_endpoint, "statistics", {"run": run.recorded_as})}
+        return {"statistics": ask(SocketChannel(run.control_endpoint), "statistics", {"run": run.recorded_as})}
     except BrokerError as error:
         # A run that ends at this moment, or a broker that is stopped: everything else is shown all the same.
         return {"statistics": None, "trouble": str(error)}

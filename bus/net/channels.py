@@ -105,15 +105,6 @@ async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
     return True
 
 
-def ask_broker(address: str, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Asks a broker of this machine.
-
-    Raises:
-        BrokerError: no broker answers, or the broker refuses.
-    """
-    return ask(SocketChannel(address), kind, content)
-
-
 def ask(channel: Channel, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Asks one question by a channel, and closes that.
 
