@@ -21,7 +21,6 @@ from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import check_settings
 from offloop.trainer.data.evaluator import Evaluator, as_evaluators
 from offloop.trainer.data.metrics import check_model
-from offloop.trainer.data.resume import DataLoaderResume
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.device.device import get_device, is_gpu, make_scaler
 from offloop.trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
@@ -33,10 +32,9 @@ from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
 from offloop.trainer.loop.forward_pass import ForwardPass
 from offloop.trainer.loop.loop import TrainingLoop
-from offloop.trainer.loop.microbatches import Microbatching, check_microbatch_size
 from offloop.trainer.loop.optimization import Optimization
-from offloop.trainer.loop.progress import ProgressDisplay
-from offloop.trainer.loop.step import TrainStep
+from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.step import TrainStep, check_microbatch_size
 from offloop.trainer.stream.run_metadata import describe_unavailable
 from offloop.trainer.stream.run_stream import TrainingStream
 
@@ -45,17 +43,14 @@ class Setup:
     """The parts of a training. Making it starts nothing, :meth:`start` does."""
 
     def __init__(self, given: TrainerArguments) -> None:
+        self._given = given
         evaluators = as_evaluators(given.eval_dataloader)
         check_model(given.model, evaluated=bool(evaluators))
         self.data = None if given.train_dataloader is None else as_data_spec(given.train_dataloader, "train_dataloader")
         self.max_duration = scaled_max_duration(given.max_duration, given.scale_schedule_ratio)
-        self._iteration_length = check_iteration_length(given.iteration_length)
-        check_countable(self.max_duration, self._iteration_length)
+        check_countable(self.max_duration, check_iteration_length(given.iteration_length))
         self.eval_interval = check_interval(given.eval_interval, "eval_interval")
         self.microbatch_size = check_microbatch_size(given.device_train_microbatch_size, self.data)
-        self._step_schedulers_every_batch = given.step_schedulers_every_batch
-        self._eval_subset = given.eval_subset_num_batches
-        self._train_subset = given.train_subset_num_batches
         self.clock = given.clock or wall_clock()
         self.stream = TrainingStream(given, given.callbacks, given.loggers)
         self.settings = check_settings(given.settings)
@@ -75,13 +70,11 @@ class Setup:
         self.forward_pass = ForwardPass(given, self.ranks)
         check_shards(self.ranks, self.data, evaluators)
         self.state = self._make_state(given, evaluators)
-        self._loader_resume = DataLoaderResume()
         self.checkpoints = Checkpoints(
             given,
             self.state,
-            self._loader_resume,
+            self.ranks,
             has_run_name=given.run_name is not None,
-            ranks=self.ranks,
             sharded=self.forward_pass.is_sharded,
         )
         self.checkpoints.check()
@@ -89,7 +82,6 @@ class Setup:
         if saved is not None and not given.autoresume and not is_name_for(saved, self.state.run_name):
             # A training that branches from another run's checkpoint is a run of its own.
             self.checkpoints.is_next_attempt = False
-        self._run_name = given.run_name
         self._find_name(given.run_name)
         self.checkpoints.check_folder()
         given.model.to(self.state.device.torch_device)
@@ -115,7 +107,7 @@ class Setup:
             algorithms=as_list(given.algorithms, Algorithm, "algorithms"),
             evaluators=evaluators,
         )
-        state.iteration_length = self._iteration_length
+        state.iteration_length = check_iteration_length(given.iteration_length)
         check_loss_interpolation(state.algorithms)
         for algorithm in state.algorithms:
             algorithm.check(state)
@@ -151,7 +143,7 @@ class Setup:
             self.state,
             logger,
             control,
-            run_name=None if self.checkpoints.is_next_attempt else self._run_name,
+            run_name=None if self.checkpoints.is_next_attempt else self._given.run_name,
             resume=self.checkpoints.is_next_attempt,
             max_duration=self.max_duration,
             clock=self.clock,
@@ -168,7 +160,7 @@ class Setup:
             self.state,
             self.engine,
             self.clock,
-            subset_num_batches=self._eval_subset,
+            subset_num_batches=self._given.eval_subset_num_batches,
             in_step=self.forward_pass.in_step,
         )
         self._begin()
@@ -189,7 +181,7 @@ class Setup:
         self.use_data(self.data)
         has_schedulers = self.optimization.compile_schedulers(state)
         self.engine.run_event(Event.BEFORE_LOAD)
-        self.checkpoints.load(self.evaluation, sharding)
+        self.checkpoints.load(sharding)
         if has_schedulers:
             self.checkpoints.load_schedulers()
         if self.microbatch_size == "auto":
@@ -200,40 +192,26 @@ class Setup:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
 
-    def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
+    def make_loop(self, control: RemoteControl, progress: Progress) -> TrainingLoop:
         """Makes the loop that trains until ``state.max_duration``, with its evaluations and checkpoints."""
-        state, data, max_duration = self.state, self.data, self.state.max_duration
+        state, data, max_duration, ranks = self.state, self.data, self.state.max_duration, self.ranks
         assert data is not None  # fit() checks both
         assert max_duration is not None
-        if self.ranks is not None:
-            check_parts(data, state.dataloader_len, self.ranks)
+        if ranks is not None:
+            check_parts(data, state.dataloader_len, ranks)
         self.evaluation.plan(self.eval_interval, max_duration)
-        saver = self.checkpoints.plan(self.evaluation, data, max_duration)
-        state.gather_checkpoint = self.checkpoints.gatherer(self.evaluation, data)
-        forward = self.forward_pass.prepare(state)
-        step = TrainStep(
-            state,
-            self.engine,
-            data,
-            Microbatching(state, self.microbatch_size),
-            forward=forward,
-            ranks=self.ranks,
-            accumulating=self.forward_pass.accumulating,
-        )
+        self.checkpoints.plan(max_duration)
         return TrainingLoop(
             state,
             self.engine,
-            step,
+            TrainStep(state, self.engine, data, self.forward_pass, ranks, self.microbatch_size),
             self.evaluation,
-            saver,
+            self.checkpoints,
             progress,
-            data,
-            self._loader_resume,
-            self.clock,
             control,
-            ranks=self.ranks,
-            subset_num_batches=self._train_subset,
-            step_schedulers_every_batch=self._step_schedulers_every_batch,
+            self.clock,
+            ranks,
+            step_schedulers_every_batch=self._given.step_schedulers_every_batch,
         )
 
     def use_data(self, data: DataSpec | None) -> None:
@@ -243,7 +221,7 @@ class Setup:
             self._seed_sampler()
         if data is not None:
             self.state.train_dataloader = data.dataloader
-            self.state.set_dataloader(data, "train", self._train_subset)
+            self.state.set_dataloader(data, "train", self._given.train_subset_num_batches)
 
     def _seed_sampler(self) -> None:
         sampler = None if self.data is None else own_sampler(self.data.dataloader)

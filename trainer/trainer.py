@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +25,8 @@ from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
 from offloop.trainer.engine.state import AlgorithmLogger
 from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, use_evaluators
-from offloop.trainer.loop.microbatches import check_microbatch_size
-from offloop.trainer.loop.progress import make_progress
+from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.step import check_microbatch_size
 from offloop.trainer.setup import Setup
 
 
@@ -57,7 +58,8 @@ class Trainer:
         self._setup = setup = Setup(given)
         self.state = state = setup.state
         self._closed = self._is_fitting = self._is_introduced = False
-        self._progress = make_progress(given.progress_bar and state.rank == 0, state, setup.clock)
+        shown = given.progress_bar and state.rank == 0
+        self._progress = Progress(state, setup.clock, sys.stderr if shown else None)
         self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
         """The values of ``offloop send RUN set NAME VALUE``; more can be registered."""
@@ -166,7 +168,7 @@ class Trainer:
         # Nothing is changed before this, so that a call that was refused can be made again.
         if reset_time:
             state.timestamp = begin
-            setup.evaluation.last_batches = {}
+            state.evaluated_at = {}
             setup.checkpoints.forget()
         if evaluators is not None:
             use_evaluators(state, evaluators)
@@ -181,8 +183,9 @@ class Trainer:
         with self._ending_on_error():
             loop = setup.make_loop(self._control, self._progress)
             # Ranks have to stop after the same batch, also without a checkpoint.
-            if loop.saves or setup.ranks is not None:
-                with defer_signals(state, with_checkpoint=loop.saves) as interruption:
+            saves = bool(setup.checkpoints.watched)
+            if saves or setup.ranks is not None:
+                with defer_signals(state, with_checkpoint=saves) as interruption:
                     loop.run(interruption)
                 if interruption.requested:
                     raise KeyboardInterrupt(interruption.reason)
@@ -246,7 +249,7 @@ class Trainer:
 
         Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
         self._check_open()
-        return self._setup.checkpoints.write(check_path(path, "path"), self._setup.evaluation, self._setup.data)
+        return self._setup.checkpoints.write(check_path(path, "path"))
 
     def _check_open(self) -> None:
         if self._closed:

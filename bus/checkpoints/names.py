@@ -224,8 +224,7 @@ class CheckpointNames:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                copy = shutil.copytree if path.is_dir() else shutil.copyfile
-                copy(path, draft)
+                shutil.copyfile(path, draft)
 
     def surplus(self) -> list[str]:
         """The names of the checkpoints that :meth:`remove_surplus` removes."""
@@ -242,10 +241,7 @@ class CheckpointNames:
         for name in self.surplus():
             path = self.folder / name
             try:
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as error:
                 _log.warning("cannot remove checkpoint %s: %s", path, error.strerror)
             else:

@@ -25,7 +25,6 @@ MOST = 1000
 """Limit of the checkpoints of a run; the newest are kept."""
 
 _ENDINGS = (".safetensors", ".ckpt")
-_WHOLE = "training.safetensors"
 _DEEPEST = 3
 _MOST_LOOKED_AT = 20_000
 _PREFERRED = ("max", "min", None)
@@ -219,10 +218,7 @@ class _Look:
                 target = Path(os.path.normpath(folder / os.readlink(path)))
                 (self.latest if link[1] == "latest" else self.best).add(target)
         elif entry.is_dir():
-            if (path / _WHOLE).is_file():
-                # What is in it makes one checkpoint.
-                self.found.append(_measured(path))
-            elif deep > 1 and not entry.name.startswith("."):
+            if deep > 1 and not entry.name.startswith("."):
                 self._take(path, deep - 1)
         elif entry.name.endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
             about = entry.stat(follow_symlinks=False)
@@ -238,8 +234,7 @@ def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
 @functools.lru_cache(maxsize=4096)
 def _position(path: str, time_ns: int, size: int) -> _Position:
     # By its contents, else by its name.
-    whole = os.path.join(path, _WHOLE)
-    contents = read_contents(whole if os.path.isdir(path) else path) if not path.endswith(".ckpt") else None
+    contents = None if path.endswith(".ckpt") or os.path.isdir(path) else read_contents(path)
     tree = (contents or {}).get("tree")
     if isinstance(tree, dict):
         values, run = tree.get("timestamp"), tree.get("run")

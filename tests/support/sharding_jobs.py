@@ -14,7 +14,6 @@ import torch.distributed as dist
 from gold import GoldMLP, gold_data
 from resumed import Augmented
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 from training import gold_trainer
 
@@ -22,9 +21,9 @@ from offloop.bus import Event, Recording
 from offloop.bus.errors import OffloopError
 from offloop.trainer import Classifier, Evaluator, RankBatchSampler, Trainer
 from offloop.trainer.algorithms import GradientClipping
-from offloop.trainer.checkpoints.sharded import read_sharded
-from offloop.trainer.distributed.ranks import join_ranks
 from offloop.trainer.distributed.sharding import FullySharded
+
+LAST = "ep3-ba15-rank0.safetensors"
 
 
 class Tied(nn.Module):
@@ -144,9 +143,9 @@ def resumed(folder: Path) -> dict[str, Any]:
         trainer = fitted(random_training(fsdp_config=config, **save))
         found[name] = [weights(trainer), moments(trainer)]
     paths = {
-        "sharded from sharded": (folder / "sharded" / "ep2-ba8", {}),
+        "sharded from sharded": (folder / "sharded" / "ep2-ba8-rank0.safetensors", {}),
         "sharded from whole": (folder / "whole" / "ep2-ba8-rank0.safetensors", {}),
-        "whole from sharded": (folder / "sharded" / "ep2-ba8", None),
+        "whole from sharded": (folder / "sharded" / "ep2-ba8-rank0.safetensors", None),
     }
     for name, (path, config) in paths.items():
         trainer = fitted(random_training(fsdp_config=config, load_path=path))
@@ -184,7 +183,7 @@ def refused(folder: Path) -> dict[str, str]:
     scalar = GoldMLP()
     scalar.scale = nn.Parameter(torch.tensor(1.0))
     trainer = comparable(fsdp_config={})
-    device, mesh = trainer.state.device, init_device_mesh("cpu", (2,))
+    device = trainer.state.device
     (folder / "file").touch()
     found = {
         "unknown class": error_of(lambda: FullySharded(GoldMLP(), device, shard=["Block"])),
@@ -193,20 +192,12 @@ def refused(folder: Path) -> dict[str, str]:
     }
     resume = {"run_name": "unreadable", "save_folder": folder / "unreadable", "autoresume": True}
     if dist.get_rank() == 0:
-        (folder / "unreadable" / "ep1-ba4" / "shards").mkdir(parents=True)
+        (folder / "unreadable").mkdir()
+        (folder / "unreadable" / "ep1-ba4-rank0.safetensors").write_bytes(b"damaged")
     found["none can be read"] = error_of(lambda: comparable(fsdp_config={}, **resume))
     found["from scratch"] = error_of(lambda: comparable(fsdp_config={}, from_scratch=True, **resume).fit())
-    path = trainer.save_checkpoint(folder / "damaged")
-    if dist.get_rank() == 0:
-        # Only the second rank looks at this file.
-        file = max((path / "shards").iterdir())
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-    dist.barrier()
-    found["damaged"] = error_of(lambda: read_sharded(path, mesh, join_ranks(on_gpu=False)))
     # The last one: after it the ranks have parted.
-    found["another model"] = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / "ep3-ba15"))
+    found["another model"] = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / LAST))
     return found
 
 

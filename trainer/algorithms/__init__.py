@@ -11,21 +11,21 @@ from offloop.bus.lazy import lazy_exports
 from offloop.trainer.arguments import explain_missing
 
 if TYPE_CHECKING:
+    from offloop.trainer.algorithms.averaging import EMA as EMA
+    from offloop.trainer.algorithms.averaging import SWA as SWA
     from offloop.trainer.algorithms.blurpool import BlurPool as BlurPool
-    from offloop.trainer.algorithms.channels_last import ChannelsLast as ChannelsLast
-    from offloop.trainer.algorithms.cutmix import CutMix as CutMix
-    from offloop.trainer.algorithms.cutout import CutOut as CutOut
-    from offloop.trainer.algorithms.ema import EMA as EMA
     from offloop.trainer.algorithms.gradient_clipping import GradientClipping as GradientClipping
+    from offloop.trainer.algorithms.images import ChannelsLast as ChannelsLast
+    from offloop.trainer.algorithms.images import CutOut as CutOut
+    from offloop.trainer.algorithms.images import ProgressiveResizing as ProgressiveResizing
     from offloop.trainer.algorithms.label_smoothing import LabelSmoothing as LabelSmoothing
     from offloop.trainer.algorithms.layer_freezing import LayerFreezing as LayerFreezing
-    from offloop.trainer.algorithms.mixup import MixUp as MixUp
-    from offloop.trainer.algorithms.progressive_resizing import ProgressiveResizing as ProgressiveResizing
+    from offloop.trainer.algorithms.mixing import CutMix as CutMix
+    from offloop.trainer.algorithms.mixing import MixUp as MixUp
     from offloop.trainer.algorithms.registry import ALGORITHMS as ALGORITHMS
     from offloop.trainer.algorithms.sam import SAM as SAM
     from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup as SequenceLengthWarmup
     from offloop.trainer.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
-    from offloop.trainer.algorithms.swa import SWA as SWA
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

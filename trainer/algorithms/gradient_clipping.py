@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.arguments.checks import check_choice, check_number
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _SMALLEST_WEIGHT_NORM = 1e-3
@@ -32,12 +31,8 @@ class GradientClipping(Algorithm):
     position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
 
     def __init__(self, clipping_type: str, clipping_threshold: float) -> None:
-        if clipping_type not in _CLIP:
-            raise ConfigurationError(f"clipping_type {clipping_type!r} is not allowed: use {', '.join(_CLIP)}")
-        self.clipping_type = clipping_type
-        self.clipping_threshold = check_number(clipping_threshold, "clipping_threshold")
-        if not self.clipping_threshold:
-            raise ConfigurationError("clipping_threshold 0 would take all gradients away: use a number above 0")
+        self.clipping_type = check_choice(clipping_type, "clipping_type", _CLIP)
+        self.clipping_threshold = check_number(clipping_threshold, "clipping_threshold", above=0)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_TRAIN_BATCH

@@ -1,18 +1,18 @@
-"""Base of the algorithms that train on mixtures of two rows."""
+"""Training on mixtures of two rows: weighted averages, and images with a piece of another image in them."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer.algorithms.common import check_key, soft_targets
+from offloop.trainer.algorithms.common import check_images, check_key, random_span, soft_targets
 from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.device.batch import BatchKey
-from offloop.trainer.device.device import autocast_of
+from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
@@ -82,8 +82,7 @@ class Mixing(Algorithm):
     def _mix_losses(self, state: State) -> None:
         targets = self._get_targets(state)
         state.batch_set_item(self.target_key, targets[self._partners])
-        autocast = autocast_of(state.precision, state.device) or nullcontext
-        with autocast():
+        with autocast(state.precision, state.device):
             loss = state.model.loss(state.outputs, state.batch)
         state.batch_set_item(self.target_key, targets)
         state.loss = _mixture(state.loss, loss, self._share)
@@ -96,6 +95,77 @@ class Mixing(Algorithm):
             f"{type(self).__name__} cannot mix targets of type {type(targets).__name__}: it needs a tensor whose first "
             "dimension counts the rows; name it by target_key"
         )
+
+
+class MixUp(Mixing):
+    """Trains on ``(1 - mixing) * row + mixing * partner``, the partner being another row of the microbatch, and on
+    their targets in the same proportion.
+
+    The coefficient is drawn for each microbatch from Beta(alpha, alpha); of it and its complement the smaller one is
+    taken, so that a row's own target counts most and an accuracy over the original targets is meaningful.
+
+    Args:
+        alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
+        interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
+        input_key, target_key: where inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
+            values) are in the batch, see :mod:`offloop.trainer.device.batch`.
+
+    Paper: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Reference:
+    ``composer/algorithms/mixup``."""
+
+    def __init__(
+        self, alpha: float = 0.2, interpolate_loss: bool = False, input_key: BatchKey = 0, target_key: BatchKey = 1
+    ) -> None:
+        super().__init__(alpha, interpolate_loss, input_key, target_key)
+
+    def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
+        if not inputs.is_floating_point():
+            raise ConfigurationError(
+                f"MixUp cannot average inputs of type {inputs.dtype}: it needs floats; convert them in the dataloader"
+            )
+        coefficient = self.draw_coefficient()
+        mixing = min(coefficient, 1 - coefficient)
+        return inputs.lerp(inputs[partners], mixing), mixing
+
+
+class CutMix(Mixing):
+    """Replaces a box in each image by the same box of another image of the microbatch, its partner, and mixes their
+    targets in proportion to the areas.
+
+    The box is the same for all images of a microbatch. Its share of the area is drawn from Beta(alpha, alpha), and its
+    sides have the image's proportions; it is cut off at the border.
+
+    Args:
+        alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
+        interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
+        uniform_sampling: let every pixel be in the box with the same probability; by default the box's middle is drawn
+            from all pixels, as in the paper.
+        input_key, target_key: where images (of shape (rows, channels, height, width)) and targets (class numbers,
+            probabilities or values) are in the batch, see :mod:`offloop.trainer.device.batch`.
+
+    Paper: Yun et al. 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
+    arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``."""
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        interpolate_loss: bool = False,
+        uniform_sampling: bool = False,
+        input_key: BatchKey = 0,
+        target_key: BatchKey = 1,
+    ) -> None:
+        super().__init__(alpha, interpolate_loss, input_key, target_key)
+        self.uniform_sampling = uniform_sampling
+
+    def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
+        height, width = check_images(inputs, "CutMix").shape[2:]
+        side = math.sqrt(self.draw_coefficient())
+        rows = random_span(height, int(side * height), self.uniform_sampling)
+        columns = random_span(width, int(side * width), self.uniform_sampling)
+        mixed = inputs.clone()
+        mixed[:, :, rows, columns] = inputs[partners, :, rows, columns]
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return mixed, area / (height * width)
 
 
 def _mixture(own: Any, partners: Any, share: float) -> Any:

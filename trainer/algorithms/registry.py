@@ -26,6 +26,6 @@ ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     Algorithm,  # type: ignore[type-abstract]
     "offloop.algorithms",
-    {name: f"offloop.trainer.algorithms.{name}:{class_name}" for name, class_name in _BUILT_IN.items()},
+    {name: f"offloop.trainer.algorithms:{class_name}" for name, class_name in _BUILT_IN.items()},
 )
 """The values of ``trainer TASK --algorithms``. Other packages add theirs by entry points in ``offloop.algorithms``."""

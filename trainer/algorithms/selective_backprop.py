@@ -1,7 +1,6 @@
 """Training on the rows that are hard at the moment."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +9,10 @@ from torch.nn import functional
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_key
-from offloop.trainer.arguments.checks import check_count, check_number
+from offloop.trainer.arguments.checks import check_count, check_function, check_number
 from offloop.trainer.arguments.values import describe
 from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
-from offloop.trainer.device.device import autocast_of
+from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -71,8 +70,8 @@ class SelectiveBackprop(Algorithm):
             raise ConfigurationError("interrupt 1 would leave every batch whole: use 0 for none, or 2 and more")
         self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)
-        if loss_fn is not None and not callable(loss_fn):
-            raise ConfigurationError(f"loss_fn {loss_fn!r} cannot be called: use a function of outputs and targets")
+        if loss_fn is not None:
+            check_function(loss_fn, "loss_fn", "(outputs, targets)")
         self.loss_fn = loss_fn or _cross_entropy
 
     def match(self, event: Event, state: State) -> bool:
@@ -101,8 +100,7 @@ class SelectiveBackprop(Algorithm):
         batch, targets = state.batch, state.batch_get_item(self.target_key)
         if self.scale_factor < 1:
             batch = batch_set(batch, self.input_key, self._scale(state.batch_get_item(self.input_key)))
-        autocast = autocast_of(state.precision, state.device) or nullcontext
-        with torch.no_grad(), autocast():
+        with torch.no_grad(), autocast(state.precision, state.device):
             losses = self.loss_fn(state.model(batch), targets)
         if not isinstance(losses, torch.Tensor) or losses.ndim == 0 or losses.shape[0] != targets.shape[0]:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.algorithms.common import change_behavior, check_point, share_of_way
-from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.arguments.checks import check_choice, check_number
 from offloop.trainer.arguments.values import describe
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
@@ -47,17 +47,11 @@ class StochasticDepth(Algorithm):
                 f"target_layer_name {target_layer_name!r} is not a name: use the name of a class, such as 'Layer'"
             )
         self.target_layer_name = target_layer_name
-        if stochastic_method not in _METHODS:
-            raise ConfigurationError(
-                f"stochastic_method {stochastic_method!r} is not allowed: use {' or '.join(_METHODS)}"
-            )
-        self.stochastic_method = stochastic_method
+        self.stochastic_method = check_choice(stochastic_method, "stochastic_method", _METHODS)
         self.drop_rate = check_number(drop_rate, "drop_rate", most=1)
         if self.drop_rate == 1:
             raise ConfigurationError("drop_rate 1 would leave out everything: use a number below 1")
-        if drop_distribution not in ("linear", "uniform"):
-            raise ConfigurationError(f"drop_distribution {drop_distribution!r} is not allowed: use linear or uniform")
-        self.drop_distribution = drop_distribution
+        self.drop_distribution = check_choice(drop_distribution, "drop_distribution", ("linear", "uniform"))
         self.drop_warmup = check_point("drop_warmup", drop_warmup)
         self._layers: list[Droppable] = []
 
@@ -87,11 +81,12 @@ class StochasticDepth(Algorithm):
             layer.stochastic_depth_rate = depth * rate
 
     def _find_layers(self, model: nn.Module) -> list[nn.Module]:
-        named = [module for module in model.modules() if self.target_layer_name in map(_name, type(module).__mro__)]
+        name = self.target_layer_name
+        named = [one for one in model.modules() if any(kind.__name__ == name for kind in type(one).__mro__)]
         if not named:
-            kinds = sorted({_name(type(module)) for module in model.modules()})
+            kinds = sorted({type(module).__name__ for module in model.modules()})
             raise ConfigurationError(
-                f"target_layer_name {self.target_layer_name!r} names no layer of the model: it has {', '.join(kinds)}"
+                f"target_layer_name {name!r} names no layer of the model: it has {', '.join(kinds)}"
             )
         return named
 
@@ -146,7 +141,3 @@ def _added(layer: Droppable, inputs: Any, outputs: Any) -> torch.Tensor:
 
 
 _METHODS: dict[str, type[Droppable]] = {"block": BlockDroppable, "sample": SampleDroppable}
-
-
-def _name(kind: type[Any]) -> str:
-    return kind.__name__

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,11 @@ def check_count(number: Any, argument: str, least: int = 1) -> int:
     raise ConfigurationError(f"{argument} {number!r} is not allowed: use a whole number from {least}")
 
 
-def check_precision(precision: Any, argument: str) -> None:
-    if precision not in PRECISIONS:
-        raise ConfigurationError(f"{argument} {precision!r} is not allowed: use {', '.join(PRECISIONS)}")
+def check_choice(text: str, argument: str, choices: Collection[str]) -> str:
+    """Returns one of the texts that are allowed."""
+    if text in choices:
+        return text
+    raise ConfigurationError(f"{argument} {text!r} is not allowed: use {', '.join(choices)}")
 
 
 def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -> int:
@@ -92,7 +94,7 @@ def check_path(path: Any, argument: str) -> Path:
 
 def check_text(text: Any, argument: str) -> None:
     if not isinstance(text, str):
-        raise ConfigurationError(f"{argument} is {text!r}: give a text, such as the default")
+        raise ConfigurationError(f"{argument} is {text!r}: give a text")
 
 
 def check_flag(flag: Any, argument: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from offloop.bus.errors import ConfigurationError
@@ -15,12 +16,12 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.arguments.checks import (
     PRECISIONS,
+    check_choice,
     check_config,
     check_flag,
     check_flight_recorder,
     check_number,
     check_path,
-    check_precision,
     check_record,
     check_subset,
     check_text,
@@ -175,13 +176,13 @@ class ComputeConfig(ArgumentGroup):
             ``DistributedDataParallel``.
         fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
             :class:`offloop.trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
-            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. Checkpoints are folders then, see
-            :mod:`offloop.trainer.checkpoints.checkpoints`.
+            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. The first rank's host
+            needs memory for all that is in a checkpoint.
     """
 
     heading = "Computing"
 
-    precision: Annotated[str | None, check_precision, Option(choices=PRECISIONS)] = None
+    precision: Annotated[str | None, partial(check_choice, choices=PRECISIONS), Option(choices=PRECISIONS)] = None
     device_train_microbatch_size: Annotated[
         int | Literal["auto"] | None, Option("--microbatch-size", metavar="N|auto", read=_read_microbatch_size)
     ] = None

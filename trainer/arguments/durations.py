@@ -119,10 +119,6 @@ class Interval:
         return passes(self._interval, timestamp.values, None if previous is None else previous.values)
 
     @property
-    def length(self) -> Time:
-        return self._interval
-
-    @property
     def is_never(self) -> bool:
         return not self._interval.value
 

@@ -1,7 +1,7 @@
 """The folder that a training keeps its checkpoints in."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,12 @@ from offloop.bus.checkpoints.names import CheckpointNames
 from offloop.bus.errors import CheckpointError
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
-from offloop.trainer.checkpoints.sharded import SHARDS, check_sharded, is_sharded, training_file
 
 
 class CheckpointFolder(CheckpointNames):
     """Saves checkpoints in a folder, and finds the newest intact one.
 
-    The arguments are those of :class:`offloop.bus.checkpoints.names.CheckpointNames`; ``write`` writes a tree to a
-    path, where it may also make a folder of :mod:`offloop.trainer.checkpoints.sharded`."""
+    The arguments are those of :class:`offloop.bus.checkpoints.names.CheckpointNames`."""
 
     def __init__(
         self,
@@ -26,10 +24,8 @@ class CheckpointFolder(CheckpointNames):
         keep: int = -1,
         overwrite: bool = False,
         names: Mapping[str, str | int] | None = None,
-        write: Callable[[Path, Mapping[str, Any]], None] = write_checkpoint,
     ) -> None:
         super().__init__(folder, filename, latest_filename, keep, overwrite, names)
-        self._write = write
         self.unreadable: dict[Path, CheckpointError] = {}
         """The errors of the checkpoints that :meth:`latest` could not read, by paths without links."""
         self._last: Timestamp | None = None
@@ -54,7 +50,7 @@ class CheckpointFolder(CheckpointNames):
 
     def _save(self, named: Timestamp, tree: Mapping[str, Any]) -> Path:
         def write(path: Path) -> None:
-            self._write(path, tree)
+            write_checkpoint(path, tree)
             self._last = named
 
         path = self.place(named, write)
@@ -89,10 +85,7 @@ class CheckpointFolder(CheckpointNames):
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
-                if is_sharded(path):
-                    check_sharded(path)
-                else:
-                    read_checkpoint(path, device="meta")
+                read_checkpoint(path, device="meta")
             except CheckpointError as error:
                 self.unreadable[_real(path)] = error
             else:
@@ -115,10 +108,6 @@ class CheckpointFolder(CheckpointNames):
 
         return self.unreadable[max(self.unreadable, key=time_in_name)]
 
-    def _is_checkpoint(self, path: Path) -> bool:
-        # An incomplete one is one that cannot be read.
-        return training_file(path).is_file() or (path / SHARDS).is_dir()
-
     def _is_in_the_way(self, path: Path) -> bool:
         # It is renamed when its name is needed.
         return _real(path) not in self.unreadable
@@ -138,7 +127,7 @@ class CheckpointFolder(CheckpointNames):
 
 
 def _time_of(path: Path) -> tuple[int, ...]:
-    values = read_part(training_file(path), "timestamp")
+    values = read_part(path, "timestamp")
     is_time = isinstance(values, list) and len(values) >= len(TrainingTime._fields)
     if not (is_time and all(type(value) is int for value in values)):
         raise CheckpointError(f"checkpoint {path} does not say what time it is of", path=path)

@@ -10,7 +10,6 @@ from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.data.resume import generator_states, restore_generators
 from offloop.trainer.engine.state import State
-from offloop.trainer.evaluation.evaluation import Evaluation
 
 _PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microbatch_size", "timestamp", "evaluation")
 
@@ -20,7 +19,7 @@ def weights_tree(state: State) -> dict[str, Any]:
     return {"model": state.model.state_dict(), "timestamp": list(state.timestamp.values), "run": _run(state)}
 
 
-def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
+def training_tree(state: State) -> dict[str, Any]:
     """The whole training but its place in the data, as nested maps and lists of tensors, numbers and text."""
     names = optimizer_names(state.optimizers)
     return {
@@ -34,7 +33,7 @@ def training_tree(state: State, evaluation: Evaluation) -> dict[str, Any]:
         "evaluation": {
             "values": state.eval_metric_values,
             "total_wct": state.total_eval_wct,
-            "last_batches": evaluation.last_batches,
+            "last_batches": state.evaluated_at,
             "generators": {one.label: generator_states(one.dataloader) for one in state.evaluators},
         },
     }
@@ -64,7 +63,7 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
         raise CheckpointError(f"the weights in checkpoint {path} do not fit: {error}", path=path) from None
 
 
-def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any], path: Any) -> None:
+def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
     """Restores everything but the model and the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when
     it does not fit the trainer's optimizers or algorithms."""
     for key in _PARTS:
@@ -90,7 +89,7 @@ def load_training(state: State, evaluation: Evaluation, tree: Mapping[str, Any],
     seen = tree["evaluation"]
     state.eval_metric_values = seen["values"]
     state.total_eval_wct = seen.get("total_wct", 0)
-    evaluation.last_batches = seen["last_batches"]
+    state.evaluated_at = seen["last_batches"]
     for evaluator in state.evaluators:
         restore_generators(evaluator.dataloader, seen["generators"].get(evaluator.label, ()))
 

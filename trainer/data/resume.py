@@ -34,16 +34,16 @@ class DataLoaderResume:
             self._start = self._loader_state = None
         self._of = dataloader
         if done and self._pending is None:
-            self._pending = random_states(generators_of(dataloader))
+            self._pending = _all_states(dataloader)
         if self._loader_state is not None and is_stateful(dataloader):
             dataloader.load_state_dict(self._loader_state)  # type: ignore[attr-defined]
             self._loader_state, skip = None, 0
         else:
             skip = done
         if not done:
-            self._start = random_states(generators_of(dataloader))
+            self._start = _all_states(dataloader)
         elif skip and self._start is not None:
-            restore_random_states(self._start, generators_of(dataloader))
+            _restore_all(self._start, dataloader)
         return skip
 
     def suspend(self, dataloader: Iterable[Any]) -> None:
@@ -58,7 +58,7 @@ class DataLoaderResume:
     def restored(self, dataloader: Iterable[Any]) -> None:
         """Sets the generators to where they stood when the training stopped, if this training resumes it."""
         if self._pending is not None:
-            restore_random_states(self._pending, generators_of(dataloader))
+            _restore_all(self._pending, dataloader)
             self._pending = None
 
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class DataLoaderResume:
         if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
         return {
-            "random": self._pending or random_states(generators_of(dataloader)),
+            "random": self._pending or _all_states(dataloader),
             "epoch_start": self._start if in_epoch else None,
             "loader": loader,
         }
@@ -109,6 +109,15 @@ def restore_generators(dataloader: Any, states: Iterable[bytes]) -> None:
     """Sets the dataloader's own generators to :func:`generator_states`."""
     for generator, state in zip(generators_of(dataloader), states, strict=False):
         generator.set_state(unpack_state(state))
+
+
+def _all_states(dataloader: Any) -> dict[str, Any]:
+    return {**random_states(), "own": generator_states(dataloader)}
+
+
+def _restore_all(states: Mapping[str, Any], dataloader: Any) -> None:
+    restore_random_states(states)
+    restore_generators(dataloader, states["own"])
 
 
 def is_stateful(dataloader: Any) -> bool:

@@ -1,7 +1,8 @@
 """Devices, and numbers on their way from a GPU to the host without a wait."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -119,83 +120,17 @@ class DeferredNumbers(Generic[_Read]):
         return self._read
 
 
-class DeferredMap:
-    """Several numbers by name, some of them on their way; ready when all are."""
-
-    def __init__(self, numbers: Mapping[str, float | DeferredNumbers[float]]) -> None:
-        self._numbers = numbers
-        self._pending = [number for number in numbers.values() if isinstance(number, DeferredNumbers)]
-
-    def ready(self) -> bool:
-        """Whether :meth:`value` would return at once."""
-        return all(number.ready() for number in self._pending)
-
-    def value(self) -> dict[str, float]:
-        """The numbers. Waits for the GPU when they are not :meth:`ready`."""
-        return {
-            name: number.value() if isinstance(number, DeferredNumbers) else number
-            for name, number in self._numbers.items()
-        }
-
-
-class PinnedRing:
-    """Slots of pinned host memory that tensors of one size are copied into, used in turn.
+class PinnedRings:
+    """Slots of pinned host memory that numbers are copied into: a ring for each dtype and size, which is a power of
+    two, or a scalar. Numbers arrive as they are, and no GPU converts them.
 
     Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never read is read before it
     is used again, so a promise stays good for as long as it is held; while the numbers in it have not arrived yet, the
     ring grows instead of waiting.
 
     Args:
-        allocate: makes so many slots.
-        mark: makes an event that shows that the copies begun so far from a tensor's device are done.
-        size: number of slots at first.
-    """
-
-    def __init__(self, allocate: Callable[[int], torch.Tensor], mark: Callable[[torch.Tensor], Any], size: int) -> None:
-        self._allocate = allocate
-        self._mark = mark
-        self._size = size
-        self._slots: list[torch.Tensor] = []
-        self._promises: list[DeferredNumbers[Any] | None] = []
-        self._next = 0
-        self._grow()
-
-    def copy(self, tensor: torch.Tensor) -> DeferredNumbers[Any]:
-        """Starts copying a tensor from the device; one with a dimension may be shorter than a slot."""
-        index = self._free_slot()
-        slot = self._slots[index]
-        if tensor.ndim:
-            slot = slot[: len(tensor)]
-        slot.copy_(tensor.detach(), non_blocking=True)
-        promise: DeferredNumbers[Any] = DeferredNumbers(slot, self._mark(tensor))
-        self._promises[index] = promise
-        self._next = (index + 1) % len(self._slots)
-        return promise
-
-    def _free_slot(self) -> int:
-        oldest = self._promises[self._next]
-        if oldest is None:
-            return self._next
-        if oldest.ready():
-            oldest.value()
-            return self._next
-        return self._grow()
-
-    def _grow(self) -> int:
-        # New slots go in front of the oldest promise, which keeps the ring in the order of time.
-        at = self._next
-        self._slots[at:at] = list(self._allocate(self._size).unbind())
-        self._promises[at:at] = [None] * self._size
-        return at
-
-
-class PinnedRings:
-    """A :class:`PinnedRing` for each dtype and size, which is a power of two, or a scalar: numbers arrive as they are,
-    and no GPU converts them.
-
-    Args:
         allocate: makes pinned memory of a shape, and of a ``dtype``.
-        mark: as in :class:`PinnedRing`.
+        mark: makes an event that shows that the copies begun so far from a tensor's device are done.
         sizes: slots at first in a ring of scalars, and in one of vectors.
     """
 
@@ -208,21 +143,34 @@ class PinnedRings:
         self._allocate = allocate
         self._mark = mark
         self._sizes = sizes
-        self._rings: dict[tuple[torch.dtype, int], PinnedRing] = {}
+        # The slots in the order in which they were used, the free ones first.
+        self._rings: dict[tuple[torch.dtype, int], deque[tuple[torch.Tensor, DeferredNumbers[Any] | None]]] = {}
         # Allocating pinned memory holds up the GPU: the slots for losses are there before the first one.
-        self._ring(torch.float32, 0)
+        self._grow(torch.float32, 0)
 
     def copy(self, tensor: torch.Tensor) -> DeferredNumbers[Any]:
         """Starts copying a tensor of no dimension or of one from the device, and returns the promise of its numbers."""
         width = 1 << (len(tensor) - 1).bit_length() if tensor.ndim else 0
-        ring = self._rings.get((tensor.dtype, width))
-        return (ring or self._ring(tensor.dtype, width)).copy(tensor)
+        ring = self._rings.get((tensor.dtype, width)) or self._grow(tensor.dtype, width)
+        oldest = ring[0][1]
+        if oldest is not None:
+            if oldest.ready():
+                oldest.value()
+            else:
+                self._grow(tensor.dtype, width)
+        slot, _ = ring.popleft()
+        part = slot[: len(tensor)] if tensor.ndim else slot
+        part.copy_(tensor.detach(), non_blocking=True)
+        promise: DeferredNumbers[Any] = DeferredNumbers(part, self._mark(tensor))
+        ring.append((slot, promise))
+        return promise
 
-    def _ring(self, dtype: torch.dtype, width: int) -> PinnedRing:
-        def allocate(count: int) -> torch.Tensor:
-            return self._allocate((count, width) if width else count, dtype=dtype)
-
-        ring = self._rings[dtype, width] = PinnedRing(allocate, self._mark, self._sizes[width > 0])
+    def _grow(self, dtype: torch.dtype, width: int) -> deque[tuple[torch.Tensor, DeferredNumbers[Any] | None]]:
+        count = self._sizes[width > 0]
+        ring = self._rings.setdefault((dtype, width), deque())
+        ring.extendleft(
+            (slot, None) for slot in self._allocate((count, width) if width else count, dtype=dtype).unbind()
+        )
         return ring
 
 
@@ -263,14 +211,10 @@ def _known(device: Any) -> str | Device:
     )
 
 
-def autocast_of(
-    precision: str | None, device: Device
-) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
-    """Returns what makes the context of forward passes and losses; ``None`` when they need none."""
+def autocast(precision: str | None, device: Device) -> contextlib.AbstractContextManager[object]:
+    """The context of forward passes and losses."""
     kind = None if precision is None else _PRECISIONS[precision]
-    if kind is None:
-        return None
-    return lambda: torch.autocast(device.torch_device.type, dtype=kind)
+    return contextlib.nullcontext() if kind is None else torch.autocast(device.torch_device.type, dtype=kind)
 
 
 def make_scaler(precision: str, device: Device) -> "torch.amp.GradScaler | None":

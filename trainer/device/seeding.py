@@ -4,7 +4,7 @@ import os
 import random
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,9 +48,9 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def random_states(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
-    """The states of the generators of Python, numpy and torch, and of a dataloader's own, as numbers and bytes. numpy's
-    is included when numpy was imported: otherwise nothing has drawn from it."""
+def random_states() -> dict[str, Any]:
+    """The states of the generators of Python, numpy and torch, as numbers and bytes. numpy's is included when numpy was
+    imported: otherwise nothing has drawn from it."""
     version, words, gauss = random.getstate()
     numpy = None
     if (module := sys.modules.get("numpy")) is not None:
@@ -62,11 +62,10 @@ def random_states(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
         "numpy": numpy,
         "torch": pack_state(torch.get_rng_state()),
         "cuda": None if cuda is None else pack_state(cuda),
-        "own": [pack_state(generator.get_state()) for generator in generators],
     }
 
 
-def restore_random_states(states: Mapping[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+def restore_random_states(states: Mapping[str, Any]) -> None:
     """Sets the generators to :func:`random_states`."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(array("I", words)), gauss))
@@ -78,8 +77,6 @@ def restore_random_states(states: Mapping[str, Any], generators: Sequence[torch.
 
         kind, key, position, has_gauss, cached = states["numpy"]
         np.random.set_state((kind, np.array(array("I", key), dtype=np.uint32), position, has_gauss, cached))
-    for generator, own in zip(generators, states["own"], strict=False):
-        generator.set_state(unpack_state(own))
 
 
 def pack_state(state: torch.Tensor) -> bytes:

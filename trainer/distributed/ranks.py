@@ -106,15 +106,7 @@ class Ranks:
 
     def share(self, value: Any) -> Any:
         """The first rank's value on every rank: numbers, text, lists and maps."""
-        packed = json.dumps(value).encode() if self.rank == 0 else b""
-        length = torch.tensor([len(packed)])
-        with report_lost_ranks(self.rank):
-            dist.broadcast(length, 0, group=self._hosts)
-            content = torch.zeros(int(length), dtype=torch.uint8)
-            if self.rank == 0:
-                content.copy_(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
-            dist.broadcast(content, 0, group=self._hosts)
-        return json.loads(bytes(content.tolist()))
+        return json.loads(self.collect(json.dumps(value).encode() if self.rank == 0 else b"")[0])
 
     def collect(self, content: bytes) -> list[bytes]:
         """Each rank's content, on every rank."""

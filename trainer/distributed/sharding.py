@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -99,12 +99,10 @@ class FullySharded:
         offload_policy: OffloadPolicy | None = None,
     ) -> None:
         units = _without_shared_weights(model, _repeated(model) if shard is None else _of_classes(model, shard))
-        self.mesh: DeviceMesh = init_device_mesh(device.torch_device.type, (dist.get_world_size(),))
-        """The ranks, in one dimension."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         apply = functools.partial(
             fully_shard,
-            mesh=self.mesh,
+            mesh=init_device_mesh(device.torch_device.type, (dist.get_world_size(),)),
             reshard_after_forward=reshard_after_forward,
             mp_policy=mp_policy or MixedPrecisionPolicy(),
             offload_policy=offload_policy or OffloadPolicy(),
@@ -176,6 +174,18 @@ class FullySharded:
             return outputs
 
         model.eval_forward = forward
+
+
+@torch.no_grad()
+def gather_tree(tree: Any) -> Any:
+    """A checkpoint's tree with whole tensors in place of sharded ones: on the host of the first rank, and ``None`` on
+    the others. All ranks have to call this."""
+    if isinstance(tree, DTensor):
+        whole = tree.full_tensor()
+        return whole.cpu() if dist.get_rank() == 0 else None
+    if isinstance(tree, Mapping):
+        return {key: gather_tree(value) for key, value in tree.items()}
+    return [gather_tree(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @torch.no_grad()

@@ -54,11 +54,6 @@ class Algorithm(ABC):
         """Raises :class:`offloop.bus.errors.ConfigurationError` for a training that this cannot be applied to. Called
         before anything is started, with the model as the trainer was given it."""
 
-    def explain(self, error: RuntimeError, state: "State") -> str | None:
-        """One line on what a user can do about an error that the model raised in its forward pass because of this
-        algorithm; ``None`` when the error has another cause."""
-        return None
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that is saved to resume the algorithm in another process."""
         return {}
@@ -123,6 +118,7 @@ class State:
         train_metric_values: with several ranks, their values for the last batch over all ranks.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: their values at the end of the last evaluation, as plain numbers.
+        evaluated_at: the number of training batches after which each evaluator ran last, by label.
         total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
         device: where the training runs.
         precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; of a training in another loop ``None`` while it is unknown.
@@ -190,6 +186,7 @@ class State:
         self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
+        self.evaluated_at: dict[str, int] = {}
         self.total_eval_wct = 0
         self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
         self.fitting = False

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,38 +19,12 @@ from offloop.trainer.data.evaluator import Evaluator
 from offloop.trainer.data.metrics import metrics_of, read_metrics
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.batch import map_tensors
-from offloop.trainer.device.device import autocast_of
+from offloop.trainer.device.device import autocast
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
 
-
-class _Events(NamedTuple):
-    start: Event
-    batch_start: Event
-    before_forward: Event
-    after_forward: Event
-    batch_end: Event
-    timestamp: str
-    """The attribute of the state that counts the batches."""
-
-
-_EVALUATION = _Events(
-    Event.EVAL_START,
-    Event.EVAL_BATCH_START,
-    Event.EVAL_BEFORE_FORWARD,
-    Event.EVAL_AFTER_FORWARD,
-    Event.EVAL_BATCH_END,
-    "eval_timestamp",
-)
-_PREDICTION = _Events(
-    Event.PREDICT_START,
-    Event.PREDICT_BATCH_START,
-    Event.PREDICT_BEFORE_FORWARD,
-    Event.PREDICT_AFTER_FORWARD,
-    Event.PREDICT_BATCH_END,
-    "predict_timestamp",
-)
+_PHASES = ("start", "batch_start", "before_forward", "after_forward", "batch_end")
 
 
 class Evaluation:
@@ -74,10 +48,7 @@ class Evaluation:
         self._clock = clock
         self._subset_num_batches = subset_num_batches
         self._in_step = in_step
-        self._autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
         self._intervals: list[tuple[Evaluator, Interval]] = []
-        self.last_batches: dict[str, int] = {}
-        """The number of training batches after which each evaluator ran last, by label."""
         self.watched: frozenset[Event] = frozenset()
         """The events at which an evaluator may be due."""
 
@@ -89,11 +60,6 @@ class Evaluation:
             for evaluator in self._state.evaluators
         ]
         self.watched = frozenset(interval.event for _, interval in self._intervals)
-
-    @property
-    def intervals(self) -> list[Time]:
-        """The intervals of the evaluators."""
-        return [interval.length for _, interval in self._intervals]
 
     def run_if_due(self, event: Event) -> int:
         """Evaluates what is due at this event; returns the nanoseconds that it took."""
@@ -114,7 +80,7 @@ class Evaluation:
         due = [
             evaluator
             for evaluator, interval in self._intervals
-            if not interval.is_never and self.last_batches.get(evaluator.label) != batch
+            if not interval.is_never and self._state.evaluated_at.get(evaluator.label) != batch
         ]
         return self._run(due)
 
@@ -140,18 +106,24 @@ class Evaluation:
         with self._evaluating():
             for evaluator in evaluators:
                 self._evaluate(evaluator)
-                self.last_batches[evaluator.label] = self._state.timestamp.values.batch
+                self._state.evaluated_at[evaluator.label] = self._state.timestamp.values.batch
         self._engine.run_event(Event.EVAL_AFTER_ALL)
         return self._clock() - began
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        dataloader = self._state.dataloader_in_use
+        """Evaluation mode without gradients; afterwards each part of the model is in the mode that it was in."""
+        state = self._state
+        dataloader = state.dataloader_in_use
+        training = [module for module in state.model.modules() if module.training]
+        state.model.eval()
         try:
-            with inference(self._state.model):
+            with torch.no_grad():
                 yield
         finally:
-            self._state.set_dataloader(*dataloader)
+            for module in training:
+                module.training = True
+            state.set_dataloader(*dataloader)
 
     def _evaluate(self, evaluator: Evaluator, subset_num_batches: int = -1) -> None:
         state = self._state
@@ -165,7 +137,7 @@ class Evaluation:
             for metric in metrics.values():
                 state.model.update_metric(state.batch, state.outputs, metric)
 
-        self._run_batches(evaluator.spec, evaluator.label, subset, _EVALUATION, measure)
+        self._run_batches("eval", evaluator.spec, evaluator.label, subset, measure)
         if not state.eval_timestamp.values.batch:
             raise ConfigurationError(f"the dataloader of evaluator {evaluator.label!r} gave no batch: it is empty")
         state.eval_metric_values = {**state.eval_metric_values, evaluator.label: read_metrics(metrics)}
@@ -187,73 +159,54 @@ class Evaluation:
                 on_outputs(state.batch, state.outputs)
 
         with self._evaluating():
-            self._run_batches(spec, "predict", subset_num_batches, _PREDICTION, keep)
+            self._run_batches("predict", spec, "predict", subset_num_batches, keep)
             self._engine.run_event(Event.PREDICT_END)
         return kept
 
-    def _run_batches(self, spec: DataSpec, label: str, subset: int, events: _Events, take: Callable[[], None]) -> None:
-        state, fire = self._state, self._engine.run_event
+    def _run_batches(self, kind: str, spec: DataSpec, label: str, subset: int, take: Callable[[], None]) -> None:
+        state, fire, timestamp = self._state, self._engine.run_event, f"{kind}_timestamp"
+        start, batch_start, before_forward, after_forward, batch_end = (Event(f"{kind}_{one}") for one in _PHASES)
         state.set_dataloader(spec, label, subset)
-        setattr(state, events.timestamp, Timestamp())
+        setattr(state, timestamp, Timestamp())
         batch_began = self._clock() // 1000
-        fire(events.start)
-        for samples, tokens in prepared_batches(state, spec, subset, self._in_step):
-            fire(events.batch_start)
-            fire(events.before_forward)
-            with self._autocast():
-                state.outputs = state.model.eval_forward(state.batch)
-            fire(events.after_forward)
+        fire(start)
+        batches: Iterable[Any] = spec.dataloader if subset < 0 else itertools.islice(spec.dataloader, subset)
+        for batch in batches if self._in_step is None else self._keep_in_step(batches, self._in_step):
+            state.batch = spec.prepare(batch, state.device)
+            state.batch_size = spec.get_num_samples_in_batch(state.batch)
+            tokens = spec.get_num_tokens_in_batch(state.batch)
+            fire(batch_start)
+            fire(before_forward)
+            self._forward()
+            fire(after_forward)
             take()
             now = self._clock() // 1000
-            advanced = getattr(state, events.timestamp).advance_batch(samples, tokens, now - batch_began)
-            setattr(state, events.timestamp, advanced)
+            advanced = getattr(state, timestamp).advance_batch(state.batch_size, tokens, now - batch_began)
+            setattr(state, timestamp, advanced)
             batch_began = now
-            fire(events.batch_end)
+            fire(batch_end)
 
+    def _keep_in_step(self, batches: Iterable[Any], ranks: Ranks) -> Iterator[Any]:
+        """The batches. A rank that has none left, while another has, runs the model on its last one again."""
+        has_batch = False
+        for batch in batches:
+            has_batch = True
+            ranks.agree(0, True)
+            yield batch
+        if not has_batch:
+            label = self._state.dataloader_label
+            raise ConfigurationError(
+                f"the dataloader {label!r} gave rank {ranks.rank} no batch: give each rank at least one"
+            )
+        outputs = self._state.outputs
+        while ranks.agree(0, False)[1]:
+            self._forward()
+        self._state.outputs = outputs
 
-@contextlib.contextmanager
-def inference(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards each part of the model is again in the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def prepared_batches(
-    state: State, spec: DataSpec, subset_num_batches: int, in_step: Ranks | None = None
-) -> Iterator[tuple[int, int]]:
-    """Puts the batches of a dataloader, or so many of them, into the state; yields the samples and tokens of each.
-
-    Ranks ``in_step`` run every forward pass together. One that has no batch left, while another has, runs the model on
-    its last one again, which counts for nothing."""
-    batches: Iterable[Any] = spec.dataloader
-    if subset_num_batches >= 0:
-        batches = itertools.islice(batches, subset_num_batches)
-    for batch in batches if in_step is None else _in_step(batches, state, in_step):
-        state.batch = spec.prepare(batch, state.device)
-        state.batch_size = spec.get_num_samples_in_batch(state.batch)
-        yield state.batch_size, spec.get_num_tokens_in_batch(state.batch)
-
-
-def _in_step(batches: Iterable[Any], state: State, ranks: Ranks) -> Iterator[Any]:
-    autocast = autocast_of(state.precision, state.device) or contextlib.nullcontext
-    has_batch = False
-    for batch in batches:
-        has_batch = True
-        ranks.agree(0, True)
-        yield batch
-    if not has_batch:
-        raise ConfigurationError(
-            f"the dataloader {state.dataloader_label!r} gave rank {ranks.rank} no batch: give each rank at least one"
-        )
-    while ranks.agree(0, False)[1]:
-        with autocast():
-            state.model.eval_forward(state.batch)
+    def _forward(self) -> None:
+        state = self._state
+        with autocast(state.precision, state.device):
+            state.outputs = state.model.eval_forward(state.batch)
 
 
 def add_train_metrics(state: State) -> None:

@@ -135,7 +135,6 @@ ACTIVATION_FIELDS: dict[str, Field] = {
         ActivationProbe.found,
         BATCH_RESULTS,
         shape="map of statistic and module to number",
-        on_device=True,
         description="average, spread, norm, extremes and share of zeros of what each module takes in and gives out",
         probe=ActivationProbe,
     )

@@ -62,8 +62,6 @@ class Field(NamedTuple):
     """Unit of its numbers, such as ``bytes`` or ``percent``."""
     shape: str | None = None
     """Shape in words, such as ``number`` or ``map of parameter to number``."""
-    on_device: bool = False
-    """Whether it is computed on the device that trains, and read without waiting."""
     description: str = ""
     """Description in one line."""
     probe: Callable[[State, Callable[[], bool]], object] | None = None

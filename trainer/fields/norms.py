@@ -66,37 +66,21 @@ def _joint(norms: list[Tensor]) -> Tensor:
     return total
 
 
-def _gradients(state: State) -> dict[str, Tensor]:
-    named = state.model.named_parameters()
-    gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
-    _refuse_sharded(gradients.values())
-    return gradients
+def _norm_of_all(tensors: Mapping[str, Tensor]) -> Tensor:
+    return _joint(l2_norms(tensors.values()))
 
 
 def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(tensors, l2_norms(tensors.values()), strict=True))
 
 
-def gradient_norm(state: State) -> Tensor:
-    """The L2 norm of all gradients of the model together, as the optimizers use them: of the whole batch, averaged over
-    ranks, unscaled with ``amp_fp16``, and clipped where an algorithm clips. 0 without any gradient; with ``amp_fp16``
-    infinite or NaN for a batch whose step the scaler skips."""
-    return _joint(l2_norms(_gradients(state).values()))
-
-
-def gradient_norms(state: State) -> dict[str, Tensor]:
-    """The L2 norm of each parameter's gradient, in the same sense as :func:`gradient_norm`."""
-    return _norms_of(_gradients(state))
-
-
-def parameter_norm(state: State) -> Tensor:
-    """The L2 norm of all parameters of the model together, as they are at the event."""
-    return _joint(l2_norms(_parameters(state).values()))
-
-
-def parameter_norms(state: State) -> dict[str, Tensor]:
-    """The L2 norm of each parameter of the model, as they are at the event."""
-    return _norms_of(_parameters(state))
+def _gradients(state: State) -> dict[str, Tensor]:
+    """As the optimizers use them: of the whole batch, averaged over ranks, unscaled with ``amp_fp16``, and clipped
+    where an algorithm clips; with ``amp_fp16`` infinite or NaN for a batch whose step the scaler skips."""
+    named = state.model.named_parameters()
+    gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
+    _refuse_sharded(gradients.values())
+    return gradients
 
 
 def _parameters(state: State) -> dict[str, Tensor]:
@@ -201,42 +185,49 @@ class UpdateProbe:
             self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
 
 
-_NUMBER = "number"
 _PER_PARAMETER = "map of parameter to number"
 _AFTER_STEP = frozenset({Event.BATCH_END})
+_ALWAYS = frozenset(Event)
+
+
+def _field(compute: Callable[[Any], Any], events: frozenset[Event], description: str, shape: str, **more: Any) -> Field:
+    return Field(compute, events, "L2 norm", shape, description, **more)
+
 
 NORM_FIELDS: dict[str, Field] = {
-    "gradient_norm": Field(
-        gradient_norm, BATCH_RESULTS, "L2 norm", _NUMBER, True, "norm of all gradients together, as used by the step"
+    "gradient_norm": _field(
+        lambda state: _norm_of_all(_gradients(state)),
+        BATCH_RESULTS,
+        "norm of all gradients together, as used by the step",
+        "number",
     ),
-    "gradient_norms": Field(
-        gradient_norms, BATCH_RESULTS, "L2 norm", _PER_PARAMETER, True, "norm of each parameter's gradient"
+    "gradient_norms": _field(
+        lambda state: _norms_of(_gradients(state)),
+        BATCH_RESULTS,
+        "norm of each parameter's gradient",
+        _PER_PARAMETER,
     ),
-    "parameter_norm": Field(
-        parameter_norm, unit="L2 norm", shape=_NUMBER, on_device=True, description="norm of all parameters together"
+    "parameter_norm": _field(
+        lambda state: _norm_of_all(_parameters(state)), _ALWAYS, "norm of all parameters together", "number"
     ),
-    "parameter_norms": Field(
-        parameter_norms, unit="L2 norm", shape=_PER_PARAMETER, on_device=True, description="norm of each parameter"
+    "parameter_norms": _field(
+        lambda state: _norms_of(_parameters(state)), _ALWAYS, "norm of each parameter", _PER_PARAMETER
     ),
-    "moment_norms": Field(
-        moment_norms, _AFTER_STEP, "L2 norm", _PER_PARAMETER, True, "norm of each parameter's first moment or momentum"
+    "moment_norms": _field(
+        moment_norms, _AFTER_STEP, "norm of each parameter's first moment or momentum", _PER_PARAMETER
     ),
-    "update_norms": Field(
+    "update_norms": _field(
         UpdateProbe.norms,
         _AFTER_STEP,
-        "L2 norm",
-        _PER_PARAMETER,
-        True,
         "norm of what the step added to each parameter; takes a copy of the weights",
-        UpdateProbe,
+        _PER_PARAMETER,
+        probe=UpdateProbe,
     ),
-    "optimizer_norms": Field(
+    "optimizer_norms": _field(
         optimizer_norms,
         _AFTER_STEP,
-        "L2 norm",
-        "map of metric to number",
-        True,
         "norms of gradients and what optimizers report of each parameter, by the names of the optimizer's metrics",
+        "map of metric to number",
     ),
 }
 """Norms that can be asked for."""

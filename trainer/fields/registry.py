@@ -15,7 +15,7 @@ from offloop.bus.types.demand import MAX_FIELD_NAME, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import EventPosition
 from offloop.bus.types.timestamp import TrainingTime
-from offloop.trainer.arguments.checks import check_function
+from offloop.trainer.arguments.checks import check_function, check_text
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.activations import ACTIVATION_FIELDS
 from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
@@ -31,7 +31,6 @@ BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PH
 """The fields that every training has."""
 
 _RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
-_MAX_TEXT = 200
 _MAX_LISTED = 3
 
 
@@ -49,7 +48,6 @@ class FieldRegistry(UserDict[str, Field]):
         events: Collection[Event | str] | None = None,
         unit: str | None = None,
         shape: str | None = None,
-        on_device: bool | None = None,
         description: str | None = None,
     ) -> None:
         """Adds a field.
@@ -60,24 +58,20 @@ class FieldRegistry(UserDict[str, Field]):
             events: the events that it exists at; all by default.
             unit, shape, description: for people to read. The description is by default the first line of the
                 function's docstring.
-            on_device: whether it is computed on the device that trains, for people to read.
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
         _check_name(name, self)
         check_function(compute, f"the field {name!r}", "(state)")
         for what, text in (("unit", unit), ("shape", shape), ("description", description)):
-            if text is not None and not (isinstance(text, str) and len(text) <= _MAX_TEXT):
-                raise ConfigurationError(
-                    f"{what} of the field {name!r} is {text!r:.60}: give a text of at most {_MAX_TEXT} characters"
-                )
+            if text is not None:
+                check_text(text, f"{what} of the field {name!r}")
         first_line = (inspect.getdoc(compute) or "").partition("\n")[0] if inspect.isfunction(compute) else ""
         self[name] = Field(
             compute,
             frozenset(Event) if events is None else _checked_events(name, events),
             unit,
             shape,
-            bool(on_device),
-            first_line[:_MAX_TEXT] if description is None else description,
+            first_line if description is None else description,
         )
 
     def listing(self) -> list[str]:

@@ -144,17 +144,14 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
 _ANY = "map of name to tensor"
 
 TENSOR_FIELDS: dict[str, Field] = {
-    "inputs": Field(_inputs, _WITH_BATCH, shape=_ANY, on_device=True, description="what the model is given"),
-    "targets": Field(_targets, _WITH_BATCH, shape=_ANY, on_device=True, description="what it is to say"),
-    "outputs": Field(_outputs, _WITH_OUTPUTS, shape=_ANY, on_device=True, description="what it said last"),
-    "weights": Field(
-        _weights, _WITH_MODEL, shape=_ANY, on_device=True, description="the model's state dict", reserves=True
-    ),
+    "inputs": Field(_inputs, _WITH_BATCH, shape=_ANY, description="what the model is given"),
+    "targets": Field(_targets, _WITH_BATCH, shape=_ANY, description="what it is to say"),
+    "outputs": Field(_outputs, _WITH_OUTPUTS, shape=_ANY, description="what it said last"),
+    "weights": Field(_weights, _WITH_MODEL, shape=_ANY, description="the model's state dict", reserves=True),
     "checkpoint": Field(
         _checkpoint,
         _WITHIN_FIT,
         shape=_ANY,
-        on_device=True,
         description="the whole training, as save_folder has it",
         reserves=True,
     ),
@@ -162,7 +159,6 @@ TENSOR_FIELDS: dict[str, Field] = {
         _weights_checkpoint,
         _WITH_MODEL,
         shape=_ANY,
-        on_device=True,
         description="the model alone, as save_folder has it with save_weights_only",
         reserves=True,
     ),

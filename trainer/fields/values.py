@@ -1,7 +1,7 @@
 """Values of fields as they are sent: numbers on a GPU are read when they have arrived by themselves."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -40,64 +40,64 @@ class _Span(NamedTuple):
     kind: type[float | int | bool]
 
 
-class _Tensors:
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        self._tensors: list[Tensor] = []
-        self.count = 0
+def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] = bool) -> Any:
+    """A value of tensors, numbers, text, lists and maps with the tensors as numbers: at once, or as a promise where
+    they are on a GPU, which are read in one copy without any wait. ``check`` is called with a value of the same form
+    before that."""
+    tensors: list[Tensor] = []
+    count = 0
 
-    def taken_from(self, value: Any) -> Any:
-        """The value with a :class:`_Span` for each tensor; the rest as numbers, text, lists and maps."""
-        if isinstance(value, Tensor):
-            if value.device.type == self._device_type:
-                return self._take(value)
-            _check_on_host(value)
-        if isinstance(value, Mapping):
-            return {str(key): self.taken_from(part) for key, part in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.taken_from(part) for part in value]
-        return to_builtin(value)
+    def without_tensors(part: Any) -> Any:
+        nonlocal count
+        if isinstance(part, Tensor):
+            if part.device.type != device.torch_device.type:
+                _check_on_host(part)
+                return part.tolist()
+            if part.is_complex() or part.layout is not torch.strided:
+                raise ConfigurationError(
+                    f"a tensor of {part.dtype} with {part.layout} cannot be sent: send one of real numbers, dense"
+                )
+            whole = bool if part.dtype is torch.bool else int
+            span = _Span(count, tuple(part.shape), float if part.is_floating_point() else whole)
+            tensors.append(part.detach())
+            count += part.numel()
+            return span
+        if isinstance(part, Mapping):
+            return {str(key): without_tensors(one) for key, one in part.items()}
+        if isinstance(part, list | tuple):
+            return [without_tensors(one) for one in part]
+        return to_builtin(part)
 
-    def joined(self) -> Tensor:
-        """All numbers in a row, in as few steps of the device as possible."""
-        tensors = self._tensors
-        is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
-        if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
-            return torch.stack(tensors)
-        # A model may be spread over several GPUs.
-        tensors = [one.to(tensors[0].device, non_blocking=True) for one in tensors]
-        # Doubles hold whole numbers up to 2**53.
-        return torch.cat([(one if one.is_floating_point() else one.double()).reshape(-1) for one in tensors])
-
-    def _take(self, tensor: Tensor) -> _Span:
-        if tensor.is_complex() or tensor.layout is not torch.strided:
-            raise ConfigurationError(
-                f"a tensor of {tensor.dtype} with {tensor.layout} cannot be sent: send one of real numbers, dense"
-            )
-        whole = bool if tensor.dtype is torch.bool else int
-        span = _Span(self.count, tuple(tensor.shape), float if tensor.is_floating_point() else whole)
-        self._tensors.append(tensor.detach())
-        self.count += tensor.numel()
-        return span
+    tree = without_tensors(value) if device.name == "gpu" else to_builtin(value)
+    if not tensors:
+        check(tree)
+        return tree
+    _check_size(9 * count)
+    check(_filled(tree, [0.0] * count))
+    numbers = device.read_many_later(_joined(tensors))
+    return _filled(tree, numbers) if isinstance(numbers, list) else DeferredTree(tree, numbers)
 
 
 def sendable(value: Any, device: Device) -> Any:
-    """A field's value for the stream. All of its tensors on a GPU are read in one copy without any wait."""
+    """A field's value for the stream, see :func:`read_tree_later`."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return device.read_later(value.detach().reshape(()))
     if device.name != "gpu":
         map_tensors(value, _check_on_host)
-        return _checked(to_builtin(value))
-    tensors = _Tensors(device.torch_device.type)
-    tree = tensors.taken_from(value)
-    if not tensors.count:
-        return _checked(_filled(tree, []))
-    _check_size(9 * tensors.count)
-    _checked(_filled(tree, [0.0] * tensors.count))
-    numbers = device.read_many_later(tensors.joined())
-    return _filled(tree, numbers) if isinstance(numbers, list) else DeferredTree(tree, numbers)
+    return read_tree_later(value, device, _check)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """All numbers in a row, in as few steps of the device as possible."""
+    is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
+    if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
+        return torch.stack(tensors)
+    # A model may be spread over several GPUs.
+    tensors = [one.to(tensors[0].device, non_blocking=True) for one in tensors]
+    # Doubles hold whole numbers up to 2**53.
+    return torch.cat([(one if one.is_floating_point() else one.double()).reshape(-1) for one in tensors])
 
 
 def _filled(tree: Any, numbers: list[float]) -> Any:
@@ -123,13 +123,12 @@ def _check_on_host(tensor: Tensor) -> None:
         )
 
 
-def _checked(value: Any) -> Any:
+def _check(value: Any) -> None:
     try:
         check_plain({"field": value})
     except ValueError as error:
         raise ConfigurationError(f"its {error}: send it flat") from None
     _check_size(memoryview(pack_map({"field": value})).nbytes)
-    return value
 
 
 def _check_size(size: int) -> None:

@@ -2,7 +2,6 @@
 
 import datetime
 import itertools
-import logging
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,24 +9,16 @@ from typing import Any
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeUnit
-from offloop.trainer.checkpoints.saver import TrainingSaver
+from offloop.trainer.checkpoints.checkpoints import Checkpoints
 from offloop.trainer.control.interrupts import Interruption
 from offloop.trainer.control.remote_control import RemoteControl
-from offloop.trainer.data.resume import DataLoaderResume
-from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
 from offloop.trainer.evaluation.evaluation import Evaluation
-from offloop.trainer.loop.progress import ProgressDisplay
+from offloop.trainer.loop.progress import Progress
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.schedulers import TimeAwareScheduler
-
-_log = logging.getLogger("offloop")
-_NO_TOKENS = "there were no tokens in a whole epoch, so {} would never pass"
-_USE_TOKENS = (
-    "wrap the dataloader in offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
-)
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 FIT_START, FIT_END = Event.FIT_START, Event.FIT_END
@@ -48,40 +39,33 @@ class TrainingLoop:
         engine: Engine,
         step: TrainStep,
         evaluation: Evaluation,
-        saver: TrainingSaver,
-        progress: ProgressDisplay,
-        data: DataSpec,
-        loader_resume: DataLoaderResume,
-        clock: Callable[[], int],
+        checkpoints: Checkpoints,
+        progress: Progress,
         control: RemoteControl,
+        clock: Callable[[], int],
+        ranks: Ranks | None,
         *,
-        ranks: Ranks | None = None,
-        subset_num_batches: int = -1,
         step_schedulers_every_batch: bool | None = None,
     ) -> None:
+        data, _, self._subset_num_batches = state.dataloader_in_use
+        assert data is not None  # the trainer has set it
+        self._data = data
         self._state = state
         self._engine = engine
         self._step = step
         self._evaluation = evaluation
-        self.saves = bool(saver.watched)
-        """Whether it writes checkpoints."""
-        self._saver = saver
+        self._checkpoints = checkpoints
+        self._loader_resume = checkpoints.loader_resume
         self._progress = progress
-        self._data = data
-        self._loader_resume = loader_resume
         self._clock = clock
         self._control = control
         self._ranks = ranks
-        self._subset_num_batches = subset_num_batches
         every_batch = [
             isinstance(one, TimeAwareScheduler) if step_schedulers_every_batch is None else step_schedulers_every_batch
             for one in state.schedulers
         ]
         self._batch_schedulers = list(itertools.compress(state.schedulers, every_batch))
         self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
-        self._has_token_intervals = any(
-            length.unit is TimeUnit.TOKEN for length in (*evaluation.intervals, *saver.intervals)
-        )
         self._tokens = 0
         self._batch_began = 0
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
@@ -92,7 +76,8 @@ class TrainingLoop:
         state = self._state
         state.recompute_gradients = self._step.recompute_gradients
         state.evaluate_now = self._evaluation.run_now
-        self._control.checkpoint = self._saver.save_now
+        state.gather_checkpoint = self._checkpoints.gather
+        self._control.checkpoint = self._checkpoints.save_now
         try:
             self._run(interruption)
         finally:
@@ -131,17 +116,18 @@ class TrainingLoop:
                 self._stop_between_batches()
                 break
         # Stopped at an event that comes after the checkpoint of its batch.
-        self._save_if_due(BATCH_CHECKPOINT)
+        self._checkpoints.save_if_due(BATCH_CHECKPOINT)
         state.fitting = False
         fire(FIT_END)
         if not self._is_interrupted(interruption):
             self._evaluation.run_last()
-            self._saver.save_last()
+            self._checkpoints.save_last()
 
     def _run_epoch(self) -> bool:
         """Trains on the batches of an epoch; returns whether it is complete."""
-        state, fire, progress, saver = self._state, self._engine.run_event, self._progress, self._saver
-        train, watched = self._step.run, self._saver.watched
+        state, fire, progress = self._state, self._engine.run_event, self._progress
+        train, checkpoints = self._step.run, self._checkpoints
+        saves = BATCH_CHECKPOINT in checkpoints.watched
         # Ranks go by what they have agreed on: another one has not heard yet of what came since.
         commands = self._control.waiting if self._ranks is None else ()
         length = state.iteration_length
@@ -156,8 +142,8 @@ class TrainingLoop:
             fire(BATCH_END)
             self._evaluate_if_due(BATCH_END)
             fire(BATCH_CHECKPOINT)
-            if BATCH_CHECKPOINT in watched:
-                saver.save_if_due(BATCH_CHECKPOINT)
+            if saves:
+                checkpoints.save_if_due(BATCH_CHECKPOINT)
             if commands or self._has_commands:
                 self._apply_commands(BATCH_CHECKPOINT)
             if ends_iterations and state.timestamp.values.batch_in_epoch != state.dataloader_len:
@@ -219,7 +205,7 @@ class TrainingLoop:
         fire(EPOCH_END)
         self._evaluate_if_due(EPOCH_END)
         fire(EPOCH_CHECKPOINT)
-        self._save_if_due(EPOCH_CHECKPOINT)
+        self._checkpoints.save_if_due(EPOCH_CHECKPOINT)
         self._progress.epoch_end()
         self._end_iteration_if_due()
         self._apply_pending_requests(EPOCH_CHECKPOINT)
@@ -230,10 +216,10 @@ class TrainingLoop:
             return
         for time in (state.max_duration, state.iteration_length):
             if time is not None and time.unit is TimeUnit.TOKEN:
-                raise ConfigurationError(f"{_NO_TOKENS.format(repr(str(time)))}: {_USE_TOKENS}")
-        if self._has_token_intervals and state.rank == 0:
-            self._has_token_intervals = False
-            _log.warning("run %s: %s: %s", state.run_name, _NO_TOKENS.format("an interval in tokens"), _USE_TOKENS)
+                raise ConfigurationError(
+                    f"there were no tokens in a whole epoch, so {str(time)!r} would never pass: wrap the dataloader in "
+                    "offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
+                )
 
     def _end_iteration_if_due(self) -> None:
         state, fire = self._state, self._engine.run_event
@@ -259,7 +245,7 @@ class TrainingLoop:
         fire(ITERATION_END)
         self._evaluate_if_due(ITERATION_END)
         fire(ITERATION_CHECKPOINT)
-        self._save_if_due(ITERATION_CHECKPOINT)
+        self._checkpoints.save_if_due(ITERATION_CHECKPOINT)
         if in_epoch and not state.reached_max_duration():
             fire(ITERATION_START)
 
@@ -325,7 +311,3 @@ class TrainingLoop:
         if self._ranks is not None:
             interruption.requested = self._ranks.agree(0, interruption.requested)[1]
         return interruption.requested
-
-    def _save_if_due(self, event: Event) -> None:
-        if event in self._saver.watched:
-            self._saver.save_if_due(event)

@@ -21,17 +21,16 @@ class Optimization:
     """The ``optimizers``, ``schedulers`` and ``scale_schedule_ratio`` of a trainer."""
 
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
-        made = given_optimizers(optimizers)
-        self.optimizers = made or []
+        self._factory = optimizers if callable(optimizers) and not isinstance(optimizers, type) else None
+        self.optimizers = [] if self._factory is not None else check_optimizers(optimizers)
         """Those that were given; none while they have yet to be made."""
-        self._factory = optimizers if made is None else None
-        self._waiting = check_schedulers(schedulers, made)
+        self._waiting = check_schedulers(schedulers, self.optimizers if self._factory is None else None)
         self._scale_schedule_ratio = scale_schedule_ratio
 
     def make_optimizers(self, state: State) -> None:
         """Puts the optimizers into the state, when algorithms have made their changes to the model."""
         if self._factory is not None:
-            state.optimizers[:] = make_optimizers(self._factory(state.model))
+            state.optimizers[:] = check_optimizers(self._factory(state.model))
         check_optimized(state.optimizers, state.model)
         check_schedulers(self._waiting, state.optimizers)
 
@@ -52,12 +51,7 @@ class Optimization:
         return True
 
 
-def given_optimizers(optimizers: Any) -> list[torch.optim.Optimizer] | None:
-    """The given optimizers; ``None`` for a function, which makes them later."""
-    return None if callable(optimizers) and not isinstance(optimizers, type) else make_optimizers(optimizers)
-
-
-def make_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+def check_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
     """The given optimizers as a list, without one whose step computes the loss itself."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:

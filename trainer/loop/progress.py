@@ -20,93 +20,97 @@ _LINE_EVERY = 5 * _SECOND
 _BAR_WIDTH = 20
 
 
-class ProgressDisplay:
-    """Shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch, and that is its only
-    cost."""
+class Progress:
+    """Shows the progress of a training on a stream: on a terminal a bar below the lines of the epochs, drawn at most
+    ten times a second, elsewhere a line every five seconds.
 
-    next_draw: int = _NEVER
-    """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
+    Without a stream it shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch,
+    and that is its only cost then."""
 
-    def begin(self) -> None:
-        """Begins, or resumes."""
-
-    def set_interval(self, seconds: float) -> None:
-        """Sets how much time goes by between two calls of :meth:`draw`."""
-
-    def draw(self) -> None:
-        """Shows how far the training is."""
-
-    def note(self, line: str) -> None:
-        """Shows another line."""
-
-    def epoch_end(self) -> None:
-        """Shows how an epoch went."""
-
-    def finish(self) -> None:
-        """Shows how the training went."""
-
-    def close(self) -> None:
-        """Leaves the terminal as it was found."""
-
-
-class ProgressLines(ProgressDisplay):
-    """A line for each epoch and one at the end; within long epochs one every five seconds."""
-
-    _every = _LINE_EVERY
-
-    def __init__(self, state: State, clock: Callable[[], int], stream: TextIO) -> None:
+    def __init__(self, state: State, clock: Callable[[], int], stream: TextIO | None) -> None:
         self._state = state
         self._clock = clock
         self._stream = stream
+        self._has_bar = stream is not None and stream.isatty()
+        self._screen: Screen | None = None
+        self._every = _BAR_EVERY if self._has_bar else _LINE_EVERY
         self._began = clock()
         self._share_before = 0.0
         self._shown: Mapping[str, Any] = {}
         self._loss: float | None = None
         self._next_loss: float | DeferredNumbers[float] | None = None
-        self.next_draw = self._began + self._every
+        self.next_draw = _NEVER
+        """When to call :meth:`draw` next, in nanoseconds of the training's clock."""
+        self._plan()
 
     def begin(self) -> None:
+        """Begins, or resumes."""
         self._began = self._clock()
         self._share_before = self._share()
         self._shown = self._state.eval_metric_values
-        self.next_draw = self._began + self._every
+        self._plan()
 
     def set_interval(self, seconds: float) -> None:
+        """Sets how much time goes by between two calls of :meth:`draw`."""
         self._every = round(seconds * _SECOND)
-        self.next_draw = self._clock() + self._every
+        self._plan()
 
     def draw(self) -> None:
-        self.next_draw = self._clock() + self._every
-        self._show([*self._position(), *self._results()])
+        """Shows how far the training is."""
+        if self._stream is None:
+            return
+        self._plan()
+        parts = [*self._position(), *self._results()]
+        if not self._has_bar:
+            self._write_line(parts)
+            return
+        filled = round(self._share() * _BAR_WIDTH)
+        bar = "=" * filled + "." * (_BAR_WIDTH - filled)
+        if self._screen is None:
+            self._screen = Screen(self._stream)
+        self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
 
     def note(self, line: str) -> None:
-        self._leave(line)
+        """Shows another line."""
+        if self._screen is not None:
+            self._screen.leave([escape(line)])
+        elif self._stream is not None:
+            self._stream.write(f"{escape(line)}\n")
+            self._stream.flush()
 
     def epoch_end(self) -> None:
-        self.next_draw = self._clock() + self._every
-        results = self._results(but=self._shown)
-        self._shown = self._state.eval_metric_values
-        self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
+        """Shows how an epoch went."""
+        if self._stream is not None:
+            self._plan()
+            results = self._results(but=self._shown)
+            self._shown = self._state.eval_metric_values
+            self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
 
     def finish(self) -> None:
-        _, epochs, batches, samples, *_ = self._state.timestamp.values
-        seconds = (self._clock() - self._began) / _SECOND
-        state = self._state
-        how = "stopped" if state.stopped else "done"
-        planned = f" of {state.planned_duration}" if state.stopped else ""
-        counts = f"{epochs} ep, {batches} ba, {samples} sp{planned} in {seconds:.1f} s"
-        self._write_line([f"{how}: {counts}", *self._results()])
+        """Shows how the training went."""
+        self.close()
+        if self._stream is not None:
+            state = self._state
+            _, epochs, batches, samples, *_ = state.timestamp.values
+            seconds = (self._clock() - self._began) / _SECOND
+            how = "stopped" if state.stopped else "done"
+            planned = f" of {state.planned_duration}" if state.stopped else ""
+            counts = f"{epochs} ep, {batches} ba, {samples} sp{planned} in {seconds:.1f} s"
+            self._write_line([f"{how}: {counts}", *self._results()])
 
-    def _show(self, parts: list[str]) -> None:
-        self._write_line(parts)
+    def close(self) -> None:
+        """Leaves the terminal as it was found."""
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+    def _plan(self) -> None:
+        if self._stream is not None:
+            self.next_draw = self._clock() + self._every
 
     def _write_line(self, parts: list[str]) -> None:
         for line in wrap(map(escape, parts)):
-            self._leave(line.rstrip())
-
-    def _leave(self, line: str) -> None:
-        self._stream.write(f"{escape(line)}\n")
-        self._stream.flush()
+            self.note(line.rstrip())
 
     def _position(self) -> list[str]:
         state, share = self._state, self._share()
@@ -151,46 +155,6 @@ class ProgressLines(ProgressDisplay):
         if isinstance(self._next_loss, float):
             self._loss = self._next_loss
         return self._loss
-
-
-class ProgressBar(ProgressLines):
-    """A bar that is redrawn at most ten times a second, below the lines of the epochs and other output."""
-
-    _every = _BAR_EVERY
-    _screen: Screen | None = None
-
-    def _show(self, parts: list[str]) -> None:
-        filled = round(self._share() * _BAR_WIDTH)
-        bar = "=" * filled + "." * (_BAR_WIDTH - filled)
-        if self._screen is None:
-            self._screen = Screen(self._stream)
-        self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
-
-    def _leave(self, line: str) -> None:
-        if self._screen is None:
-            super()._leave(line)
-        else:
-            self._screen.leave([escape(line)])
-
-    def finish(self) -> None:
-        self.close()
-        super().finish()
-
-    def close(self) -> None:
-        if self._screen is not None:
-            self._screen.close()
-            self._screen = None
-
-
-def make_progress(
-    enabled: bool, state: State, clock: Callable[[], int], stream: TextIO | None = None
-) -> ProgressDisplay:
-    """The progress to show on standard error, or on another stream."""
-    if not enabled:
-        return ProgressDisplay()
-    stream = stream or sys.stderr
-    kind = ProgressBar if stream.isatty() else ProgressLines
-    return kind(state, clock, stream)
 
 
 def _fitted(parts: list[str]) -> str:

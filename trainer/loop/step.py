@@ -1,21 +1,23 @@
 """The training step on one batch: gradients, and the update of the weights."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.printing import say
 from offloop.bus.types.event import Event
 from offloop.trainer.arguments.values import describe
 from offloop.trainer.data.metrics import read_metrics
 from offloop.trainer.data.spec import DataSpec
-from offloop.trainer.device.device import autocast_of
+from offloop.trainer.device.device import autocast
 from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.distributed.sampling import own_sampler
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
-from offloop.trainer.loop.microbatches import Microbatching, is_out_of_memory
+from offloop.trainer.loop.forward_pass import ForwardPass
 
 # Looked up once: in Python 3.11 finding a member of an enum takes longer than running an unrequested event.
 BEFORE_TRAIN_BATCH, AFTER_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH
@@ -24,33 +26,38 @@ BEFORE_LOSS, AFTER_LOSS = Event.BEFORE_LOSS, Event.AFTER_LOSS
 BEFORE_BACKWARD, AFTER_BACKWARD = Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD
 
 
+MicrobatchSize = int | Literal["auto"]
+
+
 class TrainStep:
-    """Trains on ``state.batch``. Within ``accumulating()`` gradients stay on their rank: for all microbatches but the
-    last one. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
+    """Trains on ``state.batch``: as a whole, or in microbatches of ``state.device_train_microbatch_size`` samples.
+
+    With the size ``auto`` it begins with whole batches; when the memory runs out it halves the size for good, reports
+    that on standard error, and repeats the batch. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
 
     def __init__(
         self,
         state: State,
         engine: Engine,
         data: DataSpec,
-        microbatching: Microbatching,
-        *,
-        forward: Callable[[Any], Any] | None = None,
-        ranks: Ranks | None = None,
-        accumulating: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        forward_pass: ForwardPass,
+        ranks: Ranks | None,
+        microbatch_size: MicrobatchSize | None,
     ) -> None:
         self._state = state
         self._engine = engine
         self._data = data
-        self._microbatching = microbatching
-        self._forward = forward
+        self._forward = forward_pass.prepare(state)
+        self._accumulating = forward_pass.accumulating
         self._ranks = ranks
-        self._accumulating = accumulating
+        self._microbatch_size = microbatch_size
+        if isinstance(microbatch_size, int):
+            state.device_train_microbatch_size = microbatch_size
         self._rows = 0
         self._losses: dict[str, Any] = {}
         self._on_gpu = state.device.name == "gpu"
         self._fire = engine.run_event
-        self._autocast = autocast_of(state.precision, state.device)
+        self._is_mixed = state.precision not in (None, "fp32")
         optimized = {id(one) for optimizer in state.optimizers for one in _parameters_of(optimizer)}
         self._not_optimized = [
             one for one in state.model.parameters() if one.requires_grad and id(one) not in optimized
@@ -111,13 +118,40 @@ class TrainStep:
     def _compute_gradients(self) -> torch.Tensor:
         state = self._state
         batch, rows = state.batch, state.batch_size
-        if not self._microbatching.splits:
+        if self._microbatch_size is None:
             self._forget_gradients()
             loss = self._forward_and_backward(1.0)
+        elif self._microbatch_size == "auto":
+            loss = self._compute_in_fitting_microbatches(state.device_train_microbatch_size or rows or 1)
         else:
-            loss = self._microbatching.run(self._compute_in_microbatches)
+            # The last batch of an epoch may be smaller than a microbatch.
+            if rows is not None and self._microbatch_size > rows and not self._is_last_batch():
+                raise _too_large(self._microbatch_size, rows)
+            loss = self._compute_in_microbatches(self._microbatch_size)
         state.batch, state.batch_size = batch, rows
         return loss
+
+    def _is_last_batch(self) -> bool:
+        length = self._state.dataloader_len
+        return length is None or length <= self._state.timestamp.values.batch_in_epoch + 1
+
+    def _compute_in_fitting_microbatches(self, size: int) -> torch.Tensor:
+        state, rows = self._state, self._state.batch_size or 1
+        while True:
+            try:
+                return self._compute_in_microbatches(size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or size <= 1:
+                    raise
+            # Only here, where the error and with it everything that the failed pass held is gone.
+            state.device_train_microbatch_size = size = max(1, min(size, rows) // 2)
+            state.outputs = state.loss = None
+            for optimizer in state.optimizers:
+                optimizer.zero_grad()
+            if self._on_gpu:
+                torch.cuda.empty_cache()
+            batch = state.timestamp.values.batch
+            say(f"out of memory in batch {batch}: microbatches of {size} samples from now on", err=True)
 
     def _compute_in_microbatches(self, size: int) -> torch.Tensor:
         state, data = self._state, self._data
@@ -147,11 +181,11 @@ class TrainStep:
 
     def _forward_and_backward(self, share: float) -> torch.Tensor:
         state, fire = self._state, self._fire
-        if self._autocast is None:
-            self._compute_loss()
-        else:
-            with self._autocast():
+        if self._is_mixed:
+            with autocast(state.precision, state.device):
                 self._compute_loss()
+        else:
+            self._compute_loss()
         if state.train_metrics:
             self._update_train_metrics()
         fire(BEFORE_BACKWARD)
@@ -180,23 +214,11 @@ class TrainStep:
         state, fire = self._state, self._fire
         fire(BEFORE_FORWARD)
         forward = state.model if self._forward is None else self._forward
-        try:
-            state.outputs = forward(state.batch)
-        except RuntimeError as error:
-            self._explain(error)
-            raise
+        state.outputs = forward(state.batch)
         fire(AFTER_FORWARD)
         fire(BEFORE_LOSS)
         state.loss = state.model.loss(state.outputs, state.batch)
         fire(AFTER_LOSS)
-
-    def _explain(self, error: RuntimeError) -> None:
-        if is_out_of_memory(error):
-            return
-        for algorithm in self._state.algorithms:
-            explanation = algorithm.explain(error, self._state)
-            if explanation is not None:
-                raise ConfigurationError(explanation) from error
 
     def _update_train_metrics(self) -> None:
         state = self._state
@@ -243,3 +265,42 @@ def _parts_of(loss: Any) -> Iterator[tuple[str, Any]]:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
+    """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole."""
+    if size is None or size == "auto":
+        return size  # type: ignore[no-any-return]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigurationError(
+            f"device_train_microbatch_size {size!r} is not allowed: "
+            "use a number of samples, 'auto', or None to leave batches whole"
+        )
+    batch_size = None if data is None else _rows_of(data.dataloader)
+    if batch_size is not None and size > batch_size:
+        raise _too_large(size, batch_size)
+    return size
+
+
+def _rows_of(dataloader: Any) -> int | None:
+    sampler = own_sampler(dataloader)
+    if sampler is not None:
+        return sampler.rank_batch_size
+    for one in (dataloader, getattr(dataloader, "batch_sampler", None)):
+        rows = getattr(one, "batch_size", None)
+        if isinstance(rows, int):
+            return rows
+    return None
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    # On the CPU, and within cuBLAS, torch raises a plain RuntimeError.
+    text = str(error)
+    signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in signs)
+
+
+def _too_large(size: int, rows: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"device_train_microbatch_size {size} is larger than the batch of {rows} samples: use {rows} or less"
+    )

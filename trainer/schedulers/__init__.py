@@ -19,43 +19,31 @@ raise
 :class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
 """
 
-from offloop.trainer.schedulers.compiled import TimeAwareScheduler, compile_scheduler
-from offloop.trainer.schedulers.schedules import (
-    ConstantScheduler,
-    CosineAnnealingScheduler,
-    CosineAnnealingWarmRestartsScheduler,
-    ExponentialScheduler,
-    LinearScheduler,
-    MultiStepScheduler,
-    PolynomialScheduler,
-    Scheduler,
-    SchedulerFunction,
-    StepScheduler,
-)
-from offloop.trainer.schedulers.warmup import (
-    ConstantWithWarmupScheduler,
-    CosineAnnealingWithWarmupScheduler,
-    LinearWithWarmupScheduler,
-    MultiStepWithWarmupScheduler,
-    PolynomialWithWarmupScheduler,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ConstantScheduler",
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingScheduler",
-    "CosineAnnealingWarmRestartsScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "ExponentialScheduler",
-    "LinearScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialScheduler",
-    "PolynomialWithWarmupScheduler",
-    "Scheduler",
-    "SchedulerFunction",
-    "StepScheduler",
-    "TimeAwareScheduler",
-    "compile_scheduler",
-]
+from offloop.bus.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from offloop.trainer.schedulers.compiled import TimeAwareScheduler as TimeAwareScheduler
+    from offloop.trainer.schedulers.compiled import compile_scheduler as compile_scheduler
+    from offloop.trainer.schedulers.schedules import ConstantScheduler as ConstantScheduler
+    from offloop.trainer.schedulers.schedules import ConstantWithWarmupScheduler as ConstantWithWarmupScheduler
+    from offloop.trainer.schedulers.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from offloop.trainer.schedulers.schedules import (
+        CosineAnnealingWarmRestartsScheduler as CosineAnnealingWarmRestartsScheduler,
+    )
+    from offloop.trainer.schedulers.schedules import (
+        CosineAnnealingWithWarmupScheduler as CosineAnnealingWithWarmupScheduler,
+    )
+    from offloop.trainer.schedulers.schedules import ExponentialScheduler as ExponentialScheduler
+    from offloop.trainer.schedulers.schedules import LinearScheduler as LinearScheduler
+    from offloop.trainer.schedulers.schedules import LinearWithWarmupScheduler as LinearWithWarmupScheduler
+    from offloop.trainer.schedulers.schedules import MultiStepScheduler as MultiStepScheduler
+    from offloop.trainer.schedulers.schedules import MultiStepWithWarmupScheduler as MultiStepWithWarmupScheduler
+    from offloop.trainer.schedulers.schedules import PolynomialScheduler as PolynomialScheduler
+    from offloop.trainer.schedulers.schedules import PolynomialWithWarmupScheduler as PolynomialWithWarmupScheduler
+    from offloop.trainer.schedulers.schedules import Scheduler as Scheduler
+    from offloop.trainer.schedulers.schedules import SchedulerFunction as SchedulerFunction
+    from offloop.trainer.schedulers.schedules import StepScheduler as StepScheduler
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

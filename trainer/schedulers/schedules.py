@@ -1,13 +1,15 @@
-"""Schedules without a warm-up."""
+"""Schedules, and the times in them: checked when a schedule is made, and counted when it is called."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from offloop.bus.types.time import TimeInput
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.intervals import counter_of
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.trainer.arguments.checks import check_number
-from offloop.trainer.schedulers.times import check_milestones, check_time, resolve, resolve_period, whole
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
@@ -76,22 +78,58 @@ class ExponentialScheduler(Scheduler):
         return multiplier
 
 
-class Curve(Scheduler):
-    """A curve over ``t_max`` that keeps its last value afterwards."""
+class _Curve(Scheduler):
+    """A curve over ``t_max`` that keeps its last value afterwards. With a warm-up, a straight line from 0 to its start
+    comes before it, and the curve takes the rest of ``t_max``.
+
+    ``t_warmup`` and ``t_max`` have to be counted in the same unit. A warm-up as long as ``t_max`` leaves no time for
+    the curve, which stays at its start. Source of the warm-up: Goyal et al., "Accurate, Large Minibatch SGD: Training
+    ImageNet in 1 Hour", 2017, section 2.2."""
+
+    t_warmup: Time | None = None
+    scale_warmup = False
 
     def __init__(self, t_max: TimeInput) -> None:
         self.t_max = check_time("t_max", t_max)
 
+    def warm_up(self, t_warmup: TimeInput, scale_warmup: bool) -> None:
+        """Puts a warm-up in front of the curve."""
+        self.t_warmup = time = check_time("t_warmup", t_warmup, zero_allowed=True)
+        self.scale_warmup = scale_warmup
+        if time.unit is self.t_max.unit and time > self.t_max:
+            raise self._too_long()
+
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, t_max = resolve_period("t_max", self.t_max, state, ssr)
-        return self.at(min(1.0, state.timestamp.values[index] / t_max))
+        now, warmup = state.timestamp.values[index], 0
+        if self.t_warmup is not None:
+            unit, warmup = resolve("t_warmup", self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+            if unit != index:
+                raise ConfigurationError(
+                    f"t_warmup {str(self.t_warmup)!r} and t_max {str(self.t_max)!r} (with max_duration "
+                    f"{str(state.max_duration)!r}) are counted in different units: write both in the same one"
+                )
+            if warmup > t_max:
+                raise self._too_long(
+                    f" (with max_duration {str(state.max_duration)!r} and a schedule ratio of {ssr:g})"
+                )
+            if now < warmup:
+                return now / warmup * self.at(0.0)
+        rest = t_max - warmup
+        return self.at(min(1.0, (now - warmup) / rest) if rest else 0.0)
+
+    def _too_long(self, circumstances: str = "") -> ConfigurationError:
+        return ConfigurationError(
+            f"t_warmup {str(self.t_warmup)!r} is longer than t_max {str(self.t_max)!r}{circumstances}: "
+            "shorten the warm-up or train for longer"
+        )
 
     @abstractmethod
     def at(self, progress: float) -> float:
-        """The multiplier after a share of ``t_max``, from 0 to 1."""
+        """The multiplier after a share of the curve, from 0 to 1."""
 
 
-class LinearScheduler(Curve):
+class LinearScheduler(_Curve):
     """From ``alpha_i`` to ``alpha_f`` in a straight line over ``t_max``, then ``alpha_f``."""
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: TimeInput = "1dur") -> None:
@@ -103,7 +141,7 @@ class LinearScheduler(Curve):
         return self.alpha_i + progress * (self.alpha_f - self.alpha_i)
 
 
-class CosineAnnealingScheduler(Curve):
+class CosineAnnealingScheduler(_Curve):
     """From 1 to ``alpha_f`` along half a cosine over ``t_max``, then ``alpha_f``. Source: Loshchilov and Hutter, "SGDR:
     Stochastic Gradient Descent with Warm Restarts", ICLR 2017, equation 5."""
 
@@ -115,7 +153,7 @@ class CosineAnnealingScheduler(Curve):
         return _cosine(progress, self.alpha_f)
 
 
-class PolynomialScheduler(Curve):
+class PolynomialScheduler(_Curve):
     """From 1 to ``alpha_f`` as ``(1 - t / t_max) ** power``, then ``alpha_f``."""
 
     def __init__(self, power: float, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
@@ -150,5 +188,141 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
         return _cosine(into / cycle, self.alpha_f)
 
 
+class MultiStepWithWarmupScheduler(MultiStepScheduler):
+    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`MultiStepScheduler`. Milestones count from the
+    start of the training; one within the warm-up shows at its end."""
+
+    def __init__(
+        self, t_warmup: TimeInput, milestones: Iterable[TimeInput], gamma: float = 0.1, scale_warmup: bool = False
+    ) -> None:
+        super().__init__(milestones, gamma)
+        self.t_warmup = check_time("t_warmup", t_warmup, zero_allowed=True)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: "State", ssr: float = 1.0) -> float:
+        # Asked for during the warm-up too, so that milestones that cannot be used are found before it ends.
+        multiplier = super().__call__(state, ssr)
+        index, warmup = resolve("t_warmup", self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+        now = state.timestamp.values[index]
+        return now / warmup if now < warmup else multiplier
+
+
+class ConstantWithWarmupScheduler(LinearScheduler):
+    """From 0 to ``alpha`` in a straight line over ``t_warmup``, then ``alpha``, after ``t_max`` as well."""
+
+    def __init__(
+        self, t_warmup: TimeInput, alpha: float = 1.0, t_max: TimeInput = "1dur", scale_warmup: bool = False
+    ) -> None:
+        alpha = check_number(alpha, "alpha")
+        super().__init__(alpha, alpha, t_max)
+        self.warm_up(t_warmup, scale_warmup)
+
+
+class LinearWithWarmupScheduler(LinearScheduler):
+    """From 0 to ``alpha_i`` in a straight line over ``t_warmup``, then to ``alpha_f`` at ``t_max``."""
+
+    def __init__(
+        self,
+        t_warmup: TimeInput,
+        alpha_i: float = 1.0,
+        alpha_f: float = 0.0,
+        t_max: TimeInput = "1dur",
+        scale_warmup: bool = False,
+    ) -> None:
+        super().__init__(alpha_i, alpha_f, t_max)
+        self.warm_up(t_warmup, scale_warmup)
+
+
+class CosineAnnealingWithWarmupScheduler(CosineAnnealingScheduler):
+    """From 0 to 1 in a straight line over ``t_warmup``, then along half a cosine to ``alpha_f`` at ``t_max``."""
+
+    def __init__(
+        self, t_warmup: TimeInput, t_max: TimeInput = "1dur", alpha_f: float = 0.0, scale_warmup: bool = False
+    ) -> None:
+        super().__init__(t_max, alpha_f)
+        self.warm_up(t_warmup, scale_warmup)
+
+
+class PolynomialWithWarmupScheduler(PolynomialScheduler):
+    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`PolynomialScheduler` to ``alpha_f`` at
+    ``t_max``."""
+
+    def __init__(
+        self,
+        t_warmup: TimeInput,
+        power: float = 2.0,
+        t_max: TimeInput = "1dur",
+        alpha_f: float = 0.0,
+        scale_warmup: bool = False,
+    ) -> None:
+        super().__init__(power, t_max, alpha_f)
+        self.warm_up(t_warmup, scale_warmup)
+
+
 def _cosine(progress: float, alpha_f: float) -> float:
     return alpha_f + (1.0 - alpha_f) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+def whole(value: float) -> int:
+    """Cuts a count off to whole units."""
+    # 0.29 * 100 is a little less than 29, and would be cut off to 28.
+    return int(round(value, 6))
+
+
+def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
+    """The index of a time's counter in ``Timestamp.values``, and the scaled count. Refuses a share of an unknown
+    ``max_duration``, and a part of an epoch of unknown length; ``name`` is the argument's."""
+    value, unit = time.value, time.unit
+    if unit is TimeUnit.DURATION:
+        max_duration = state.max_duration
+        if max_duration is None:
+            raise ConfigurationError(
+                f"{name} {str(time)!r} is a share of max_duration, which is not set: pass max_duration='5ep' or the "
+                "like to the trainer, or write the time in ep, ba, sp, tok or sec"
+            )
+        value, unit, ssr = value * max_duration.value, max_duration.unit, 1.0
+    if unit is TimeUnit.EPOCH and state.dataloader_len:
+        value, unit = value * state.dataloader_len, TimeUnit.BATCH
+    count = whole(value * ssr)
+    if unit is TimeUnit.EPOCH and value and not count:
+        raise ConfigurationError(
+            f"{name} {str(time)!r} comes to less than an epoch, and the dataloader has no length to count its batches "
+            "by: write the time in batches, such as '100ba'"
+        )
+    return counter_of(Time(count, unit))
+
+
+def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
+    """:func:`resolve` for a time that is not zero."""
+    index, period = resolve(name, time, state, ssr)
+    if not period:
+        raise ConfigurationError(
+            f"{name} {str(time)!r} (with max_duration {str(state.max_duration)!r} and a schedule ratio of {ssr:g}) "
+            "comes to less than one whole unit: use a longer one"
+        )
+    return index, period
+
+
+def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:
+    """A time of more than zero, or of zero where that is allowed."""
+    time = Time.from_input(value)
+    if 0 < time.value < math.inf or (zero_allowed and time.value == 0):
+        return time
+    allowed = "zero or more" if zero_allowed else "more than zero"
+    raise ConfigurationError(f"{name} {str(time)!r} is not allowed: use {allowed}, such as '100ba', '2ep' or '0.1dur'")
+
+
+def check_milestones(milestones: Iterable[TimeInput]) -> list[Time]:
+    """One or more times, the earliest first."""
+    if isinstance(milestones, str | Time) or not isinstance(milestones, Iterable):
+        raise ConfigurationError(
+            f"milestones {milestones!r} is not allowed: use a list of times, such as ['1ep', '2ep']"
+        )
+    times = [check_time("milestone", milestone) for milestone in milestones]
+    # Which of two times in different units comes first is known only while training.
+    in_order = all(one.unit is not other.unit or one < other for one, other in pairwise(times))
+    if not times or not in_order:
+        raise ConfigurationError(
+            f"milestones {[str(time) for time in times]} is not allowed: use one or more times, the earliest first"
+        )
+    return times

@@ -19,7 +19,7 @@ from offloop.bus.types.metrics import GOALS, Mode, direction_of
 from offloop.bus.types.time import Time
 from offloop.trainer.arguments.values import optimizer_names, unique_names
 from offloop.trainer.engine.state import State
-from offloop.trainer.schedulers import Scheduler, TimeAwareScheduler
+from offloop.trainer.schedulers import TimeAwareScheduler
 from offloop.trainer.stream.run_metadata import describe_sizes
 
 _LONGEST_NAME = 200
@@ -161,12 +161,7 @@ def _arguments(made: Any) -> dict[str, Any]:
 def _kept(made: Any) -> dict[str, Any]:
     values = getattr(made, "__dict__", {})
     modules = values.get("_modules") if isinstance(made, torch.nn.Module) else None
-    kept: dict[str, Any] = {}
-    for value in values.values():
-        # A schedule with a warm-up keeps the one that comes after it.
-        if isinstance(value, Scheduler):
-            kept |= _kept(value)
-    return kept | {name.removeprefix("_"): value for name, value in values.items()} | values | (modules or {})
+    return {name.removeprefix("_"): value for name, value in values.items()} | values | (modules or {})
 
 
 def _is_describable(value: Any) -> bool:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple
 
-import torch
-
 from offloop.bus.publisher.deferred import keep_sendable
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types import hyperparameters
@@ -16,12 +14,11 @@ from offloop.bus.types.intervals import MICROBATCH_EVENTS, EventPosition, batch_
 from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.arguments.values import optimizer_names
-from offloop.trainer.data.metrics import read_metrics
-from offloop.trainer.device.device import DeferredMap
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.phases import PhaseProbe
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
+from offloop.trainer.fields.values import read_tree_later
 from offloop.trainer.stream.hyperparameters import describe_hyperparameters
 from offloop.trainer.stream.run_metadata import describe_sizes, describe_system
 from offloop.trainer.stream.tensor_sharing import TensorSharing
@@ -361,20 +358,14 @@ class StatePublisher:
         return {name: value for name, value in found.items() if name not in known or known[name] != value}
 
     def _read_losses(self) -> Any:
-        losses = {
-            name: self._read_later(part) if isinstance(part, torch.Tensor) else part
-            for name, part in self._state.batch_losses.items()
-        }
-        return DeferredMap(losses) if self._defers else losses
+        return read_tree_later(self._state.batch_losses, self._state.device)
 
     def _read_train_metrics(self) -> Any:
         metrics = self._state.train_metrics
         if self._state.world_size > 1:
             # Computing them takes all ranks, which publish at different times or not at all.
             return self._state.train_metric_values
-        if not self._defers:
-            return read_metrics(metrics)
-        return DeferredMap({name: self._read_later(metric.compute()) for name, metric in metrics.items()})
+        return read_tree_later({name: metric.compute() for name, metric in metrics.items()}, self._state.device)
 
     def _pack_context(self) -> None:
         state = self._state

@@ -140,7 +140,7 @@ def test_options_reach_the_algorithm_by_either_name() -> None:
 
 
 def test_algorithms_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints([EntryPoint("average", "offloop.trainer.algorithms.ema:EMA", "offloop.algorithms")])
+    points = EntryPoints([EntryPoint("average", "offloop.trainer.algorithms:EMA", "offloop.algorithms")])
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     assert ALGORITHMS.find("average") is EMA
 

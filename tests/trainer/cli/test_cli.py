@@ -184,14 +184,6 @@ def test_python_m_trainer_is_the_command() -> None:
     assert "digits" in done.stdout
 
 
-def test_a_model_that_takes_no_smaller_images_is_one_line(run: Run) -> None:
-    refused = run("digits", "--algorithms=progressive_resizing", "-d2ba", *QUIETLY)
-    [line] = refused.err.splitlines()
-    assert line.startswith("error: model Classifier does not take the images of 4 x 4 pixels that ProgressiveResizing")
-    assert "leave that out, or use a model for images of any size" in line
-    assert refused.code == 2
-
-
 def test_checkpoints_that_are_in_the_way_can_be_written_over(run: Run) -> None:
     arguments = [*SMALL, *QUIETLY, "--save-folder=saved"]
     assert run(*arguments, "-d5ba").code == 0

@@ -22,7 +22,7 @@ from training import Act, gold_trainer
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 from offloop.trainer import State, Trainer
-from offloop.trainer.data.resume import generators_of
+from offloop.trainer.data.resume import generator_states, restore_generators
 from offloop.trainer.device.seeding import random_states, restore_random_states
 
 
@@ -217,10 +217,10 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
         algorithms=Act(interrupt, event),
     )
     if early != "none":
-        generators = generators_of(trainer.state.train_dataloader)
-        random = random_states(generators)
+        random, own = random_states(), generator_states(trainer.state.train_dataloader)
         list(trainer.state.train_dataloader if early == "train" else trainer.state.evaluators[0].spec.dataloader)
-        restore_random_states(random, generators)
+        restore_random_states(random)
+        restore_generators(trainer.state.train_dataloader, own)
     trainer.fit()
 
 

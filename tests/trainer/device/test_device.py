@@ -14,8 +14,8 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, Classifier, State
-from offloop.trainer.device.device import CpuDevice, DeferredMap, copied, get_device
-from offloop.trainer.loop.progress import ProgressLines
+from offloop.trainer.device.device import CpuDevice, copied, get_device
+from offloop.trainer.loop.progress import Progress
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.stream.publishing import StatePublisher
 
@@ -60,16 +60,6 @@ def test_a_gpu_that_lags_behind_makes_the_ring_grow_instead_of_anybody_wait() ->
     gpu.run()
     assert [number.value() for number in numbers] == [float(value) for value in range(14)]
     assert (gpu.waits, gpu.allocations) == (0, 3)
-
-
-def test_several_numbers_are_there_when_the_last_one_is() -> None:
-    gpu = FakeGpu()
-    numbers = DeferredMap({"a": gpu.read_later(torch.tensor(1.0)), "b": 2.0, "c": gpu.read_later(torch.tensor(3.0))})
-    gpu.run(1)
-    assert not numbers.ready()
-    gpu.run()
-    assert numbers.ready()
-    assert numbers.value() == {"a": 1.0, "b": 2.0, "c": 3.0}
 
 
 def test_many_numbers_cross_in_one_copy_and_arrive_together() -> None:
@@ -173,9 +163,12 @@ def test_progress_shows_the_last_loss_that_has_arrived() -> None:
         def flush(self) -> None:
             """Nothing is kept back."""
 
+        def isatty(self) -> bool:
+            return False
+
     gpu = FakeGpu()
     state = State(model=GoldMLP(), device=gpu, seed=1, run_name="r")
-    progress = ProgressLines(state, lambda: 0, Lines())  # type: ignore[arg-type]
+    progress = Progress(state, lambda: 0, Lines())  # type: ignore[arg-type]
     for loss in (1.0, 2.0, 3.0):
         state.batch_loss = torch.tensor(loss)
         progress.draw()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 from paths import SUPPORT
-from safetensors import safe_open
-from sharding_jobs import comparable, fitted, weights
+from sharding_jobs import LAST, comparable, fitted, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from training import gold_trainer
 
-from offloop.bus.errors import CheckpointError, ConfigurationError
-from offloop.trainer.checkpoints.checkpoints import folder_name
-from offloop.trainer.checkpoints.folder import CheckpointFolder
-from offloop.trainer.checkpoints.sharded import check_sharded, read_sharded
+from offloop.bus.errors import ConfigurationError
 from offloop.trainer.distributed.sharding import check_fsdp_config
 from offloop.trainer.fields.norms import NORM_FIELDS
 
@@ -54,14 +49,6 @@ def found(folder: Path) -> Found:
 def alone() -> dict[str, Any]:
     """The weights that one process ends with."""
     return weights(fitted(comparable()))
-
-
-@pytest.fixture
-def saved(folder: Path, tmp_path: Path) -> Path:
-    """A sharded checkpoint of one's own, of the end of the training."""
-    path = tmp_path / "ep3-ba15"
-    subprocess.run(["cp", "-r", str(folder / "saved" / "ep3-ba15"), str(path)], check=True)
-    return path
 
 
 def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
@@ -129,38 +116,22 @@ def test_the_latest_checkpoint_in_a_folder_is_found(found: Found, argument: str)
     assert [rank["resumed"]["latest"][argument] for rank in found] == [9, 9]
 
 
-def test_a_checkpoint_is_a_folder_of_safetensors_files_without_pickle(folder: Path) -> None:
-    path = folder / "saved" / "ep3-ba15"
-    files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-    assert files == [f"shards/shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)] + [
-        "training.safetensors"
-    ]
-    names = set()
-    for file in files:
-        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, LookupError, ImportError, AttributeError)):
-            pickle.loads((path / file).read_bytes())
-        with safe_open(path / file, framework="pt") as content:
-            if file.startswith("shards"):
-                names.update(content.keys())
-                assert {content.get_tensor(name).dtype for name in content.keys()} == {torch.float32}  # noqa: SIM118
-    weight_names = {f"model.net.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
-    averages = {f"optimizers.AdamW.state.{number}.{kind}" for number in range(4) for kind in ("exp_avg", "exp_avg_sq")}
-    assert names == weight_names | averages
-
-
 def test_the_folder_keeps_so_many_checkpoints_and_a_link_to_the_latest(folder: Path) -> None:
-    assert sorted(path.name for path in (folder / "sharded").iterdir()) == ["ep2-ba8", "ep3-ba9", "latest"]
-    assert os.readlink(folder / "sharded" / "latest") == "ep3-ba9"
+    assert sorted(path.name for path in (folder / "sharded").iterdir()) == [
+        "ep2-ba8-rank0.safetensors",
+        "ep3-ba9-rank0.safetensors",
+        "latest-rank0.safetensors",
+    ]
 
 
 def test_one_process_takes_the_weights_of_several(folder: Path, alone: dict[str, Any]) -> None:
-    trainer = gold_trainer(load_path=folder / "saved" / "ep3-ba15", load_weights_only=True)
+    trainer = gold_trainer(load_path=folder / "saved" / LAST, load_weights_only=True)
     assert trainer.state.timestamp.batch == 0
     assert_close(weights(trainer), alone)
 
 
 def test_one_process_goes_on_where_several_were(folder: Path, alone: dict[str, Any]) -> None:
-    trainer = comparable(load_path=folder / "saved" / "ep1-ba5")
+    trainer = comparable(load_path=folder / "saved" / "ep1-ba5-rank0.safetensors")
     assert trainer.state.timestamp.batch == 5
     trainer.fit()
     assert_close(weights(trainer), alone)
@@ -169,55 +140,6 @@ def test_one_process_goes_on_where_several_were(folder: Path, alone: dict[str, A
 def test_a_checkpoint_takes_the_place_of_one_of_that_name(found: Found, folder: Path) -> None:
     assert found[0]["saved again"]["found"] == found[0]["saved again"]["expected"]
     assert list(folder.glob(".*")) == []
-
-
-def test_a_damaged_shard_is_noticed_and_the_older_checkpoint_is_the_latest(folder: Path, saved: Path) -> None:
-    subprocess.run(["cp", "-r", str(folder / "saved" / "ep2-ba10"), str(saved.parent)], check=True)
-    checkpoints = CheckpointFolder(saved.parent, "ep{epoch}-ba{batch}", "latest")
-    assert checkpoints.latest() == saved
-    shard = next((saved / "shards").iterdir())
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"damaged: the checksum of shards/{shard.name} is wrong"):
-        read_sharded(saved)
-    assert checkpoints.latest() == saved.with_name("ep2-ba10")
-    assert list(checkpoints.unreadable) == [saved]
-
-
-def test_a_missing_shard_is_noticed(saved: Path) -> None:
-    shard = next((saved / "shards").iterdir())
-    shard.unlink()
-    for read in (read_sharded, check_sharded):
-        with pytest.raises(CheckpointError, match=f"incomplete: it has no shards/{shard.name}"):
-            read(saved)
-
-
-@pytest.mark.parametrize("size", [0, 100, -1])
-def test_a_training_file_that_was_cut_short_is_noticed(saved: Path, size: int) -> None:
-    file = saved / "training.safetensors"
-    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match=r"training\.safetensors"):
-        gold_trainer(load_path=saved)
-
-
-def test_a_folder_without_its_training_file_is_no_checkpoint(saved: Path) -> None:
-    (saved / "training.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
-        gold_trainer(load_path=saved)
-
-
-@pytest.mark.parametrize(
-    ("filename", "expected"),
-    [
-        ("ep{epoch}-ba{batch}-rank{rank}.safetensors", "ep{epoch}-ba{batch}"),
-        ("latest-rank{rank}.safetensors", "latest"),
-        ("ba{batch:06d}_{rank:02d}", "ba{batch:06d}"),
-        ("{run_name}/ba{batch}", "{run_name}/ba{batch}"),
-    ],
-)
-def test_a_folder_is_named_as_a_file_but_for_the_rank(filename: str, expected: str) -> None:
-    assert folder_name(filename) == expected
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -231,7 +153,6 @@ def test_a_folder_is_named_as_a_file_but_for_the_rank(filename: str, expected: s
         ("not writable", "CheckpointError: cannot write "),
         ("none can be read", "CheckpointError: the checkpoint in "),
         ("from scratch", "no error"),
-        ("damaged", "CheckpointError: checkpoint "),
         ("another model", "CheckpointError: checkpoint "),
     ],
 )

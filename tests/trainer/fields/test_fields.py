@@ -20,7 +20,7 @@ from offloop.trainer import AlgorithmLogger, State
 from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.device.device import CpuDevice, Device
 from offloop.trainer.fields.registry import BUILT_IN, check_fields
-from offloop.trainer.fields.values import _Tensors
+from offloop.trainer.fields.values import _joined
 from offloop.trainer.stream.publishing import StatePublisher
 
 BATCH_END, AFTER_TRAIN_BATCH = Event.BATCH_END, Event.AFTER_TRAIN_BATCH
@@ -336,12 +336,9 @@ def test_numbers_on_a_gpu_are_read_later_all_in_one_copy() -> None:
 
 
 def test_numbers_on_several_devices_are_joined_on_one() -> None:
-    tensors = _Tensors("cpu")
-    tensors.taken_from([torch.tensor(1.0), torch.tensor(2.0)])
     # Stands for a second GPU.
-    tensors._tensors.insert(0, torch.tensor(0.5, device="meta"))
-    assert tensors.joined().device.type == "meta"
-    assert tensors.joined().shape == (3,)
+    joined = _joined([torch.tensor(0.5, device="meta"), torch.tensor(1.0), torch.tensor(2.0)])
+    assert (joined.device.type, joined.shape) == ("meta", (3,))
 
 
 def test_a_number_that_is_none_travels_as_it_is() -> None:

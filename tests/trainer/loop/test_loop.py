@@ -1,7 +1,6 @@
 """What the training loop computes: weights, losses, times, and how it ends."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,21 +274,6 @@ def test_a_finished_duration_can_be_extended() -> None:
         trainer.fit(duration="1ep")
     assert trainer.state.timestamp.epoch == 2
     assert str(trainer.state.max_duration) == "2ep"
-
-
-@pytest.mark.parametrize("name", ["eval_interval", "save_interval"])
-def test_a_warning_says_once_that_batches_have_no_tokens_for_an_interval(
-    name: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {name: "5tok", "eval_dataloader": gold_loader("eval_a", 12, 5), "save_folder": tmp_path}
-    with gold_trainer(max_duration="3ep", **settings) as trainer:
-        trainer.fit()
-    [line] = caplog.messages
-    assert "get_num_tokens_in_batch" in line
-    counted = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=len)
-    with gold_trainer(max_duration="1ep", train_dataloader=counted, save_overwrite=True, **settings) as trainer:
-        trainer.fit()
-    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.75])

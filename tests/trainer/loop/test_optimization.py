@@ -18,7 +18,7 @@ from training import Act, FakeClock, gold_trainer
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
-from offloop.trainer.loop.microbatches import check_microbatch_size
+from offloop.trainer.loop.step import check_microbatch_size
 from offloop.trainer.schedulers import (
     ConstantScheduler,
     CosineAnnealingScheduler,

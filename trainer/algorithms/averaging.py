@@ -1,25 +1,162 @@
-"""Training that ends on the average of the weights that it came by."""
+"""Averages of a model's weights over the training: to evaluate with, and to end on."""
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import get_swa_multi_avg_fn, update_bn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.bus.types.time import TimeInput, TimeUnit
+from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.trainer.algorithms.common import check_point, check_update_interval, has_reached, update_event
-from offloop.trainer.algorithms.weight_average import WeightAverage
-from offloop.trainer.arguments.checks import check_count, check_number
-from offloop.trainer.device.device import autocast_of
+from offloop.trainer.arguments.checks import check_choice, check_count, check_number
+from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
-_ANNEAL_STRATEGIES = ("linear", "cos")
+_SWAP_EVENTS = frozenset(
+    {
+        Event.EVAL_BEFORE_ALL,
+        Event.EVAL_AFTER_ALL,
+        Event.EVAL_STANDALONE_START,
+        Event.EVAL_STANDALONE_END,
+        Event.PREDICT_START,
+        Event.PREDICT_END,
+    }
+)
+
+
+class WeightAverage:
+    """A running average of a model's weights, kept beside the model; at first it equals them.
+
+    Args:
+        model: the model; its parameters and buffers have to stay the same objects.
+        with_buffers: also average what the model keeps in buffers as floats, such as the statistics of batch
+            normalization. Buffers that are not part of the model's ``state_dict()`` are left out.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, *, with_buffers: bool = False) -> None:
+        self._weights = _weights_of(model, with_buffers)
+        self._average = {name: weight.clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, average: Callable[[list[Tensor], list[Tensor], int], Any], count: int) -> None:
+        """Takes in the model's weights as they are now. ``average`` is a function such as
+        ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is how many weights are in the average so far.
+        """
+        # Tensors that are spread over ranks and whole ones cannot be averaged in one call.
+        for is_spread in (False, True):
+            names = [name for name, weight in self._weights.items() if hasattr(weight, "placements") is is_spread]
+            if names:
+                average([self._average[name] for name in names], [self._weights[name] for name in names], count)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchanges the model's weights and the average; doing it twice leaves every bit as it was."""
+        for name, weight in self._weights.items():
+            average = self._average[name]
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._average
+
+    def load_state_dict(self, average: Mapping[str, Tensor]) -> None:
+        if average.keys() != self._average.keys():
+            odd = ", ".join(sorted(average.keys() ^ self._average.keys())[:3])
+            raise CheckpointError(f"the averaged weights are those of another model: the two differ by {odd}")
+        for name, value in average.items():
+            self._average[name].copy_(value)
+
+
+def _weights_of(model: nn.Module, with_buffers: bool) -> dict[str, Tensor]:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    weights = dict[str, Tensor](model.named_parameters())
+    if with_buffers:
+        persistent = model.state_dict().keys()
+        weights |= {
+            name: buffer for name, buffer in model.named_buffers() if name in persistent and buffer.is_floating_point()
+        }
+    return weights
+
+
+class EMA(Algorithm):
+    """Evaluates and predicts with an exponential moving average of the weights, ``smoothing * average + (1 - smoothing)
+    * weights`` at each update; the training itself is the same as without.
+
+    Parameters and buffers of floats are averaged. The average begins as a copy of the weights, at the first batch or
+    epoch that ends after ``ema_start``, and takes the memory of one more set of weights. Checkpoints hold the trained
+    weights under ``model`` and the average with this algorithm.
+
+    Args:
+        half_life: after which time weights count half as much, in batches or epochs: ``smoothing`` is
+            ``2 ** (-update_interval / half_life)``.
+        smoothing: the share of the average that stays at each update, in place of a half life, which is ``None`` then.
+        ema_start: when to begin: a share of the training, or a count such as ``3ep``.
+        update_interval: how often to update, in batches or epochs, in the unit of the half life; 1 by default.
+
+    Papers: Polyak & Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging"; Tarvainen & Valpola 2017,
+    "Mean teachers are better role models", arXiv:1703.01780. Reference: ``composer/algorithms/ema``."""
+
+    def __init__(
+        self,
+        half_life: TimeInput | None = "1000ba",
+        smoothing: float | None = None,
+        ema_start: TimeInput = "0.0dur",
+        update_interval: TimeInput | None = None,
+    ) -> None:
+        if (half_life is None) == (smoothing is None):
+            raise ConfigurationError(
+                f"half_life {half_life!r} and smoothing {smoothing!r}: give one of them, and None for the other"
+            )
+        span = Time(1, TimeUnit.BATCH) if half_life is None else check_update_interval("half_life", half_life)
+        interval = Time(1, span.unit) if update_interval is None else update_interval
+        self.update_interval = check_update_interval("update_interval", interval)
+        self.ema_start = check_point("ema_start", ema_start)
+        if smoothing is None:
+            if self.update_interval.unit is not span.unit:
+                raise ConfigurationError(
+                    f"half_life {span} and update_interval {self.update_interval} have different units: "
+                    "give both in batches or both in epochs"
+                )
+            smoothing = 2 ** (-self.update_interval.value / span.value)
+        self.smoothing = check_number(smoothing, "smoothing", most=1)
+        self._event = update_event(self.update_interval)
+        self._mix = get_ema_multi_avg_fn(self.smoothing)  # type: ignore[no-untyped-call]
+        self._average: WeightAverage | None = None
+        self._state: State | None = None
+
+    def match(self, event: Event, state: State) -> bool:
+        if event is self._event:
+            return self._average is not None or has_reached(state, self.ema_start)
+        return event is Event.INIT or (self._average is not None and event in _SWAP_EVENTS)
+
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
+        if event is Event.INIT:
+            self._state = state
+        elif self._average is None:
+            self._average = WeightAverage(state.model, with_buffers=True)
+        elif event is not self._event:
+            self._average.swap()
+        elif int(state.timestamp.get(self.update_interval.unit)) % int(self.update_interval) == 0:
+            self._average.update(self._mix, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._average is None else {"average": self._average.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._average = None
+        if "average" in state:
+            assert self._state is not None  # since INIT
+            self._average = WeightAverage(self._state.model, with_buffers=True)
+            self._average.load_state_dict(state["average"])
 
 
 class SWA(Algorithm):
@@ -63,11 +200,7 @@ class SWA(Algorithm):
             )
         self.update_interval = check_update_interval("update_interval", update_interval)
         self.schedule_swa_lr = schedule_swa_lr
-        if anneal_strategy not in _ANNEAL_STRATEGIES:
-            raise ConfigurationError(
-                f"anneal_strategy {anneal_strategy!r} is not allowed: use {' or '.join(_ANNEAL_STRATEGIES)}"
-            )
-        self.anneal_strategy = anneal_strategy
+        self.anneal_strategy = check_choice(anneal_strategy, "anneal_strategy", ("linear", "cos"))
         self.anneal_steps = check_count(anneal_steps, "anneal_steps")
         self.swa_lr = None if swa_lr is None else check_number(swa_lr, "swa_lr")
         if swa_lr is not None and not schedule_swa_lr:
@@ -143,8 +276,7 @@ class SWA(Algorithm):
         self._average.swap()
         self._average = None
         self._is_over = True
-        autocast = autocast_of(state.precision, state.device) or nullcontext
-        with autocast():
+        with autocast(state.precision, state.device):
             update_bn(_batches(state), state.model)
 
     def _set_rates(self, state: State) -> None:
