@@ -33,7 +33,7 @@ from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, 
 from offloop.trainer.loop.forward_pass import ForwardPass
 from offloop.trainer.loop.loop import TrainingLoop
 from offloop.trainer.loop.optimization import Optimization
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep, check_microbatch_size
 from offloop.trainer.stream.run_metadata import describe_unavailable
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -192,7 +192,7 @@ class Setup:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
 
-    def make_loop(self, control: RemoteControl, progress: Progress) -> TrainingLoop:
+    def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
         """Makes the loop that trains until ``state.max_duration``, with its evaluations and checkpoints."""
         state, data, max_duration, ranks = self.state, self.data, self.state.max_duration, self.ranks
         assert data is not None  # fit() checks both

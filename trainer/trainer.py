@@ -25,7 +25,7 @@ from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
 from offloop.trainer.engine.state import AlgorithmLogger
 from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, use_evaluators
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import check_microbatch_size
 from offloop.trainer.setup import Setup
 
@@ -59,7 +59,7 @@ class Trainer:
         self.state = state = setup.state
         self._closed = self._is_fitting = self._is_introduced = False
         shown = given.progress_bar and state.rank == 0
-        self._progress = Progress(state, setup.clock, sys.stderr if shown else None)
+        self._progress = ProgressDisplay(state, setup.clock, sys.stderr if shown else None)
         self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
         """The values of ``offloop send RUN set NAME VALUE``; more can be registered."""

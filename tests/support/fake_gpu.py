@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offloop.trainer.device.device import DeferredNumbers, PinnedRings
+from offloop.trainer.device.device import DeferredNumbers, Device, PinnedRings
 
 
-class FakeGpu:
+class FakeGpu(Device):
     """Copies arrive when :meth:`run` says that the work before them is done; counts how often somebody waited."""
 
     name = "gpu"

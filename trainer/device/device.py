@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,46 +17,36 @@ _PRECISIONS = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict
 Weights, gradients of weights and the optimizers stay in 32 bits."""
 
 
-@runtime_checkable
-class Device(Protocol):
-    """The hardware of one process."""
-
-    name: str
-    """``cpu`` or ``gpu``."""
-    model_name: str
-    """The product's name, where that is known."""
-    torch_device: torch.device
-
-    def batch_to_device(self, batch: Any) -> Any:
-        """The batch with all of its tensors on this device."""
-
-    def read_later(self, scalar: torch.Tensor) -> "float | DeferredNumbers[float]":
-        """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
-
-    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredNumbers[list[float]]":
-        """The same for all numbers of a tensor of one dimension, which cross in one copy."""
-
-
-class CpuDevice:
-    """Trains on the host: tensors are where they are needed, and reading one does not synchronise."""
+class Device:
+    """The hardware of one process: the host, unless a subclass is something else. On the host tensors are where they
+    are needed, and reading one costs nothing."""
 
     name = "cpu"
+    """``cpu`` or ``gpu``."""
     model_name = "cpu"
+    """The product's name, where that is known."""
     torch_device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:
+        """The batch with all of its tensors on this device."""
         return batch
 
-    def read_later(self, scalar: torch.Tensor) -> float:
+    def read_later(self, scalar: torch.Tensor) -> "float | DeferredNumbers[float]":
+        """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
         number: float = scalar.item()
         return number
 
-    def read_many_later(self, vector: torch.Tensor) -> list[float]:
+    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredNumbers[list[float]]":
+        """The same for all numbers of a tensor of one dimension, which cross in one copy."""
         numbers: list[float] = vector.tolist()
         return numbers
 
 
-class GpuDevice:
+class CpuDevice(Device):
+    """Trains on the host."""
+
+
+class GpuDevice(Device):
     """Trains on a CUDA device, by default the current one; everything that crosses to the host is copied
     asynchronously, and batches in pinned memory (``pin_memory=True``) are copied from it asynchronously."""
 

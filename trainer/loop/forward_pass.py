@@ -27,7 +27,12 @@ class ForwardPass:
         self._ranks = ranks
         self._find_unused_parameters = config.find_unused_parameters
         self._compile_config = _check_compile(config.compile_config)
-        self._fsdp_config = None if config.fsdp_config is None else _check_fsdp(config.fsdp_config, ranks)
+        self._fsdp_config: dict[str, Any] | None = None
+        if config.fsdp_config is not None:
+            # Takes long to import, and few trainings need it.
+            from offloop.trainer.distributed.sharding import check_fsdp_config
+
+            self._fsdp_config = check_fsdp_config(config.fsdp_config, 1 if ranks is None else ranks.world_size)
         self._compiled: Callable[[Any], Any] | None = None
         self._parameters: list[torch.nn.Parameter] = []
 
@@ -95,13 +100,6 @@ def _copy_gradients(
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.clone()
-
-
-def _check_fsdp(config: Any, ranks: Ranks | None) -> dict[str, Any]:
-    # Takes long to import, and few trainings need it.
-    from offloop.trainer.distributed.sharding import check_fsdp_config
-
-    return check_fsdp_config(config, 1 if ranks is None else ranks.world_size)
 
 
 def _check_compile(config: Any) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
 from offloop.trainer.evaluation.evaluation import Evaluation
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.schedulers import TimeAwareScheduler
 
@@ -40,7 +40,7 @@ class TrainingLoop:
         step: TrainStep,
         evaluation: Evaluation,
         checkpoints: Checkpoints,
-        progress: Progress,
+        progress: ProgressDisplay,
         control: RemoteControl,
         clock: Callable[[], int],
         ranks: Ranks | None,

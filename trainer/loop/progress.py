@@ -20,7 +20,7 @@ _LINE_EVERY = 5 * _SECOND
 _BAR_WIDTH = 20
 
 
-class Progress:
+class ProgressDisplay:
     """Shows the progress of a training on a stream: on a terminal a bar below the lines of the epochs, drawn at most
     ten times a second, elsewhere a line every five seconds.
 

@@ -25,7 +25,7 @@ from offloop.bus.types.timestamp import Time
 from offloop.consumers.callbacks.stoppers import EarlyStopper
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.trainer import AlgorithmLogger, State, Trainer
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 
 
 class Terminal(io.StringIO):
@@ -187,6 +187,6 @@ def test_ranks_stop_for_the_reason_of_the_one_that_asked() -> None:
 def test_a_bar_shows_how_much_of_what_was_planned_is_done(tmp_path: Path) -> None:
     state = stopped_run(tmp_path, publish=False).state
     terminal = Terminal()
-    progress = Progress(state, FakeClock(0), terminal)
+    progress = ProgressDisplay(state, FakeClock(0), terminal)
     progress.draw()
     assert "[==..................]    8%" in terminal.getvalue()

@@ -15,7 +15,7 @@ from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, Classifier, State
 from offloop.trainer.device.device import CpuDevice, copied, get_device
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.stream.publishing import StatePublisher
 
@@ -168,7 +168,7 @@ def test_progress_shows_the_last_loss_that_has_arrived() -> None:
 
     gpu = FakeGpu()
     state = State(model=GoldMLP(), device=gpu, seed=1, run_name="r")
-    progress = Progress(state, lambda: 0, Lines())  # type: ignore[arg-type]
+    progress = ProgressDisplay(state, lambda: 0, Lines())  # type: ignore[arg-type]
     for loss in (1.0, 2.0, 3.0):
         state.batch_loss = torch.tensor(loss)
         progress.draw()

@@ -12,7 +12,7 @@ from training import Act, FakeClock, gold_evaluators, gold_trainer
 from offloop.bus.types.event import Event
 from offloop.trainer import Evaluator, State
 from offloop.trainer.device.device import CpuDevice
-from offloop.trainer.loop.progress import Progress
+from offloop.trainer.loop.progress import ProgressDisplay
 
 
 class Terminal(io.StringIO):
@@ -62,7 +62,7 @@ def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture
 def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     clock, terminal = FakeClock(0), Terminal()
     state = make_state()
-    progress = Progress(state, clock, terminal)
+    progress = ProgressDisplay(state, clock, terminal)
     assert progress.next_draw == 100_000_000
     state.timestamp = state.timestamp.advance_batch(6, 0, 10)
     progress.draw()
@@ -78,7 +78,7 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
 
 def test_the_bar_makes_room_for_the_line_of_an_epoch() -> None:
     terminal = Terminal()
-    progress = Progress(make_state(), FakeClock(0), terminal)
+    progress = ProgressDisplay(make_state(), FakeClock(0), terminal)
     progress.draw()
     progress.epoch_end()
     assert terminal.getvalue().endswith(
@@ -91,7 +91,7 @@ def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest
     for columns in (10, 30, 40, 80):
         monkeypatch.setenv("COLUMNS", str(columns))
         terminal = Terminal()
-        Progress(make_state(), FakeClock(0), terminal).draw()
+        ProgressDisplay(make_state(), FakeClock(0), terminal).draw()
         shown[columns] = terminal.getvalue()
         assert len(shown[columns]) < columns
     assert shown[30] == "[....................]    0%"
@@ -102,7 +102,7 @@ def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest
 def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
     lines = io.StringIO()
     for stream in (lines, None):
-        progress = Progress(make_state(), FakeClock(0), stream)
+        progress = ProgressDisplay(make_state(), FakeClock(0), stream)
         progress.draw()
         progress.note("a note")
     assert lines.getvalue() == "  0%  epoch 0  batch 0  loss 1.25\na note\n"
