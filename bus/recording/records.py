@@ -6,7 +6,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple, TypeAlias
 
 import mcap.records
@@ -40,9 +40,8 @@ _CHECK = struct.Struct("<BQ8sII")
 CHECK_SIGN = b"\xf1offloop"
 _CHANNEL = struct.Struct("<HHI")
 _U32 = struct.Struct("<I")
-_INDEX = struct.Struct("<BQHI")
 
-OP_HEADER, OP_FOOTER, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 2, 4, 5, 6, 7
+OP_HEADER, OP_CHANNEL, OP_MESSAGE, OP_CHUNK, OP_MESSAGE_INDEX = 1, 4, 5, 6, 7
 OP_METADATA, OP_DATA_END = 12, 15
 OP_CHECK = 0x80
 OP_PADDING = 0x81
@@ -111,8 +110,8 @@ _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
     """The check record behind each chunk: the contents of the file before it, and how far the ranks have come.
 
-    The bytes from the end of one to the beginning of the next are a *file part*: a chunk and its indexes, nothing, or
-    the front of the file. The check record ends it."""
+    The bytes from the end of one to the beginning of the next are a *file part*: a chunk, nothing, or the front of the
+    file. The check record ends it."""
 
     start: int
     """Offset at which its part begins: that of the chunk, if there is one."""
@@ -243,7 +242,7 @@ def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_ti
     )
 
 
-# -- channels, metadata, indexes --------------------------------------------------------------------------------------
+# -- channels, front and back -----------------------------------------------------------------------------------------
 
 
 def encode(record: mcap.records.McapRecord) -> bytes:
@@ -255,59 +254,13 @@ def encode(record: mcap.records.McapRecord) -> bytes:
 
 FRONT = MAGIC + encode(mcap.records.Header(profile=PROFILE, library=PROFILE))
 """The first bytes of every recording."""
+BACK = encode(mcap.records.DataEnd(0)) + encode(mcap.records.Footer(0, 0, 0)) + MAGIC
+"""The last bytes of a closed recording. It has no index: tools read it straight through."""
 
 
 def channel_record(identity: int, topic: str) -> mcap.records.Channel:
     """The channel of a topic."""
     return mcap.records.Channel(id=identity, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
-
-
-def encode_message_indexes(indexes: Iterable[tuple[int, list[int]]], offset: int) -> tuple[bytes, dict[int, int]]:
-    """The index records of a chunk, which begin in the file at ``offset``; ``indexes`` are of each channel time and
-    offset of one message after the other. Also gives where each channel's begins, for the chunk's own index."""
-    records, offsets, length = [], {}, 0
-    for identity, entries in indexes:
-        offsets[identity] = offset + length
-        size = 8 * len(entries)
-        records.append(_INDEX.pack(OP_MESSAGE_INDEX, 6 + size, identity, size))
-        records.append(struct.pack(f"<{len(entries)}Q", *entries))
-        length += _INDEX.size + size
-    return b"".join(records), offsets
-
-
-def chunk_index(
-    head: ChunkHead, offset: int, index_offsets: dict[int, int], index_length: int
-) -> mcap.records.ChunkIndex:
-    """The entry of the chunk at ``offset`` in the summary at the end of the file."""
-    return mcap.records.ChunkIndex(
-        chunk_length=head.record_size,
-        chunk_start_offset=offset,
-        compression="zstd",
-        compressed_size=head.data_size,
-        message_end_time=head.end_time,
-        message_index_length=index_length,
-        message_index_offsets=index_offsets,
-        message_start_time=head.start_time,
-        uncompressed_size=head.size,
-    )
-
-
-def encode_footer(summary: bytes, summary_start: int, offsets_start: int) -> bytes:
-    """The footer, with the checksum of the summary that begins at ``summary_start``."""
-    front = struct.pack("<BQQQ", OP_FOOTER, 20, summary_start, offsets_start)
-    return front + _U32.pack(zlib.crc32(front, zlib.crc32(summary)))
-
-
-def read_message_index(front: bytes) -> tuple[int, int]:
-    """Channel and number of messages of a message index, from the first bytes of its record.
-
-    Raises DamageError: it is malformed."""
-    if len(front) < _INDEX.size:
-        raise DamageError("it is too short for an index")
-    _, length, identity, size = _INDEX.unpack_from(front)
-    if length != 6 + size or size % 16:
-        raise DamageError("an index has not the length that it claims")
-    return identity, size // 16
 
 
 @functools.lru_cache(64)  # chunk after chunk has the same ones

@@ -12,7 +12,7 @@ from offloop.bus.recording import records
 from offloop.bus.recording.records import MAGIC, CheckRecord, Chunk, ChunkHead, DamageError
 
 _HEAD_BYTES = 64
-_SKIPPED = (records.OP_HEADER, records.OP_METADATA)
+_SKIPPED = (records.OP_HEADER, records.OP_METADATA, records.OP_MESSAGE_INDEX)
 
 
 class Hole(NamedTuple):
@@ -125,13 +125,10 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
         is_sound = CheckRecord.size(front) == size
     elif opcode == records.OP_CHUNK:
         is_sound = ChunkHead.decode(front).record_size == size
-    elif opcode == records.OP_MESSAGE_INDEX:
-        is_sound = records.read_message_index(front) is not None
     elif opcode == records.OP_DATA_END:
         is_sound = length == 4
     else:
-        is_private = opcode > records.OP_CHECK
-        is_sound = opcode in _SKIPPED or (is_private and not records.has_sign(front))
+        is_sound = (opcode in _SKIPPED or opcode > records.OP_CHECK) and not records.has_sign(front)
     if not is_sound:
         raise DamageError(f"a record of kind {opcode} and {length} bytes is malformed")
     return RecordHead(offset, opcode, offset + size, front, check)

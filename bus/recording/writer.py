@@ -11,17 +11,15 @@ from typing import NamedTuple
 
 import mcap.records
 import zstandard
-from mcap.opcode import Opcode
 
 from offloop.bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from offloop.bus.files import open_file
 from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
 from offloop.bus.recording import records
-from offloop.bus.recording.records import FRONT, MAGIC, MAX_TOPICS, PROFILE, CheckRecord, Position
-from offloop.bus.recording.walk import FileSource, RecordHead, walk
+from offloop.bus.recording.records import BACK, FRONT, MAX_TOPICS, PROFILE, CheckRecord, Position
+from offloop.bus.recording.walk import FileSource, walk
 
 CHUNK_BYTES = 1024 * 1024
-MAX_INDEX_BYTES = 16 * 1024 * 1024
 COMPRESSION_LEVEL = 1
 
 
@@ -31,8 +29,6 @@ class _Channel(NamedTuple):
     identity: int
     rank: int
     is_end: bool
-    entries: list[int]
-    """Time and offset of one message after the other."""
 
 
 class RecordingWriter:
@@ -102,11 +98,6 @@ class RecordingWriter:
         # What the file holds.
         self._identities: dict[str, int] = {}
         self._last_identity = 0
-        self._counts: dict[int, int] = {}
-        self._chunks = 0
-        self._times: tuple[int, int] | None = None
-        self._chunk_indexes = bytearray()
-        self._is_indexed = True
         self._positions: dict[int, Position] = {}
         self._total = 0
         self._forget()
@@ -114,17 +105,14 @@ class RecordingWriter:
     def _forget(self) -> None:
         self._buffer = bytearray()
         self._channels: dict[bytes, _Channel] = {}
+        self._times: list[int] = []
         self._topics: dict[int, str] = {}
         self._reached: dict[int, tuple[int, int, int, bool]] = {}
         self._appended = 0
 
     def _front(self) -> bytes:
-        front = FRONT + self._metadata_record
-        return front + self._check_record(front, 0).encode()
-
-    @property
-    def _metadata_record(self) -> bytes:
-        return records.encode(mcap.records.Metadata(name=PROFILE, metadata=self._metadata))
+        front = FRONT + records.encode(mcap.records.Metadata(name=PROFILE, metadata=self._metadata))
+        return front + self._check_record(front).encode()
 
     def _take_over(self) -> None:
         """Continues behind the last check record: what follows it was never acknowledged."""
@@ -135,17 +123,11 @@ class RecordingWriter:
             self._put(front)
             return
         last: CheckRecord | None = None
-        part: list[RecordHead] = []
         with contextlib.closing(FileSource(self.path, follow=False)) as file:
             for head in walk(file):
-                if part and head.offset != part[-1].end:
-                    part.clear()  # there is damage between them
-                part.append(head)
                 if head.check is not None:
                     last, self._size = head.check, head.end
                     self._identities.update({topic: identity for identity, topic in last.topics.items()})
-                    self._note_part(part)
-                    part.clear()
         if last is None:
             raise RecordingError(
                 f"{self.path} is not a recording: move it away, or start the run under another name", path=self.path
@@ -160,18 +142,6 @@ class RecordingWriter:
         self._last_identity = max(self._identities.values(), default=0)
         self._metadata, self._positions, self._total = last.metadata, dict(last.positions), last.total
         os.ftruncate(self._descriptor, self._size)
-
-    def _note_part(self, part: list[RecordHead]) -> None:
-        chunk = next((head for head in part if head.opcode == records.OP_CHUNK), None)
-        if chunk is not None:
-            offsets, counts = {}, {}
-            for head in part:
-                if head.opcode == records.OP_MESSAGE_INDEX:
-                    channel, counted = records.read_message_index(head.front)
-                    offsets[channel], counts[channel] = head.offset, counted
-            length = part[-1].offset - chunk.end
-            entry = records.chunk_index(records.ChunkHead.decode(chunk.front), chunk.offset, offsets, length)
-            self._note_chunk(entry, counts)
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -213,10 +183,9 @@ class RecordingWriter:
         for topic, seq, time, body in events:
             if topic != current:
                 channel, current = channels[topic], topic
-                identity, entries = channel.identity, channel.entries
-            entries += time, len(buffer)
-            buffer += pack(opcode, len(body) + head, identity, seq & 0xFFFFFFFF, time, time)
+            buffer += pack(opcode, len(body) + head, channel.identity, seq & 0xFFFFFFFF, time, time)
             buffer += body
+        self._times += events[0][2], time
         self._reached[channel.rank] = (seq, base_seq, time, channel.is_end)
         self._appended += len(events)
         if len(buffer) >= CHUNK_BYTES:
@@ -235,7 +204,7 @@ class RecordingWriter:
             self._identities[name] = identity
             self._topics[identity] = name
         self._buffer += records.encode(records.channel_record(identity, name))
-        self._channels[topic] = _Channel(identity, parsed.rank, parsed.name == END, [])
+        self._channels[topic] = _Channel(identity, parsed.rank, parsed.name == END)
 
     def flush(self) -> None:
         """Ends the chunk in progress, so that readers see everything appended so far.
@@ -249,52 +218,18 @@ class RecordingWriter:
                 self._write_chunk()
 
     def _write_chunk(self) -> None:
-        data, channels = self._buffer, self._channels.values()
-        times = [time for channel in channels for time in channel.entries[::2]]
-        first, last = min(times), max(times)
-        chunk = records.encode_chunk(data, self._compress(data), first, last)
-        indexes, offsets = records.encode_message_indexes(
-            ((channel.identity, channel.entries) for channel in channels), self._size + len(chunk)
-        )
-        part = chunk + indexes
-        reached = {rank: Position(*position) for rank, position in self._reached.items()}
-        index = records.chunk_index(records.ChunkHead.decode(chunk), self._size, offsets, len(indexes))
-        positions = {**self._positions, **reached}
-        self._put(part + self._check_record(part, self._appended, self._topics, positions).encode())
-        self._positions = positions
-        self._total += self._appended
-        self._note_chunk(index, {channel.identity: len(channel.entries) // 2 for channel in channels})
+        data = self._buffer
+        chunk = records.encode_chunk(data, self._compress(data), min(self._times), max(self._times))
+        check = self._check_record(chunk)
+        self._put(chunk + check.encode())
+        self._positions, self._total = check.positions, check.total
         self._forget()
 
-    def _note_chunk(self, index: mcap.records.ChunkIndex, counts: dict[int, int]) -> None:
-        self._chunks += 1
-        for identity, count in counts.items():
-            self._counts[identity] = self._counts.get(identity, 0) + count
-        first, last = self._times or (index.message_start_time, index.message_end_time)
-        self._times = min(first, index.message_start_time), max(last, index.message_end_time)
-        if self._is_indexed:
-            self._chunk_indexes += records.encode(index)
-        if len(self._chunk_indexes) > MAX_INDEX_BYTES:
-            # A run of weeks would fill the memory with it; without one, tools read the file straight through.
-            self._is_indexed = False
-            self._chunk_indexes.clear()
-
-    def _check_record(
-        self,
-        part: bytes,
-        messages: int,
-        topics: dict[int, str] | None = None,
-        positions: dict[int, Position] | None = None,
-    ) -> CheckRecord:
-        return CheckRecord(
-            self._size,
-            self._total,
-            self._total + messages,
-            zlib.crc32(part),
-            self._metadata,
-            topics or {},
-            self._positions if positions is None else positions,
-        )
+    def _check_record(self, part: bytes = b"") -> CheckRecord:
+        """The check record behind a part with what has been appended."""
+        reached = {rank: Position(*position) for rank, position in self._reached.items()}
+        positions, total = {**self._positions, **reached}, self._total + self._appended
+        return CheckRecord(self._size, self._total, total, zlib.crc32(part), self._metadata, self._topics, positions)
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
@@ -354,7 +289,7 @@ class RecordingWriter:
         self._put(records.HEAD.pack(records.OP_PADDING, CHUNK_BYTES) + bytes(CHUNK_BYTES))
         os.ftruncate(self._descriptor, end)
         self._size = end
-        self._put(self._check_record(b"", 0).encode())
+        self._put(self._check_record().encode())
         self._write_error = None
 
     def discard(self) -> None:
@@ -365,7 +300,7 @@ class RecordingWriter:
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Flushes, writes the index and the footer, and closes the file; a failed writer's file ends without them. Can
+        """Flushes, writes the footer, and closes the file; a failed writer's file ends without them. Can
         be called more than once.
 
         Raises OSError: the disk does not take it; the file is closed all the same; RunDirectoryError: the file is gone;
@@ -376,40 +311,9 @@ class RecordingWriter:
             if self._write_error is None:
                 self.flush()
                 # One more check record, so that damage to the last chunk's does not leave open what the file holds.
-                self._put(self._check_record(b"", 0).encode())
-                self._put(self._end())
+                self._put(self._check_record().encode())
+                self._put(BACK)
                 os.fsync(self._descriptor)
         finally:
             self._closed = True
             os.close(self._descriptor)
-
-    def _end(self) -> bytes:
-        """Everything behind the last check record."""
-        first, last = self._times or (0, 0)
-        statistics = mcap.records.Statistics(
-            attachment_count=0,
-            channel_count=len(self._identities),
-            channel_message_counts=self._counts,
-            chunk_count=self._chunks,
-            message_count=self._total,
-            message_end_time=last,
-            message_start_time=first,
-            metadata_count=1,
-            schema_count=0,
-        )
-        metadata = mcap.records.MetadataIndex(offset=len(FRONT), length=len(self._metadata_record), name=PROFILE)
-        channels = [records.channel_record(identity, topic) for topic, identity in self._identities.items()]
-        groups = {
-            Opcode.CHANNEL: b"".join(records.encode(channel) for channel in channels),
-            Opcode.STATISTICS: records.encode(statistics),
-            Opcode.CHUNK_INDEX: bytes(self._chunk_indexes),
-            Opcode.METADATA_INDEX: records.encode(metadata),
-        }
-        data_end = records.encode(mcap.records.DataEnd(data_section_crc=0))
-        summary_start = offset = self._size + len(data_end)
-        offsets = b""
-        for opcode, group in groups.items():
-            offsets += records.encode(mcap.records.SummaryOffset(opcode, offset, len(group))) if group else b""
-            offset += len(group)
-        summary = b"".join(groups.values()) + offsets
-        return data_end + summary + records.encode_footer(summary, summary_start, offset) + MAGIC
