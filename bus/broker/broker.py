@@ -32,8 +32,7 @@ from offloop.bus.protocol.frames import (
     mark_context,
     split_frame,
 )
-from offloop.bus.protocol.numbering import BASE_STEPS
-from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.order import BASE_STEPS, Ending
 from offloop.bus.runs.directory import SOCKET_FILES, RunDirectory, socket_address
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 

@@ -23,7 +23,7 @@ from offloop.bus.protocol.frames import (
     pack_map,
     split_frame,
 )
-from offloop.bus.protocol.numbering import BASE_STEPS
+from offloop.bus.protocol.order import BASE_STEPS
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import new_run_id
 from offloop.bus.types.demand import Demand, EventDemand

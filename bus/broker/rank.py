@@ -7,8 +7,7 @@ from typing import Any
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
-from offloop.bus.protocol.numbering import base_seq_problem
-from offloop.bus.protocol.order import SEVERITY
+from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 
 MAX_TOPICS = 200
 QUIET_SECONDS = 0.2

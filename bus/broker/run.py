@@ -10,8 +10,7 @@ from offloop.bus.broker.flight import FlightRecorder
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
 from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
-from offloop.bus.protocol.numbering import BASE_STEPS
-from offloop.bus.protocol.order import Ending, Gap, worst_of
+from offloop.bus.protocol.order import BASE_STEPS, Ending, Gap, worst_of
 from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter

@@ -1,6 +1,6 @@
 """From frames to snapshots in order: what the event feed and recordings have in common."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -23,15 +23,19 @@ from offloop.bus.protocol.frames import (
     decode_whole_event,
     parse_topic,
 )
-from offloop.bus.protocol.numbering import START, Numbering, Numbers
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
-from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
 BATCH = 256
 """Snapshots in a list at most."""
+
+_BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
+_INNER = frozenset(event.value for event in Event) - _BASE
+BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
+"""The increase of ``base_seq`` by an event; of events alone, not of marks."""
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """The statuses of a rank's ending, the worst last; the worst of all ranks is the run's."""
@@ -109,13 +113,27 @@ class CheckpointMark(NamedTuple):
         return cls(action, name, Timestamp.from_values(event.timestamp), event.seq, event.time)
 
 
-class DemandActive(NamedTuple):
-    """From where on a rank publishes what was asked for."""
+class Numbers(NamedTuple):
+    """The numbers of one event of a rank."""
 
     seq: int
-    """Every event after this number."""
-    timestamp: Timestamp
-    """Training time there."""
+    base_seq: int
+
+
+START = Numbers(0, 0)
+"""Those before the first event."""
+
+
+def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
+    """Describes a wrong ``base_seq`` of an event; ``last`` are ``seq`` and ``base_seq`` of one before it. Those
+    between the two may be base events or not, and so may one of a name that is not known."""
+    last_seq, last_base_seq = last
+    low = last_base_seq + (name in _BASE)
+    high = last_base_seq + seq - last_seq - (name in _INNER)
+    if low <= base_seq <= high:
+        return None
+    expected = str(low) if low == high else f"{low} to {high}"
+    return f"event {seq} ({name}) has the base_seq {base_seq}, where {expected} belongs"
 
 
 class Missing(NamedTuple):
@@ -140,15 +158,14 @@ class StreamOrder:
     """Turns frames of one attempt of a run into snapshots: each requested event once, in order, with gaps noticed.
 
     It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
-    from a recording (:meth:`from_record`) and from the event feed (:meth:`from_live`), and may overlap.
+    from a recording (:meth:`from_records`) and from the event feed (:meth:`from_feed`), and may overlap.
 
     A reader that requests base events alone receives all of those and counts them by ``base_seq``; one that requests
     others too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a
     loss shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
     that.
 
-    ``demand`` is what the reader asks of the training; :attr:`in_effect` says from where on it is met. ``after`` is
-    where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
+    ``after`` is where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
     again."""
 
     def __init__(
@@ -157,7 +174,6 @@ class StreamOrder:
         attempt: int,
         events: Iterable[Event] | None,
         after: Mapping[int, tuple[int, int]] | None = None,
-        demand: Demand | None = None,
     ) -> None:
         self.run = run
         self.attempt = attempt
@@ -167,7 +183,7 @@ class StreamOrder:
         """Records that were not messages of the protocol, or of an event that this version does not know."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._routes: dict[str | bytes, _Route | None] = {}
-        self._numbering = Numbering(after)
+        self._reached: dict[int, tuple[int, int]] = dict(after or {})
         self._ends: dict[int, Ending] = {}
         self.expected_ranks = 1
         """Number of ranks that publish here, once one of them has ended."""
@@ -175,9 +191,6 @@ class StreamOrder:
         """The commands that the first rank has answered, as far as it was read."""
         self.checkpoints: list[CheckpointMark] = []
         """The checkpoints that the first rank has saved and loaded, as far as it was read."""
-        self._demand = (demand or Demand()).content
-        self.in_effect: dict[int, DemandActive] = {}
-        """Of each rank that has said so: from where on it meets the demand, up to the last event that was read."""
 
     @property
     def topics(self) -> list[str]:
@@ -196,24 +209,48 @@ class StreamOrder:
             return None
         return worst_of(self._ends.values())
 
-    def from_record(self, topic: str | bytes, body: bytes) -> Snapshot | CheckpointMark | None:
-        """The snapshot in a record, if it is requested and new, or the first rank's mark of a checkpoint. What is
-        missing before it is missing for good: a gap."""
-        found = self._find(topic, body)
-        return None if found is None else self._take_recorded(*found)
+    def from_record(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | None:
+        """The snapshot in a record, if it is requested and new, or the first rank's mark of a checkpoint."""
+        for found in self.from_records([(topic, body)]):
+            return found if isinstance(found, CheckpointMark) else found[0]
+        return None
 
-    def in_batches(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
-        """As :meth:`from_record` for several records, with the snapshots in lists. A list ends where anything else
-        comes than an event that follows the one before it: that takes effect once the list has been handled."""
-        reached, run, base_only = self._numbering.reached, self.run, self._base_only
+    def from_records(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
+        """The requested and new snapshots in records, in lists, and the first rank's marks of checkpoints. What is
+        missing before a record is missing for good: a gap. A list ends where anything else comes than an event that
+        follows the one before it: that takes effect once the list has been handled."""
+        for found in self._follow(records, is_live=False):
+            if not isinstance(found, Missing):
+                yield found
+
+    def from_feed(self, frames: Sequence[bytes]) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
+        """As :meth:`from_records`, of a batch of the event feed: it ends with what is missing before one of its
+        events, if something is, and with that all that follows in the batch."""
+        parts = [frame.partition(DELIMITER) for frame in frames]
+        for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
+            if isinstance(found, Missing):
+                with suppress(ProtocolError):
+                    last = decode_event(parts[-1][2])
+                    found = found._replace(numbers=Numbers(last.seq, last.base_seq))
+            yield found
+
+    def _follow(
+        self, records: Iterable[tuple[str | bytes, bytes]], is_live: bool
+    ) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
+        reached, run, base_only = self._reached, self.run, self._base_only
         routes, attempt = self._routes, self.attempt
         batch: list[Snapshot] = []
         for topic, body in records:
             route = routes.get(topic) or self._route(topic)
             if route is None:
                 continue
-            event = self._decode(route, body)
-            if event is None or event.attempt != attempt:
+            try:
+                # All readers have to understand marks; the maps of other events may never be looked at.
+                event = decode_event(body) if route.event is not None else decode_whole_event(body)
+            except ProtocolError:
+                self.skipped += 1
+                continue
+            if event.attempt != attempt:
                 continue
             seq, base_seq = event.seq, event.base_seq
             last_seq, last_base_seq = reached.get(route.rank, START)
@@ -222,6 +259,7 @@ class StreamOrder:
                 and base_seq == last_base_seq + route.is_base
                 and (seq == last_seq + 1 or (base_only and seq > last_seq))
             ):
+                # Nearly all follow the event before them.
                 reached[route.rank] = seq, base_seq
                 if route.is_requested:
                     batch.append(Snapshot(route.event, run, route.rank, event))
@@ -232,82 +270,22 @@ class StreamOrder:
             if batch:
                 yield batch
                 batch = []
-            taken = self._take_recorded(route, event)
-            if isinstance(taken, CheckpointMark):
-                yield taken
-            elif taken is not None:
-                batch.append(taken)
+            numbers = self._numbers(route, event)
+            if numbers is None:
+                continue
+            number, expected = numbers
+            if number > expected and (first := self._first_covered(route, event, number)) > expected:
+                if is_live:
+                    yield Missing(route.rank, Numbers(seq, base_seq))
+                    return
+                self.gaps.append(Gap(route.rank, expected, first - 1))
+            accepted = self._accept(route, event)
+            if isinstance(accepted, CheckpointMark):
+                yield accepted
+            elif accepted is not None:
+                batch.append(accepted)
         if batch:
             yield batch
-
-    def _take_recorded(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
-        numbers = self._numbers(route, event)
-        if numbers is None:
-            return None
-        number, expected = numbers
-        if number > expected and (first := self._first_covered(route, event, number)) > expected:
-            self.gaps.append(Gap(route.rank, expected, first - 1))
-        return self._accept(route, event)
-
-    def from_records(self, records: Iterable[tuple[str, bytes]]) -> Iterator[Snapshot | CheckpointMark]:
-        """As :meth:`from_record`, of several records."""
-        for found in self.in_batches(records):
-            if isinstance(found, CheckpointMark):
-                yield found
-            else:
-                yield from found
-
-    def from_live(self, topic: bytes, body: bytes) -> Snapshot | CheckpointMark | Missing | None:
-        """The snapshot in a live frame, if it is requested, new and next, or the first rank's mark of a checkpoint;
-        what is missing before it, if something is; else ``None``."""
-        found = self._find(topic, body)
-        numbers = None if found is None else self._numbers(*found)
-        if found is None or numbers is None:
-            return None
-        (route, event), (number, expected) = found, numbers
-        if number > expected and self._first_covered(route, event, number) > expected:
-            return Missing(route.rank, Numbers(event.seq, event.base_seq))
-        return self._accept(route, event)
-
-    def from_batch(
-        self, frames: Sequence[bytes], take: Callable[[Snapshot | CheckpointMark], object]
-    ) -> Missing | None:
-        """Passes to ``take`` what :meth:`from_live` gives of each frame of a batch. What is missing before one, if
-        something is: then the frames from there on are missing, too."""
-        reached, run, base_only, attempt = self._numbering.reached, self.run, self._base_only, self.attempt
-        topic, front, size, route = b"", DELIMITER, 0, None
-        for frame in frames:
-            if not frame.startswith(front):
-                topic, _, _ = frame.partition(DELIMITER)
-                front, size, route = topic + DELIMITER, len(topic) + 1, self._route(topic)
-            body = frame[size:]
-            if route is not None and route.event is not None:
-                # Nearly all follow the event before them.
-                try:
-                    event = decode_event(body)
-                except ProtocolError:
-                    self.skipped += 1
-                    continue
-                seq, base_seq = event.seq, event.base_seq
-                last_seq, last_base_seq = reached.get(route.rank, START)
-                if (
-                    base_seq == last_base_seq + route.is_base
-                    and (seq == last_seq + 1 or (base_only and seq > last_seq))
-                    and event.attempt == attempt
-                ):
-                    reached[route.rank] = seq, base_seq
-                    if route.is_requested:
-                        take(Snapshot(route.event, run, route.rank, event))
-                    continue
-            found = self.from_live(topic, body)
-            if isinstance(found, Missing):
-                with suppress(ProtocolError):
-                    last = decode_event(frames[-1].partition(DELIMITER)[2])
-                    found = found._replace(numbers=Numbers(last.seq, last.base_seq))
-                return found
-            if found is not None:
-                take(found)
-        return None
 
     def missing_at(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
         """The events missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if none are."""
@@ -326,21 +304,15 @@ class StreamOrder:
 
     def skip_to(self, positions: Mapping[int, tuple[int, int]]) -> None:
         """Continues after these positions, of each rank ``(seq, base_seq)``: what lies before is not missing."""
-        for rank, position in positions.items():
-            self._numbering.skip_to(rank, Numbers(*position))
+        self._reached |= positions
 
     def accept_gap(self, missing: Missing) -> None:
         """Counts the missing events as lost for good: a gap."""
         self.gaps.append(Gap(missing.rank, self._last_number(missing.rank) + 1, self._number(missing.numbers)))
-        self._numbering.skip_to(missing.rank, missing.numbers)
-
-    @property
-    def problems(self) -> list[str]:
-        """The wrong numbers of the events that were read, one line for each rank."""
-        return self._numbering.problems
+        self._reached[missing.rank] = missing.numbers
 
     def _last_number(self, rank: int) -> int:
-        return self._number(self._numbering.last(rank))
+        return self._number(self._reached.get(rank, START))
 
     def _number(self, position: tuple[int, int]) -> int:
         return position[1] if self._base_only else position[0]
@@ -348,7 +320,7 @@ class StreamOrder:
     def _numbers(self, route: _Route, event: EventBody) -> tuple[int, int] | None:
         """The number of an event and the one that is next; ``None`` if it is old, or none of ours."""
         # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
-        if event.seq <= self._numbering.last(route.rank).seq:
+        if event.seq <= self._reached.get(route.rank, START)[0]:
             return None
         number = event.base_seq if self._base_only else event.seq
         if self._base_only and route.name == CUT and event.fields.get("base_first") == number + 1:
@@ -362,31 +334,18 @@ class StreamOrder:
         return min(first, number) if type(first) is int else number
 
     def _accept(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
-        self._numbering.follow(route.rank, route.name, event.seq, event.base_seq)
+        self._reached[route.rank] = event.seq, event.base_seq
         if route.event is not None:
             return Snapshot(route.event, self.run, route.rank, event) if route.is_requested else None
         if route.name == END:
             self._note_end(route.rank, event)
-        elif route.name == DEMAND:
-            self._note_demand(route.rank, event)
         elif route.name == COMMAND:
             self._note_command(route.rank, event)
         elif route.name == CHECKPOINT:
             return self._checkpoint_mark(route.rank, event)
-        elif route.name != CUT:
+        elif route.name not in (CUT, DEMAND):
             self.skipped += 1
         return None
-
-    def _note_demand(self, rank: int, event: EventBody) -> None:
-        try:
-            demand = Demand.from_wire(event.fields.get("demand")).content
-        except ProtocolError:
-            self.skipped += 1
-            return
-        if Demand.merge([demand, self._demand]) != demand:
-            self.in_effect.pop(rank, None)
-        else:
-            self.in_effect.setdefault(rank, DemandActive(event.seq, Timestamp.from_values(event.timestamp)))
 
     def _note_command(self, rank: int, event: EventBody) -> None:
         try:
@@ -417,20 +376,6 @@ class StreamOrder:
         # Of a run on several hosts each recording has the ranks of one.
         size = event.context.get("local_world_size", event.context.get("world_size", 1))
         self.expected_ranks = size if isinstance(size, int) else 1
-
-    def _decode(self, route: _Route, body: bytes) -> EventBody | None:
-        try:
-            # All readers have to understand marks; the maps of other events may never be looked at.
-            return decode_event(body) if route.event is not None else decode_whole_event(body)
-        except ProtocolError:
-            self.skipped += 1
-            return None
-
-    def _find(self, topic: str | bytes, body: bytes) -> tuple[_Route, EventBody] | None:
-        """The event in a frame, old or new, unless it is none of ours."""
-        route = self._route(topic)
-        event = None if route is None else self._decode(route, body)
-        return None if route is None or event is None or event.attempt != self.attempt else (route, event)
 
     def _route(self, text: str | bytes) -> _Route | None:
         try:

@@ -128,12 +128,12 @@ class Recording(RunStream):
         with RecordingReader(self.path) as reader:
             reader.position = self._begin
             for records in reader.read():
-                for batch in order.in_batches(records):
+                for batch in order.from_records(records):
                     if isinstance(batch, CheckpointMark):
                         self.on_checkpoint(batch)
                     else:
                         yield batch
-            problems = [*reader.damage, *([reader.cut] if reader.cut else []), *order.problems]
+            problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
         self._damage = "; ".join(problems) or None
         self._ending = order.ending or Ending("lost")
 
@@ -146,7 +146,7 @@ class Recording(RunStream):
             for records in reader.read():
                 if reader.position > end:
                     return
-                for batch in order.in_batches(record for record in records if record.topic.endswith(topics)):
+                for batch in order.from_records(record for record in records if record.topic.endswith(topics)):
                     if not isinstance(batch, CheckpointMark):
                         yield batch
 

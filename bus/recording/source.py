@@ -18,7 +18,6 @@ from offloop.bus.protocol.frames import (
     pack_map,
     parse_topic,
 )
-from offloop.bus.protocol.numbering import Numbering
 from offloop.bus.protocol.order import Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import RecordingReader
@@ -143,7 +142,7 @@ class RecordSource:
         self.ranks: set[int] = set()
         """The ranks of which something is recorded."""
         self._topics: dict[str, Topic | None] = {}
-        self._numbering = Numbering()
+        self._last: dict[int, int] = {}
         self._order = StreamOrder(self.run, self.attempt, None)
 
     @property
@@ -179,7 +178,7 @@ class RecordSource:
                 if self._requests(rank):
                     self._note_missing(rank, position.seq + 1)
             cut = [reader.cut] if reader.cut else []
-            self.damage = [*reader.damage, *cut, *self._left_out_records.lines(), *self._numbering.problems]
+            self.damage = [*reader.damage, *cut, *self._left_out_records.lines()]
             self.lost = self.lost or reader.lost
 
     def _requests(self, rank: int) -> bool:
@@ -219,19 +218,19 @@ class RecordSource:
 
     def _follow(self, record: Recorded) -> bool:
         rank, seq = record.topic.rank, record.event.seq
-        if seq <= self._numbering.last(rank).seq:
+        if seq <= self._last.get(rank, 0):
             return False
         left_out = CutRange.of(record)
         if left_out is not None:
             self.left_out.append(Gap(rank, left_out.first, left_out.last))
         self._note_missing(rank, seq if left_out is None else left_out.first)
-        self._numbering.follow(rank, record.topic.name, seq, record.event.base_seq)
+        self._last[rank] = seq
         if is_mark(record) and left_out is None:
             self._order.from_record("/".join(map(str, record.topic)), record.body)
         return True
 
     def _note_missing(self, rank: int, number: int) -> None:
-        expected = self._numbering.last(rank).seq + 1
+        expected = self._last.get(rank, 0) + 1
         if number > expected:
             self.gaps.append(Gap(rank, expected, number - 1))
 

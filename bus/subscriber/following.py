@@ -104,8 +104,7 @@ class Following:
 
     def take_records(self, records: Iterable[Record]) -> None:
         """Handles records of the recording."""
-        self.ready.extend(self.order.from_records(records))
-        self.ending = self.order.ending
+        self._take(self.order.from_records(records))
 
     def note_newest(self, positions: dict[int, tuple[int, int]]) -> None:
         """Records the newest recorded event of each rank."""
@@ -168,11 +167,18 @@ class Following:
             if topic is not None and topic.name == HEARTBEAT:
                 self._compare(body)
             elif topic is not None:
-                missing = self.order.from_batch(decode_frame_batch(body), self.ready.append)
-                if missing is not None:
-                    self._fall_back(missing)
+                self._take(self.order.from_feed(decode_frame_batch(body)))
         except ProtocolError:
             self.order.skipped += 1
+
+    def _take(self, read: Iterable[list[Snapshot] | CheckpointMark | Missing]) -> None:
+        for found in read:
+            if isinstance(found, list):
+                self.ready.extend(found)
+            elif isinstance(found, Missing):
+                self._fall_back(found)
+            else:
+                self.ready.append(found)
         self.ending = self.order.ending
 
     def heard(self, now: float) -> None:

@@ -15,7 +15,7 @@ from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailabl
 from offloop.bus.net.channels import RequestClient
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
-from offloop.bus.protocol.order import CheckpointMark, DemandActive, Ending, Gap, StreamOrder
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
@@ -71,7 +71,7 @@ class Subscriber(RunStream):
 
     ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
     and fields on demand, are published from the moment a subscriber requests them: by name in ``events``, or, more
-    exactly, in ``demand``; :meth:`in_effect` says from where on they are there. ``max_delay`` is by how many seconds
+    exactly, in ``demand``. ``max_delay`` is by how many seconds
     events of a fast loop may be late, from 0 to 1; by default as late as the training sends them by itself (50 ms).
     ``name`` is the consumer's name.
     ``barrier_events`` are the events at which the caller may stop the training: a trainer with ``wait_for`` waits there
@@ -144,7 +144,7 @@ class Subscriber(RunStream):
         self.recording = self._source.recording
         """The recording that it reads; ``None`` for a run on another machine."""
         self._demand = Demand.of(events or ()) if demand is None else demand
-        self._order = StreamOrder(self.run_name, self.attempt, events, after, self._demand)
+        self._order = StreamOrder(self.run_name, self.attempt, events, after)
         # A trainer may wait for what is handled, or lend memory until then.
         self._reports_handled = bool(self._barrier_events) or bool(self._demand.fields)
         # One does: it is reported at once, and not with the next renewal.
@@ -227,12 +227,7 @@ class Subscriber(RunStream):
     def damage(self) -> str | None:
         """Damage of the recording, with offsets."""
         cut = [self._reader.cut] if self._reader.cut and self._subscription is None else []
-        return "; ".join([*self._reader.damage, *cut, *self._order.problems]) or None
-
-    def in_effect(self, rank: int = 0) -> DemandActive | None:
-        """From where on a rank publishes what was asked for beyond what is always there; ``None`` until it has said
-        so."""
-        return self._order.in_effect.get(rank)
+        return "; ".join([*self._reader.damage, *cut]) or None
 
     def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
         """As :meth:`offloop.bus.protocol.stream.RunStream.skip_to`."""

@@ -12,8 +12,7 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
-from offloop.bus.protocol.numbering import Numbers
-from offloop.bus.protocol.order import Missing
+from offloop.bus.protocol.order import Missing, Numbers
 from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.types.timeouts import Timeouts
 
