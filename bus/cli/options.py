@@ -141,7 +141,7 @@ start_option = click.option(
     "--start",
     callback=read_by(_bound),
     metavar="TIME",
-    help="Begin there: 2ep, 100ba, 0.5dur, 90sec, +90s.",
+    help="Begin there: 2ep, 100ba, 0.5dur, 90sec.",
 )
 until_option = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
 

@@ -148,8 +148,8 @@ def convert_recordings(
     ranks, or of pieces. What several of them have is written once.
 
     RECORDING is a file, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
-    spent training), the time since the recording began (+90s), or a date with a time (2026-11-21T10:00). The events
-    before the training, commands, and how the run ended are kept in any case.
+    spent training), or a date with a time (2026-11-21T10:00). The events before the training, commands, and how the
+    run ended are kept in any case.
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written.
     """

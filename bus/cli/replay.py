@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from offloop.bus.cli.options import (
-    bounds_in_words,
     loop_option,
     rate_option,
     run_name_option,
     runs_dir_option,
-    start_option,
     stream_options,
-    until_option,
 )
 from offloop.bus.cli.recordings import recording_of
 from offloop.bus.errors import ConfigurationError
@@ -22,7 +19,6 @@ from offloop.bus.printing import say
 from offloop.bus.terminal import CliCommand, handle_signals
 
 if TYPE_CHECKING:
-    from offloop.bus.recording.window import Bound
     from offloop.bus.replay.serving import ServedReplay
 
 
@@ -32,12 +28,10 @@ EXIT_TROUBLE = 1
 @click.command(
     cls=CliCommand,
     short_help="Serve a recording as if it were live.",
-    frequent=("--rate", "--start", "--until", "--loop", "--run-name"),
+    frequent=("--rate", "--loop", "--run-name"),
 )
 @click.argument("run", metavar="RECORDING")
 @rate_option("1")
-@start_option
-@until_option
 @loop_option
 @run_name_option
 @runs_dir_option
@@ -45,8 +39,6 @@ EXIT_TROUBLE = 1
 def replay(
     run: str,
     rate: float | None,
-    start: "Bound | None",
-    until: "Bound | None",
     loop: bool,
     run_name: str | None,
     runs_dir: str | None,
@@ -73,8 +65,6 @@ def replay(
         recording,
         served_name,
         pace=Pace(math.inf if rate is None else rate),
-        start=start,
-        until=until,
         runs_dir=runs_dir,
         place=stream,
     )
@@ -94,14 +84,8 @@ def replay(
 
     with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
         served = server.serve(say_start)
-        while loop and served.events and not server.stopped:
+        while loop and not server.stopped:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
-    if not served.events and not server.stopped:
-        part = bounds_in_words(start, until)
-        say(
-            f"run {served_name} is empty: no event is {part}; 'offloop show {run}' shows how long the run was", err=True
-        )
-        return EXIT_TROUBLE
     return _report(served)
 
 

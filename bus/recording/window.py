@@ -3,12 +3,10 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from decimal import Decimal
-from typing import Protocol
+from typing import TypeAlias
 
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import COUNTED_AT
@@ -17,12 +15,8 @@ SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
 begins."""
 
-_HOW_TO_WRITE = (
-    "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m), '+' and the time since the recording began (+90s, "
-    "+1h30m), or a date with a time (2026-11-21T10:00)"
-)
+_HOW_TO_WRITE = "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m) or a date with a time (2026-11-21T10:00)"
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_SECONDS = re.compile(r"([0-9]+\.[0-9]+)\s*s(?:ec)?", re.IGNORECASE)
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
 
@@ -32,16 +26,6 @@ _SINCE = {
     TimeUnit.ITERATION: ("epoch_in_iteration", "token_in_iteration", *_SINCE_EPOCH),
     TimeUnit.EPOCH: _SINCE_EPOCH,
 }
-
-
-class Bound(Protocol):
-    """A moment at which a part of a recording begins or ends."""
-
-    def compare(self, state: Snapshot, began: int) -> int:
-        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
-        recording began, in nanoseconds since 1970.
-
-        Raises ConfigurationError: the recording does not tell."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,10 @@ class _TrainingBound:
     def __str__(self) -> str:
         return str(self.time)
 
-    def compare(self, state: Snapshot, began: int) -> int:
+    def compare(self, state: Snapshot) -> int:
+        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it.
+
+        Raises ConfigurationError: the recording does not tell."""
         values, unit, whole = state.timestamp.values, self.time.unit, 1.0
         if unit is TimeUnit.DURATION:
             longest = state.max_duration
@@ -78,31 +65,29 @@ class _ClockBound:
     """A moment by the recorded times, as written in ``text``."""
 
     text: str
-    nanoseconds: int
-    """Since 1970, or since the recording began."""
-    since_start: bool
+    time_ns: int
 
     def __str__(self) -> str:
         return self.text
 
-    def compare(self, state: Snapshot, began: int) -> int:
-        moment = self.nanoseconds + (began if self.since_start else 0)
-        return (state.time_ns > moment) - (state.time_ns < moment)
+    def compare(self, state: Snapshot) -> int:
+        return (state.time_ns > self.time_ns) - (state.time_ns < self.time_ns)
+
+
+Bound: TypeAlias = _TrainingBound | _ClockBound
+"""A moment at which a part of a recording begins or ends."""
 
 
 def parse_bound(text: str) -> Bound:
     """Reads a bound: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
-    training), ``+`` and the time since the recording began (``+90s``, ``+1.5s``, ``+1h30m``), or a date with a time as
-    in ISO 8601, of this machine's time zone unless it names one.
+    training), or a date with a time as in ISO 8601, of this machine's time zone unless it names one.
 
     Raises InvalidTimeError: it is none of these."""
     stripped = text.strip()
     try:
-        if stripped.startswith("+"):
-            return _ClockBound(stripped, _nanoseconds(stripped[1:].strip()), since_start=True)
         if _DATE.match(stripped):
             since = datetime.fromisoformat(stripped).astimezone() - _EPOCH
-            return _ClockBound(stripped, since // _MICROSECOND * 1000, since_start=False)
+            return _ClockBound(stripped, since // _MICROSECOND * 1000)
         time = Time.from_timestring(stripped)
         if not time.value >= 0:
             raise InvalidTimeError("it is before the beginning")
@@ -111,26 +96,13 @@ def parse_bound(text: str) -> Bound:
     return _TrainingBound(time)
 
 
-def _nanoseconds(text: str) -> int:
-    fraction = _SECONDS.fullmatch(text)
-    if fraction and len(text) < 40:
-        return int(Decimal(fraction[1]) * 10**9)
-    time = Time.from_timestring(text)
-    if time.unit is not TimeUnit.SECOND or time.value < 0:
-        raise InvalidTimeError("it is not a duration")
-    return int(time) * 10**9
-
-
 class Window:
     """The events of a recording that are replayed: those from ``start`` to ``until``, events at either moment included,
-    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once.
+    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once."""
 
-    ``began`` is when the recording began, in nanoseconds since 1970."""
-
-    def __init__(self, start: Bound | None, until: Bound | None, began: int) -> None:
+    def __init__(self, start: Bound | None, until: Bound | None) -> None:
         self._start = start
         self._until = until
-        self._began = began
         self._past: set[int] = set()
         self.begun = False
         """An event within it has come."""
@@ -139,24 +111,12 @@ class Window:
 
     def takes(self, state: Snapshot) -> bool:
         """The event is replayed. Raises ConfigurationError: the recording does not tell."""
-        if self._until is not None and self._until.compare(state, self._began) > 0:
+        if self._until is not None and self._until.compare(state) > 0:
             self._past.add(state.rank)
             world_size = state.world_size
             self.over = len(self._past) >= (world_size if isinstance(world_size, int) else 1)
             return False
-        if self._start is None or self._start.compare(state, self._began) >= 0:
+        if self._start is None or self._start.compare(state) >= 0:
             self.begun = True
             return True
         return state.event in SETUP_EVENTS
-
-    def is_past(self, rank: int) -> bool:
-        """A rank is past its end."""
-        return rank in self._past
-
-
-def recording_began(recording: Recording) -> int:
-    """Time of the first event of a recording, in nanoseconds since 1970. Raises ConfigurationError: it has no event."""
-    for snapshot in recording.snapshots():
-        return snapshot.time_ns
-    path = recording.path
-    raise ConfigurationError(f"{path} holds no event: 'offloop show {path}' shows what it has")

@@ -9,7 +9,7 @@ from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
+from offloop.bus.recording.window import Bound, Window, parse_bound
 from offloop.bus.replay.pace import Pace
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
@@ -95,11 +95,10 @@ class Replay(RunStream):
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         recording, self._ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
-        has_bounds = self._start is not None or self.until is not None
-        if not has_bounds:
+        if self._start is None and self.until is None:
             # Callbacks that see a part of it have another state at a checkpoint than they had there.
             recording.on_checkpoint = self.on_checkpoint
-        window = Window(self._start, self.until, recording_began(recording) if has_bounds else 0)
+        window = Window(self._start, self.until)
         before: list[Snapshot] = []
         last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):

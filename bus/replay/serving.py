@@ -2,24 +2,19 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from offloop.bus.errors import RecordingError
-from offloop.bus.protocol.frames import (
-    CUT,
-    END,
-    MAX_FRAME,
-    Topic,
-    event_encoder,
-    mark_context,
-)
-from offloop.bus.protocol.order import SEVERITY, Ending
-from offloop.bus.publisher.session import connect
+import msgpack
+import zmq
+
+from offloop.bus.errors import BrokerError, ConfigurationError, RecordingError
+from offloop.bus.protocol.frames import END, MAX_FRAME, Topic, event_encoder, mark_context
+from offloop.bus.protocol.order import Ending, worst_of
+from offloop.bus.publisher.session import BrokerSession, connect
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.source import CutRange, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
-from offloop.bus.recording.window import Bound, Window, recording_began
-from offloop.bus.replay.feed import BACKLOG_BYTES, Feed, reframe, wait_for_any
+from offloop.bus.recording.source import Recorded, RecordSource, is_mark, ranks_in
 from offloop.bus.replay.pace import Pace
 from offloop.bus.runs.directory import Origin
 from offloop.bus.types.demand import BASE_EVENTS
@@ -29,7 +24,15 @@ from offloop.bus.types.timestamp import Timestamp
 MAX_RANKS = 1024
 ROUND_EVENTS = 256
 POLL_SECONDS = 0.1
+KEPT_BYTES = 8 * 1024 * 1024
+BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME
+"""For the session: what is put in beyond :data:`KEPT_BYTES` has room."""
+_BROKER_RETURN_SECONDS = 60.0
+_TAKEN_SECONDS = 5.0
+"""For which the broker's sign is waited for that it has taken everything, before it is asked again."""
+_NUMBERS_BYTES = 64
 
+_REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
 _NO_END = Ending("lost", "the recording ends without saying how the run ended")
 _STOPPED = Ending("stopped")
 
@@ -46,28 +49,122 @@ class ServedReplay(NamedTuple):
     """The unreadable places of the recording."""
 
 
-class _Rank:
-    """One rank of the served run."""
+class Feed:
+    """One rank's session with the broker. Events put in are sent in order, and again to a broker that is started again.
+    Commands are answered with a refusal.
 
-    def __init__(self, feed: Feed, topic: Topic) -> None:
-        self.feed = feed
-        self.topic = topic
-        self.seq = self.base_seq = self.time = 0
-        """Of the last event, as they are served."""
-        self.left_out = self.base_left_out = 0
-        """Number of events left out so far because they are not to be replayed."""
+    Raises BrokerError: from any of its methods: the broker is gone for good, or takes the run no more."""
+
+    def __init__(self, session: BrokerSession, rank: int) -> None:
+        self._rank = rank
+        self._session = session
+        self._outbox = session.state.outbox
+        self._attempt: int = session.welcome["attempt"]
+        self.is_taken = True
+        """The broker has taken everything up to the last :meth:`ask`."""
+        self._asked = 0.0
+        self._progress = 0, True
+        self._progressed = time.monotonic()
+        self._base_seq = self._time = 0
         self.ending: Ending | None = None
+
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        """Becomes readable when the broker has sent a message."""
+        return self._session.socket
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits for the broker that no more should be put in."""
+        return self._outbox.size > KEPT_BYTES
+
+    @property
+    def is_settled(self) -> bool:
+        """The broker has everything on disk."""
+        return self._session.state.acknowledged >= self._outbox.seq
+
+    def put(self, record: Recorded) -> bool:
+        """Puts in a recorded event; it goes out with the next :meth:`exchange`. Numbers left out are missing in the
+        served run too, as is an event that the run's name makes longer than one may be; then nothing is put in."""
+        event = record.event
+        topic = record.topic._replace(run=self._session.run_name)
+        frame = topic.encode() + _of_attempt(record.body, self._attempt)
+        if len(frame) > MAX_FRAME:
+            return False
+        self._put(event.seq, frame)
+        self._base_seq, self._time = event.base_seq, event.time
+        if topic.name == END:
+            self.ending = Ending.from_fields(event.fields)
+        return True
+
+    def end(self, ending: Ending, began: int, context: bytes) -> None:
+        """Puts in the end of a rank whose recording does not have it."""
+        self.ending = ending
+        encode = event_encoder(Topic(self._session.run_name, END, self._rank), self._attempt)
+        number, time_ns = self._outbox.seq + 1, max(self._time, began)
+        frame = encode(number, self._base_seq + 1, time_ns, Timestamp().values, None, ending.to_fields(), context)
+        self._put(number, frame)
+
+    def _put(self, number: int, frame: bytes) -> None:
+        if number != self._outbox.seq + 1:
+            self._outbox.skip_to(number - 1)
+        self._outbox.put(frame)
+        self._session.state.end(number)
+
+    def exchange(self) -> None:
+        """Sends what the connection takes, and receives what the broker has sent; does not wait."""
+        session, state, now = self._session, self._session.state, time.monotonic()
+        while (message := session.receive()) is not None:
+            if message.kind == "statistics":
+                self.is_taken = True
+            elif message.kind == "welcome":
+                self._asked = 0.0
+            elif message.kind == "command" and self._rank == 0:
+                session.say("applied", {"id": message.content.get("id"), "error": _REFUSAL})
+        self._outbox.send()
+        session.tick()
+        if not self.is_taken and not len(self._outbox) and now - self._asked > _TAKEN_SECONDS:
+            # The question itself may have been lost with a connection.
+            self._asked = now
+            session.say("statistics", {"run": self._session.run_name})
+        if (progress := (state.acknowledged, self.is_taken)) != self._progress or (self.is_settled and self.is_taken):
+            self._progress, self._progressed = progress, now
+        run, patience = self._session.run_name, _BROKER_RETURN_SECONDS
+        if state.lost:
+            raise BrokerError(f"the broker of the replay {run!r} does not take it up again: start it again")
+        if now - self._progressed > patience:
+            raise BrokerError(f"the broker of the replay {run!r} has recorded nothing for {patience:g} s")
+
+    def ask(self) -> None:
+        """Asks the broker for a sign that it has taken everything so far: once it has, what another rank sends comes
+        after that."""
+        self._asked = 0.0
+        self.is_taken = False
+
+    def close(self) -> None:
+        """Ends the connection; waits a moment for a broker of ours to end."""
+        self._session.close()
+
+
+def _of_attempt(body: bytes, attempt: int) -> bytes:
+    """A recorded event with another attempt, and everything else as it was recorded."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(body[:_NUMBERS_BYTES])
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(unpacker.read_array_header())
+    packer.pack(unpacker.unpack())
+    packer.pack(attempt)
+    unpacker.skip()
+    return bytes(packer.bytes()) + body[unpacker.tell() :]
 
 
 class ReplayServer:
     """Serves a recording, to any number of consumers, as a run of its own: each event as it was recorded, with its
-    time, its number, and what it holds. Only the name of the run and the attempt are those of the new one. A part of a
-    recording is numbered from 1. Where events are missing in the recording, they are missing in the run; when it does
-    not say how it ended, the run is lost.
+    time, its number, and what it holds. Only the name of the run and the attempt are those of the new one. Where events
+    are missing in the recording, they are missing in the run; when it does not say how it ended, the run is lost.
 
-    ``run_name``, ``runs_dir`` and ``timeouts`` are those of
-    :class:`~offloop.bus.Publisher`; ``start`` and ``until`` those of :class:`~offloop.bus.replay.Replay`.
-    ``place`` says where the recording came from, by default its path."""
+    ``run_name``, ``runs_dir`` and ``timeouts`` are those of :class:`~offloop.bus.Publisher`. ``place`` says where the
+    recording came from, by default its path."""
 
     def __init__(
         self,
@@ -75,8 +172,6 @@ class ReplayServer:
         run_name: str,
         *,
         pace: Pace,
-        start: Bound | None = None,
-        until: Bound | None = None,
         runs_dir: str | os.PathLike[str] | None = None,
         place: str | None = None,
         timeouts: Timeouts | None = None,
@@ -85,14 +180,17 @@ class ReplayServer:
         self.run_name = run_name
         self._recording = recording
         self._pace = pace
-        self._bounds = start, until
         self._runs_dir = runs_dir
         self._place = place or str(recording.path.absolute())
-        self._began = recording_began(recording)
-        self._world_size, self._numbers = _ranks_of(recording)
+        path = recording.path
+        first = next(iter(recording), None)
+        if first is None:
+            raise ConfigurationError(f"{path} holds no event: 'offloop show {path}' shows what it has")
+        self._began = first.time_ns
+        self._world_size, self._numbers = _ranks_of(recording, first.world_size)
         self._stopping = False
-        self._ranks: dict[int, _Rank] = {}
-        self._speaking: _Rank | None = None
+        self._feeds: dict[int, Feed] = {}
+        self._speaking: Feed | None = None
         self._served = 0
         self._damage: str | None = None
 
@@ -109,21 +207,21 @@ class ReplayServer:
         """Replays it once, as a new attempt of the run. ``on_start`` is called when consumers can attach.
 
         Raises OffloopError: the run cannot be started, or its broker is gone."""
-        self._served, self._ranks, self._speaking = 0, {}, None
+        self._served, self._feeds, self._speaking = 0, {}, None
         self._pace.rewind()
         with contextlib.ExitStack() as opened:
             self._connect(opened)
             on_start()
             self._feed_all()
-            for rank in self._ranks.values():
-                if rank.ending is None:
-                    self._end(rank)
-            while not all(rank.feed.is_settled for rank in self._ranks.values()):
+            context = mark_context(self._world_size, len(self._numbers))
+            for feed in self._feeds.values():
+                if feed.ending is None:
+                    self._take_turn(feed)
+                    feed.end(_STOPPED if self._stopping else _NO_END, self._began, context)
+            while not all(feed.is_settled for feed in self._feeds.values()):
                 self._exchange(POLL_SECONDS)
-        endings = [rank.ending for rank in self._ranks.values() if rank.ending is not None]
-        return ServedReplay(
-            self.run_name, self._served, max(endings, key=lambda ending: SEVERITY.index(ending.status)), self._damage
-        )
+        ending = worst_of(feed.ending for feed in self._feeds.values() if feed.ending is not None)
+        return ServedReplay(self.run_name, self._served, ending, self._damage)
 
     def _connect(self, opened: contextlib.ExitStack) -> None:
         recording = self._recording
@@ -140,97 +238,53 @@ class ReplayServer:
                 local_world_size=len(self._numbers),
             )
             address = session.address
-            feed = Feed(session, number)
+            feed = self._feeds[number] = Feed(session, number)
             # Closed in the order in which they were opened: the first one may wait for the broker to end.
             opened.callback(feed.close)
-            self._ranks[number] = _Rank(feed, Topic(self.run_name, END, number))
 
     def _feed_all(self) -> None:
-        start, until = self._bounds
-        window = Window(start, until, self._began)
         source = RecordSource(self._recording.path)
-        # With each record, how many events and base events of its rank before it are not replayed.
-        before: list[tuple[Recorded, int, int]] = []
         for count, record in enumerate(source, 1):
             if count % ROUND_EVENTS == 0:
                 self._exchange(0)
-            rank = self._ranks[record.topic.rank]
-            if self._takes(window, record):
-                before.append((record, rank.left_out, rank.base_left_out))
-            else:
-                left_out, base_left_out = (CutRange.of(record) or CutRange.one(record)).counts
-                rank.left_out += left_out
-                rank.base_left_out += base_left_out
-            if before and window.begun:
-                self._wait_until(record.event.time)
-                while before and not self._stopping:
-                    self._serve_one(*before.pop(0))
-            if self._stopping or window.over:
+            while not self._stopping and (left := self._pace.due_in(record.event.time)):
+                self._exchange(min(left, POLL_SECONDS))
+            if self._stopping:
                 return
+            feed = self._feeds[record.topic.rank]
+            self._take_turn(feed)
+            if feed.put(record) and not is_mark(record):
+                self._served += 1
         self._damage = "; ".join(source.damage) or None
 
-    def _takes(self, window: Window, record: Recorded) -> bool:
-        if record.topic.name == CUT and self._bounds != (None, None):
-            # A part is numbered anew, without those that were left out before.
-            return False
-        if record.topic.name == END:
-            # It has no training time of its own.
-            return window.begun and not window.is_past(record.topic.rank)
-        return window.takes(snapshot_of(record))
-
-    def _wait_until(self, at: int) -> None:
-        while not self._stopping and (left := self._pace.due_in(at)):
-            self._exchange(min(left, POLL_SECONDS))
-
-    def _serve_one(self, record: Recorded, left_out: int, base_left_out: int) -> None:
-        rank = self._ranks[record.topic.rank]
-        event = record.event
-        topic = rank.topic._replace(name=record.topic.name)
-        frame = reframe(topic, record.body, rank.feed.attempt, left_out, base_left_out)
-        if len(frame) > MAX_FRAME:
-            # The new name has made it longer than an event may be: it is missing.
-            return
-        self._put(rank, event.seq - left_out, frame)
-        rank.base_seq, rank.time = event.base_seq - base_left_out, event.time
-        if record.topic.name == END:
-            rank.ending = Ending.from_fields(event.fields)
-        elif not is_mark(record):
-            self._served += 1
-
-    def _put(self, rank: _Rank, number: int, frame: bytes) -> None:
-        before, self._speaking = self._speaking, rank
-        if before is not None and before is not rank:
+    def _take_turn(self, feed: Feed) -> None:
+        """Waits until something can be put into a feed."""
+        before, self._speaking = self._speaking, feed
+        if before is not None and before is not feed:
             # The order of the ranks among each other is part of the recording.
-            before.feed.ask()
-            while not before.feed.is_taken:
+            before.ask()
+            while not before.is_taken:
                 self._exchange(POLL_SECONDS)
-        while rank.feed.is_full:
+        while feed.is_full:
             self._exchange(POLL_SECONDS)
-        rank.feed.put(number, frame)
-        rank.seq = number
-
-    def _end(self, rank: _Rank) -> None:
-        is_ours = self._stopping or self._bounds != (None, None)
-        rank.ending = _STOPPED if is_ours else _NO_END
-        fields = rank.ending.to_fields()
-        numbers = rank.seq + 1, rank.base_seq + 1, max(rank.time, self._began)
-        encode = event_encoder(rank.topic, rank.feed.attempt)
-        context = mark_context(self._world_size, len(self._numbers))
-        self._put(rank, rank.seq + 1, encode(*numbers, Timestamp().values, None, fields, context))
 
     def _exchange(self, seconds: float) -> None:
-        feeds = [rank.feed for rank in self._ranks.values()]
+        """Lets all feeds send and receive, and waits up to so many seconds for a message of the broker."""
+        feeds = self._feeds.values()
         for feed in feeds:
             feed.exchange()
         if seconds:
-            wait_for_any(feeds, seconds)
+            poller = zmq.Poller()
+            for feed in feeds:
+                poller.register(feed.socket, zmq.POLLIN)
+            poller.poll(max(1, round(1000 * seconds)))
             for feed in feeds:
                 feed.exchange()
 
 
-def _ranks_of(recording: Recording) -> tuple[int, list[int]]:
+def _ranks_of(recording: Recording, world_size: int) -> tuple[int, list[int]]:
     found = ranks_in(recording.path)
-    size = max(next(iter(recording)).world_size, max(found) + 1)
+    size = max(world_size, max(found) + 1)
     is_one_of_hosts = 0 not in found or (len(found) < size and recording.has_all_ranks(found))
     numbers = sorted(found) if is_one_of_hosts else list(range(size))
     if len(numbers) > MAX_RANKS:

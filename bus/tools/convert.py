@@ -9,9 +9,8 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import END
 from offloop.bus.protocol.order import Gap
-from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import CutRange, Recorded, RecordSource, base_before, is_mark, ranks_in, snapshot_of
-from offloop.bus.recording.window import Bound, Window, parse_bound, recording_began
+from offloop.bus.recording.window import Bound, Window, parse_bound
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.tools.written import Written, nothing_chosen
 
@@ -44,7 +43,7 @@ def convert(
     run, attempt, run_id = _identity(sources)
     first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
     is_part = first is not None or last is not None
-    window = Window(first, last, min(recording_began(Recording(path)) for path in paths) if is_part else 0)
+    window = Window(first, last)
     records: Iterable[Recorded] = sources[0]
     if len(sources) > 1:
         by_rank: dict[int, list[RecordSource]] = {}

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from offloop.bus.errors import BrokerError
-from offloop.bus.protocol.frames import Control
+from offloop.bus.protocol.frames import Control, Topic, decode_event, event_encoder, pack_map
 from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session import BrokerSession
 from offloop.bus.publisher.session_state import SessionState
-from offloop.bus.replay.feed import BACKLOG_BYTES, Feed
+from offloop.bus.recording.source import Recorded
+from offloop.bus.replay.serving import BACKLOG_BYTES, Feed
 from offloop.bus.types.timeouts import Timeouts
+
+BODY = event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 1, [0] * 14, None, {}, pack_map({})).partition(b"\0")[2]
 
 
 class Session(BrokerSession):
@@ -42,7 +45,7 @@ def session() -> Session:
 @pytest.fixture
 def feed(session: Session) -> Feed:
     feed = Feed(session, 0)
-    feed.put(1, b"one")
+    feed.put(Recorded(Topic("r", "batch_end", 0), decode_event(BODY), BODY))
     feed.exchange()
     return feed
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from replay_streams import BEGAN, SECOND, record
 
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
-from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.window import SETUP_EVENTS, Window, parse_bound
@@ -92,9 +91,6 @@ def test_until_an_epoch_is_over_takes_what_happens_at_its_end_and_nothing_of_the
         ("0.5dur", "batch_end 9"),
         ("2sec", "batch_end 8"),
         ("1m", None),
-        ("+2s", "batch_end 8"),
-        ("+1.99s", "batch_end 8"),
-        ("+1h", None),
         ("2023-11-14T22:13:22+00:00", "batch_end 8"),
         ("2023-11-14 22:13:22Z", "batch_end 8"),
         ("2033-01-01", None),
@@ -113,16 +109,14 @@ def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, s
 def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
     states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
     half = parse_bound("0.5dur")
-    assert half.compare(states[0], 0) == -1
+    assert half.compare(states[0]) == -1
     with pytest.raises(ConfigurationError, match=r"^0\.5dur is a share of max_duration, which this recording does not"):
-        half.compare(states[1], 0)
+        half.compare(states[1])
     share = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=n), max_duration="30ba") for n in (2, 3, 4)]
-    assert [parse_bound("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
+    assert [parse_bound("0.1dur").compare(state) for state in share] == [-1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "5", "ep", "-1ep", "1.5ba", "+2ep", "+", "+-3s", "2026-13-01", "nandur", "9" * 99]
-)
+@pytest.mark.parametrize("text", ["", "5", "ep", "-1ep", "1.5ba", "+90s", "2026-13-01", "nandur", "9" * 99])
 def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(InvalidTimeError) as refused:
         parse_bound(text)
@@ -137,7 +131,6 @@ moments = st.one_of(
     st.integers(0, 100).map(lambda number: f"{number}sp"),
     st.integers(0, 4).map(lambda number: f"{number}sec"),
     st.integers(0, 12).map(lambda number: f"{number / 12}dur"),
-    st.integers(0, 4000).map(lambda number: f"+{number / 1000:.3f}s"),
 )
 
 
@@ -151,13 +144,12 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
         _, epoch, batch, sample, *_, in_epoch, _, _, wct, _, _, _ = one._body.timestamp
         # Within an epoch the training is past its beginning, and far from the next quarter of one.
         epochs = Fraction(epoch) + (Fraction(1, 100) if in_epoch else 0)
-        elapsed = Fraction(one.time_ns - everything[0].time_ns, SECOND)
-        units = {"ba": batch, "ep": epochs, "sp": sample, "sec": Fraction(wct, 10**6), "dur": epochs / 3, "s": elapsed}
+        units = {"ba": batch, "ep": epochs, "sp": sample, "sec": Fraction(wct, 10**6), "dur": epochs / 3}
         return Fraction(units[unit])
 
     def side(one: Snapshot, text: str) -> int:
-        number = text.strip("+abcdefghijklmnopqrstuvwxyz")
-        has, limit = reached(one, text.strip("+0123456789.")), Fraction(number).limit_denominator(1000)
+        number = text.strip("abcdefghijklmnopqrstuvwxyz")
+        has, limit = reached(one, text.strip("0123456789.")), Fraction(number).limit_denominator(1000)
         return (has > limit) - (has < limit)
 
     def is_before_the_end(one: Snapshot) -> bool:
@@ -183,9 +175,9 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
         (None, "1ep", 1),
         (None, "4ba", 1),
         (None, "3ba", 0),
-        ("+1s", "+1.01s", 1),
-        ("+1.01s", None, 0),
-        (None, "+1s", 0),
+        ("2023-11-14T22:13:21Z", "2023-11-14T22:13:21.01Z", 1),
+        ("2023-11-14T22:13:21.01Z", None, 0),
+        (None, "2023-11-14T22:13:21Z", 0),
     ],
 )
 def test_the_commands_of_a_part_are_told(
@@ -202,7 +194,7 @@ def test_the_commands_of_a_part_are_told(
 
 
 def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
-    window = Window(None, parse_bound("2ba"), 0)
+    window = Window(None, parse_bound("2ba"))
     order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
     states = [Snapshot.build(Event.BATCH_END, rank=r, timestamp=Timestamp(batch=n), world_size=2) for r, n in order]
     seen = [(window.takes(state), window.over) for state in states]
@@ -305,9 +297,3 @@ async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_a
 def test_a_rate_that_is_none_is_refused(recordings: Path, rate: float) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a rate: 1 replays as fast as it was, 10 ten times as fast"):
         Replay(Recording(recordings / "one.mcap"), rate)
-
-
-def test_a_snapshot_of_a_newer_kind_of_run_is_compared_by_what_it_tells() -> None:
-    body = EventBody(1, 1, 1, 1, BEGAN + SECOND, [0] * 14, None, {}, {})
-    state = Snapshot(Event.BATCH_END, "r", 0, body)
-    assert [parse_bound(f"+{seconds}s").compare(state, BEGAN) for seconds in ("0.5", "1.0", "2")] == [1, 0, -1]

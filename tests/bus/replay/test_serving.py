@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import wait_for
-from replay_streams import SECOND, ended, record, records_of, serving
+from replay_streams import ended, record, records_of, serving
 
 from offloop.bus import Publisher, find_run
 from offloop.bus.cli.describe import describe_run, lines
@@ -143,42 +143,15 @@ def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_
     assert records_of(find_run("served").recording)[:-2] == records_of(path)
 
 
-def test_a_part_is_a_whole_run_of_its_own(runs_dir: Path, tmp_path: Path) -> None:
-    path = record(tmp_path / "r.mcap", ranks=2, inner=True)
-    done = bus_replay(path, "--rate", "max", "--run-name", "served", "--start", "2ep", "--until", "10ba")
-    assert done.returncode == 0, done.stderr
-    served = Recording(find_run("served").recording)
-    seen = [(one.event.value, one.timestamp.batch, one.rank, one.time_ns) for one in served]
-    assert [one[:2] for one in seen[::2]] == [
-        *(("init", 0), ("fit_start", 0), ("epoch_end", 8), ("eval_end", 8), ("epoch_start", 8)),
-        *(("batch_start", 8), ("batch_end", 9), ("batch_start", 9), ("batch_end", 10), ("batch_start", 10)),
-    ]
-    assert {one.time_ns for one in served} <= {one.time_ns for one in Recording(path)}
-    assert (served.gaps, served.ending and served.ending.status) == ((), "stopped")
-    base = Recording(served.path)
-    assert len(list(base.snapshots([Event.INIT, Event.BATCH_END]))) == 6
-    assert base.gaps == ()
-    part = Consumer(tmp_path / "part", "--replay", path, "--start", "2ep", "--until", "10ba")
-    whole = Consumer(tmp_path / "whole", "--run", "served")
-    assert part.ended()[:2] == whole.ended()[:2]
-
-
 def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.mcap"
     convert([record(tmp_path / "r.mcap", ranks=2, inner=True)], path, start="1ep", until="2ep")
-    for name, part in (("whole", []), ("part", ["--start", "6ba", "--until", "3ep"])):
-        assert bus_replay(path, "--rate", "max", "--run-name", name, *part).returncode == 0
-        for events in (None, [Event.INIT, Event.BATCH_END]):
-            served = Recording(find_run(name).recording)
-            assert [one.time_ns for one in served.snapshots(events) if one.timestamp.batch >= 6] == [
-                one.time_ns for one in Recording(path).snapshots(events) if one.timestamp.batch >= 6
-            ]
-            assert served.gaps == ()
-
-
-def test_a_part_ends_with_its_last_event_and_not_when_the_next_one_is_due(runs_dir: Path, tmp_path: Path) -> None:
-    done = bus_replay(record(tmp_path / "r.mcap", step=3600 * SECOND), "--until", "0ba", "--run-name", "served")
-    assert done.stdout.splitlines()[-1] == "run served stopped: 3 events served"
+    assert bus_replay(path, "--rate", "max", "--run-name", "served").returncode == 0
+    for events in (None, [Event.INIT, Event.BATCH_END]):
+        served = Recording(find_run("served").recording)
+        expected = [one.time_ns for one in Recording(path).snapshots(events)]
+        assert [one.time_ns for one in served.snapshots(events)] == expected
+        assert served.gaps == ()
 
 
 def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> None:
@@ -221,12 +194,10 @@ def _broker_of(run: str) -> int:
         (["nowhere.mcap"], 1),
         (["r.mcap", "--rate", "0"], 2),
         (["r.mcap", "--rate", "fast"], 2),
-        (["r.mcap", "--start", "9"], 2),
         (["r.mcap", "--run-name", "a/b"], 1),
         (["r.mcap", "--run-name", "trained"], 1),
         (["text.txt"], 1),
         (["empty.mcap"], 1),
-        (["r.mcap", "--rate", "max", "--start", "9ep"], 1),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -139,7 +139,7 @@ def trained(runs_dir) -> Path:
 
 
 async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
-    for start, until in [("2ba", "6ba"), ("1ep", None), (None, "0.25dur"), ("+0s", "+100s")]:
+    for start, until in [("2ba", "6ba"), ("1ep", None), (None, "0.25dur")]:
         shown = [snapshot async for snapshot in Replay(Recording(trained), start=start, until=until)]
         done = convert([trained], tmp_path / "part.mcap", start, until, force=True)
         part = Recording(tmp_path / "part.mcap")

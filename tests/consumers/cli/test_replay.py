@@ -100,10 +100,12 @@ def test_at_any_pace_the_same_is_logged(
 
 
 def test_a_part_of_it(folder: Path) -> None:
-    done = consumer(folder, "--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "+2.7s")
+    done = consumer(
+        folder, "--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "2023-11-14T22:13:22.7Z"
+    )
     assert done.returncode == 0
     assert done.stdout.splitlines() == [*("event 1 init", "event 2 fit_start", "event 21 batch_end", "closed")]
-    assert done.stderr == "run r was replayed until +2.7s: 3 events handled\n"
+    assert done.stderr == "run r was replayed until 2023-11-14T22:13:22.7Z: 3 events handled\n"
 
 
 def test_a_named_consumer_goes_on_in_a_replay(folder: Path) -> None:
