@@ -6,7 +6,6 @@ import os
 import time
 from collections import deque
 from pathlib import Path
-from typing import Protocol
 
 from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.files import open_file
@@ -22,26 +21,33 @@ _MOST_WINDOWS = 64
 _TRAINER_RETURN_SECONDS = 10.0
 
 
-class RunSource(Protocol):
-    """One attempt of a run, wherever it is."""
+class RunSource:
+    """One attempt of a run, wherever it is. What a kind of source does not know is as it is here."""
 
     run_name: str
     """The run's name in its events."""
     run_id: str | None
     attempt: int
-    run_dir: Path | None
-    """``None`` where the directory cannot be seen."""
-    recording: Path | None
     reader: RecordingReader
-    event_feed: str | None
+    run_dir: Path | None = None
+    """``None`` where the directory cannot be seen."""
+    recording: Path | None = None
+    event_feed: str | None = None
     """Address of the event feed, when last looked at; ``None`` where the recording alone is read, as it grows."""
 
     @property
     def refusal(self) -> str:
         """Why nothing more of it is given, where that was said."""
+        return ""
+
+    @property
+    def pending(self) -> bool:
+        """A requested part of the recording is on its way."""
+        return False
 
     def look(self) -> RunStatus:
         """The attempt's status. Does not wait: it may be up to half a second old."""
+        raise NotImplementedError
 
     def open_channel(self) -> Channel:
         """A channel to the broker of a live run, as it was when last looked at.
@@ -49,45 +55,42 @@ class RunSource(Protocol):
         Raises:
             ConfigurationError: the run is not live.
         """
-
-    @property
-    def pending(self) -> bool:
-        """A requested part of the recording is on its way."""
+        raise NotImplementedError
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:
         """Of each rank the number of its newest recorded event, ``(seq, base_seq)``, where no event feed says so."""
+        return {}
 
     def refresh(self) -> None:
         """Says that the recording has grown, or may have."""
 
     def wait(self, seconds: float) -> None:
         """Waits so long, or until something of the recording has come."""
+        time.sleep(seconds)
 
     async def wait_async(self, seconds: float) -> None:
         """As :meth:`wait`, while the event loop runs."""
+        await asyncio.sleep(seconds)
 
     def host_windows(self) -> list[HostWindow]:
         """The hosts' windows since the last call."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Ends it."""
+        self.reader.close()
 
 
 class LocalRun(RunSource):
     """An attempt whose directory is on this machine."""
 
-    pending = False
-    refusal = ""
-
     def __init__(self, info: RunInfo) -> None:
         self.run_name = info.recorded_as
         self.run_id = info.id
         self.attempt = info.last.number
-        self.run_dir: Path | None = info.path
-        self._path = info.path
-        self.recording: Path | None = info.recording
+        self.run_dir = self._path = info.path
+        self.recording = info.recording
         self.reader = RecordingReader(info.recording)
-        self.event_feed: str | None = None
         self._control_endpoint: str | None = None
         self._lost_since: float | None = None
         self._status = self._found(info)
@@ -130,23 +133,11 @@ class LocalRun(RunSource):
             raise ConfigurationError(f"run {self.run_name!r} is not live: 'offloop runs' lists the runs")
         return SocketChannel(self._control_endpoint)
 
-    def newest_positions(self) -> dict[int, tuple[int, int]]:
-        return {}
-
-    def refresh(self) -> None:
-        """Nothing to do: the file shows what it has."""
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def wait_async(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
     def host_windows(self) -> list[HostWindow]:
         return list(deque(self._windows.windows(), maxlen=_MOST_WINDOWS))
 
     def close(self) -> None:
-        self.reader.close()
+        super().close()
         self._windows.close()
         if self._lock >= 0:
             os.close(self._lock)

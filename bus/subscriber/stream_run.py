@@ -1,7 +1,6 @@
 """A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
 
 from contextlib import suppress
-from pathlib import Path
 
 from offloop.bus.errors import RunNotFoundError
 from offloop.bus.jetstream.connection import NatsServers
@@ -36,10 +35,6 @@ class StreamRun(RunSource):
         RunNotFoundError: there is no such run.
         BrokerError: the servers do not answer.
     """
-
-    run_dir: Path | None = None
-    recording: Path | None = None
-    event_feed: str | None = None
 
     def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
         self._connection = connection
@@ -109,9 +104,6 @@ class StreamRun(RunSource):
         windows = self._connection.windows(self._run)
         found, self._windows_seen = windows.since(self._windows_seen, self.attempt)
         return found
-
-    def close(self) -> None:
-        self.reader.close()
 
 
 def last_check(data: bytes) -> CheckRecord | None:

@@ -21,8 +21,12 @@ _LINGER_SECONDS = 0.5
 
 
 class LiveSubscription:
-    """The connection to a broker's event feed, and by ``channel`` to its control endpoint, where the subscriber's lease
-    is renewed. Without an address of a feed the recording alone is read."""
+    """The connection to a broker's event feed, and by ``channel`` to its control endpoint. Without an address of a feed
+    the recording alone is read.
+
+    The lease is renewed once a second, with the demand and the ``report``, on a thread of its own: a slow callback must
+    not let it expire. Other messages to the broker are sent at once, and its answers are passed to ``take`` on that
+    thread."""
 
     def __init__(
         self,
@@ -46,7 +50,16 @@ class LiveSubscription:
             channel.close()
             self._context.destroy(linger=0)
             raise
-        self._renewer = LeaseRenewer(channel, {"run": order.run, **lease}, report, take)
+        self._channel = channel
+        self._lease = {"run": order.run, **lease}
+        self._report = report
+        self._take = take
+        self._queue: deque[tuple[str, dict[str, Any]]] = deque()
+        self._is_stopped = False
+        self._renew_at = 0.0
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
+        self._thread.start()
         in_use.add(self)
 
     def receive(self) -> bytes | None:
@@ -67,51 +80,14 @@ class LiveSubscription:
             await wait_readable(self._feed, seconds)
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
-        """Sends something to the control endpoint, from any thread and without waiting."""
-        self._renewer.send(kind, content)
-
-    def update_demand(self, lease: dict[str, Any]) -> None:
-        """Sends another demand at once, and with every renewal from now on."""
-        self._renewer.update_demand(lease)
-
-    def close(self) -> None:
-        """Ends the connection."""
-        in_use.discard(self)
-        self._renewer.stop()
-        self._context.destroy(linger=0)
-
-
-class LeaseRenewer:
-    """Renews the subscriber's lease once a second, with its demand and statistics, on a thread of its own: a slow
-    callback must not let the lease expire. Other messages to the broker are sent at once, and its answers are passed
-    to ``take`` on that thread."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        lease: dict[str, Any],
-        report: Callable[[], dict[str, Any]],
-        take: Callable[[Control], object],
-    ) -> None:
-        self._channel = channel
-        self._lease = lease
-        self._report = report
-        self._take = take
-        self._queue: deque[tuple[str, dict[str, Any]]] = deque()
-        self._is_stopped = False
-        self._renew_at = 0.0
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="offloop-lease", daemon=True)
-        self._thread.start()
-
-    def send(self, kind: str, content: dict[str, Any]) -> None:
-        """Queues a message; messages are sent in that order."""
+        """Sends something to the control endpoint, from any thread and without waiting; messages are sent in that
+        order."""
         whose: dict[str, Any] = {name: self._lease[name] for name in ("run", "host") if name in self._lease}
         self._queue.append((kind, {**whose, **content}))
         self._wake.set()
 
     def update_demand(self, lease: dict[str, Any]) -> None:
-        """Renews the lease with other wishes."""
+        """Sends another demand at once, and with every renewal from now on."""
         self._lease = {**self._lease, **lease}
         self._renew_at = 0.0
         self._wake.set()
@@ -132,22 +108,21 @@ class LeaseRenewer:
             if lease is not None and not self._queue:
                 # Where the broker does not read now, the next renewal says the same.
                 self._channel.send("lease", lease)
-            self._hear()
+            while (answer := self._channel.receive()) is not None:
+                self._take(answer)
             until_renewal = max(0.0, self._renew_at - time.monotonic())
             self._wake.wait(_POLL_SECONDS if now < awaited else until_renewal)
             self._wake.clear()
             if self._is_stopped:
                 return
 
-    def _hear(self) -> None:
-        while (answer := self._channel.receive()) is not None:
-            self._take(answer)
-
-    def stop(self) -> None:
-        """Ends the renewals; the lease runs out by itself. What is in the line still goes out, if it is read."""
+    def close(self) -> None:
+        """Ends the connection; the lease runs out by itself. What is in the line still goes out, if it is read."""
+        in_use.discard(self)
         self._is_stopped = True
         self._wake.set()
         self._thread.join()
         while self._queue and self._channel.send(*self._queue[0]):
             self._queue.popleft()
         self._channel.close(_LINGER_SECONDS)
+        self._context.destroy(linger=0)
