@@ -7,7 +7,7 @@ from itertools import chain
 from types import TracebackType
 
 from offloop.bus.protocol.host_windows import HostWindow
-from offloop.bus.protocol.order import SEVERITY, CheckpointMark, Ending, Gap
+from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, worst_of
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.subscriber.subscriber import Subscriber
@@ -65,7 +65,7 @@ class MergedSubscriber(RunStream):
         """The worst of the ends on these hosts; ``None`` until all have ended."""
         endings = [one.ending for one in self._subscribers]
         known = [ending for ending in endings if ending is not None]
-        return max(known, key=lambda ending: SEVERITY.index(ending.status)) if len(known) == len(endings) else None
+        return worst_of(known) if len(known) == len(endings) else None
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
