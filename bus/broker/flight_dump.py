@@ -8,6 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import ProtocolError
 from offloop.bus.files import sync
@@ -132,7 +134,7 @@ class _RankEvents:
                 yield self._mark(DEMAND, event.seq - 1, base_seq, event, {"demand": _DEMAND}, event.context)
             found = phases.follow(topic.name, event)
             if topic.name == Event.BATCH_END and found is not None and event.fields.get("phases", found) is None:
-                event = event.replace(fields={**event.fields, "phases": found})
+                event = msgspec.structs.replace(event, fields_={**event.fields, "phases": found})
                 body = _encode(topic, event)
             last = event
             yield event.time, self.number, topic.encode()[:-1], event.seq, event.base_seq, body

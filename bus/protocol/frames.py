@@ -91,10 +91,6 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
             context = self.context_ = _decode_map(self, "context", context)
         return context
 
-    def replace(self, **changes: Any) -> "EventBody":
-        """The event with other values of some of its elements."""
-        return EventBody(*{**dict(zip(EVENT_ELEMENTS, self, strict=True)), **changes}.values())
-
     def __iter__(self) -> Iterator[Any]:
         elements = self.version, self.attempt, self.seq, self.base_seq, self.time, self.timestamp, self.previous
         return iter((*elements, self.fields, self.context))
@@ -104,10 +100,6 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
 
     def __repr__(self) -> str:
         return f"EventBody{tuple(self)}"
-
-
-EVENT_ELEMENTS = tuple(name.rstrip("_") for name in EventBody.__struct_fields__)
-"""The names of an event's elements, in order."""
 
 
 class Control(NamedTuple):

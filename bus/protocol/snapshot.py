@@ -238,7 +238,7 @@ class Snapshot(msgspec.Struct, eq=False):
             fields["on_demand"] = on_demand
         else:
             fields.pop("on_demand", None)
-        rest = Snapshot(self.event, self.run_name, self.rank, self._body.replace(fields=fields))
+        rest = Snapshot(self.event, self.run_name, self.rank, msgspec.structs.replace(self._body, fields_=fields))
         if self._send is not None:
             rest.bind(self._send, self._fetch)
         return rest

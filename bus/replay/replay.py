@@ -5,6 +5,8 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
+import msgspec
+
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
@@ -129,9 +131,11 @@ class Replay(RunStream):
         rank before them: the training is where it was then."""
         for outcome in self._recording.answered()[self._judged :]:
             self._judged += 1
-            at = None if last is None or outcome.time_ns is None else last._body.replace(time=outcome.time_ns)
-            if at is None or window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
-                self._commands.append(outcome)
+            if last is not None and outcome.time_ns is not None:
+                at = msgspec.structs.replace(last._body, time=outcome.time_ns)
+                if not window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
+                    continue
+            self._commands.append(outcome)
 
     def __repr__(self) -> str:
         return f"<Replay of {self._recording!r} at rate {self._pace.rate:g}>"
